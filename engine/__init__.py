@@ -1,0 +1,1 @@
+"""Prefix-cached local inference as a library: knows nothing of HTTP, YAML or money."""

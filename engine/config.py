@@ -1,0 +1,44 @@
+"""How one engine is set up. Plain data that validates itself; nothing here reads files or the environment."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine, one model, one device.
+
+    `model_path` is a prepared model folder (config.json, safetensors, tokenizer.json). `template` names a shipped template
+    (`engine/prompt/templates/<name>.jinja`), or `model` for the model's own. `kv_nbytes` is the size of the device pool.
+    `exact` is promise 1's exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
+    `root_secret` keys every block of every tenant: whoever has it and the prompt can compute keys.
+    """
+
+    model: str
+    model_path: str
+    root_secret: bytes
+    dtype: str = "bfloat16"
+    device: str = "auto"
+    context: int = 8192
+    template: str = "auto"
+    exact: Literal["auto", "on", "off"] = "auto"
+    runner: Literal["auto", "generic"] = "auto"
+    kv_nbytes: int = 2 * 1024**3
+    block_size: int = 16
+    max_sequences: int = 32
+    max_step_tokens: int = 512
+    max_queue: int = 256
+    num_threads: int = 0
+    eviction: Literal["lru", "lfu", "cost"] = "lru"
+    ram_nbytes: int = 0
+    force_ram: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.context < 1 or self.max_sequences < 1 or self.max_queue < 1:
+            raise ValueError("block_size, context, max_sequences and max_queue must be at least 1")
+        if self.max_step_tokens < self.block_size:
+            raise ValueError(f"max_step_tokens must be at least block_size ({self.block_size})")
+        if len(self.root_secret) < 16:
+            raise ValueError("root_secret must have at least 16 bytes")

@@ -1,0 +1,1 @@
+"""The only package that imports torch: loading, running and sampling the model."""

@@ -1,0 +1,119 @@
+"""What the model is asked, in nobody's dialect: tools, system text, messages. Knows no wire format and no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+Level: TypeAlias = Literal["tools", "system", "messages"]
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+
+LEVELS: Final[tuple[Level, ...]] = ("tools", "system", "messages")
+"""Levels in the order every prompt is hashed and billed."""
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """A place in the request: the *end* of one tool, system block or message part.
+
+    `str(position)` is the form used in headers and logs: `tools/2`, `system/0`, `messages/4/1`. Plain string content is
+    part 0. Sort positions by `order`: the levels do not sort alphabetically.
+    """
+
+    level: Level
+    index: int
+    part: int = 0
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sort key of the wire order tools -> system -> messages."""
+        return (LEVELS.index(self.level), self.index, self.part)
+
+    def __str__(self) -> str:
+        if self.level == "messages":
+            return f"messages/{self.index}/{self.part}"
+        return f"{self.level}/{self.index}"
+
+
+class CacheMark(msgspec.Struct, frozen=True):
+    """A client's wish: cache the prompt up to the end of this part for `ttl_s` seconds."""
+
+    ttl_s: float
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function the model may call. `parameters` is a JSON Schema whose key order is the client's."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    cache: CacheMark | None = None
+
+
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+    cache: CacheMark | None = None
+
+
+class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
+    """Reasoning the model wrote in an earlier turn. Never carries a mark, only cached along with what follows."""
+
+    text: str
+    signature: str = ""
+
+    @property
+    def cache(self) -> None:
+        return None
+
+
+class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
+    """A call the assistant made. `arguments` is the decoded object, or the raw text when it was no JSON object."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any] | str
+    cache: CacheMark | None = None
+
+
+class ToolResultPart(msgspec.Struct, frozen=True, tag="tool_result"):
+    """What a call returned; nested content blocks are already joined to text."""
+
+    call_id: str
+    text: str
+    is_error: bool = False
+    cache: CacheMark | None = None
+
+
+Part: TypeAlias = TextPart | ThinkingPart | ToolCallPart | ToolResultPart
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn. Tool results may stand in a `user` message (Anthropic) or in a `tool` message (OpenAI): both render alike."""
+
+    role: Role
+    parts: tuple[Part, ...]
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """Everything the model is asked.
+
+    `template_options` are passed to the chat template by name (for example `enable_thinking`). With `continue_final` the
+    last message is an assistant message that generation continues instead of a new turn.
+    """
+
+    messages: tuple[Message, ...]
+    system: tuple[TextPart, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    template_options: dict[str, Any] = {}
+    continue_final: bool = False
+
+    def positions(self) -> Iterator[tuple[Position, CacheMark | None]]:
+        """Every position with its mark, in wire order."""
+        for i, tool in enumerate(self.tools):
+            yield Position("tools", i), tool.cache
+        for i, block in enumerate(self.system):
+            yield Position("system", i), block.cache
+        for i, message in enumerate(self.messages):
+            for j, part in enumerate(message.parts):
+                yield Position("messages", i, j), part.cache

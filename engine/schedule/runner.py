@@ -1,0 +1,44 @@
+"""The contract between the step loop and whatever computes tokens. No torch: the loop is tested with a fake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from engine.schedule.sequence import Slice
+
+
+class Runner(Protocol):
+    """A model on a device with a pool of KV pages, used by the engine thread alone.
+
+    In exact mode the KV and logits of a token depend only on the tokens before it, bit for bit: not on the split into
+    steps, not on the rest of the batch, not on whether pages were computed, copied or read back. `fingerprint` names
+    everything KV bits depend on (weights, dtype, runner, exact mode, block size, layout).
+    """
+
+    fingerprint: str
+    num_pages: int
+    page_nbytes: int
+    exact: bool
+    reuse_decode_kv: bool
+    """False where tokens computed in decode steps have other bits than prefilled ones (exact mode with unequal row groups)."""
+
+    def step(self, slices: Seq[Slice]) -> list[int | None]:
+        """Compute the slices, writing KV in place, and return one sampled token id per slice (None without `sample`)."""
+        ...
+
+    def copy_page(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` slots of a page in every layer."""
+        ...
+
+    def read_pages(self, pages: Seq[int]) -> list[bytes]:
+        """The raw KV bytes of each page, `page_nbytes` each, all layers."""
+        ...
+
+    def write_pages(self, pages: Seq[int], payloads: Seq[bytes]) -> None:
+        """Put bytes that `read_pages` returned back into pages."""
+        ...
+
+    def close(self) -> None:
+        """Release the device. Idempotent."""
+        ...

@@ -1,0 +1,63 @@
+"""One request's tokens on their way through the model. Knows nothing of tensors; owned by the engine thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.types import Sampling
+
+
+class Status(Enum):
+    """`WAITING -> PREFILL -> DECODE -> DONE`; preemption leads back to WAITING; an abort leads to DONE from anywhere."""
+
+    WAITING = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    DONE = auto()
+
+
+_ALLOWED: dict[Status, tuple[Status, ...]] = {
+    Status.WAITING: (Status.PREFILL, Status.DONE),
+    Status.PREFILL: (Status.DECODE, Status.WAITING, Status.DONE),
+    Status.DECODE: (Status.WAITING, Status.DONE),
+    Status.DONE: (),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens of one request: prompt first, then what was sampled.
+
+    `num_computed` tokens have their KV in the pages of `block_table` (page index per `block_size` tokens, in order).
+    `num_cached` of them were found and not computed. `token_ids` is always one longer than `num_computed` while decoding.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt: int
+    sampling: Sampling
+    num_cached: int = 0
+    num_computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    status: Status = Status.WAITING
+
+    @property
+    def num_output(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    def move(self, status: Status) -> None:
+        """Change status; a transition not in the table is a bug and raises AssertionError."""
+        assert status in _ALLOWED[self.status], f"{self.status.name} -> {status.name}"
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one step computes of one sequence: tokens `[start, start + num_tokens)`; `sample` asks for the token after them."""
+
+    sequence: Sequence
+    start: int
+    num_tokens: int
+    sample: bool

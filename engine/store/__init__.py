@@ -1,0 +1,1 @@
+"""Tiers below the device: where the bytes of evicted pages live. Bytes only."""

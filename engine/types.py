@@ -1,0 +1,113 @@
+"""What crosses the border of the engine besides the prompt: the plan that goes in, the report that comes out."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from engine.prompt.types import Level, Position
+
+FinishReason: TypeAlias = Literal["stop", "stop_sequence", "length", "context", "cancelled"]
+MissCause: TypeAlias = Literal[
+    "cold",
+    "tools_changed",
+    "system_changed",
+    "messages_changed",
+    "parameters_changed",
+    "expired",
+    "evicted",
+    "below_min",
+    "not_marked",
+    "no_cache",
+    "no_store",
+    "broken_promise",
+]
+
+
+class PlannedEntry(msgspec.Struct, frozen=True):
+    """An entry the request wants to exist afterwards: cached up to `position` for `ttl_s` seconds."""
+
+    position: Position
+    ttl_s: float
+    refresh_on_read: bool = True
+
+
+class CachePlan(msgspec.Struct, frozen=True):
+    """A provider's caching rules applied to one request, before anything is tokenized.
+
+    `readable` lists positions in the order to try: the first with a live entry is the hit. `writable` is in wire order.
+    `salts` holds, per level, the parameters that invalidate that level without being rendered; an entry is found only
+    under the salt it was written with. With `any_prefix` every live token prefix counts as readable, entry or not
+    (automatic caching). `min_tokens` is the smallest boundary that may be written or read. KV that no entry covers is
+    kept for `unmarked_ttl_s` after its last use (0: not kept). `read=False` neither matches nor reuses anything;
+    `store=False` keeps nothing.
+    """
+
+    readable: tuple[Position, ...] = ()
+    writable: tuple[PlannedEntry, ...] = ()
+    min_tokens: int = 0
+    salts: dict[Level, str] = {}
+    any_prefix: bool = False
+    unmarked_ttl_s: float = 300.0
+    read: bool = True
+    store: bool = True
+
+
+class Boundary(msgspec.Struct, frozen=True):
+    """One planned entry as the engine found it: `offset` tokens from the start, already there or new."""
+
+    position: Position
+    offset: int
+    ttl_s: float
+    existed: bool
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """The entry that was read: the prompt's first `offset` tokens. `ttl_left_s` counts from the request's start, refreshed."""
+
+    position: Position
+    offset: int
+    ttl_left_s: float
+
+
+class Miss(msgspec.Struct, frozen=True):
+    """Why the plan read less than it could have: the first position that differs and the token where it does."""
+
+    cause: MissCause
+    position: Position | None = None
+    token: int | None = None
+
+
+class CacheReport(msgspec.Struct, frozen=True):
+    """What the cache did for one request. Offsets in tokens, never sums: the arithmetic of billing lives in the dialects.
+
+    `skipped` tokens were not prefilled; `skipped <= num_prompt - 1`. `hit.offset <= skipped`. `boundaries` are in wire
+    order with offsets that never decrease, at least `min_tokens` and at most `num_prompt - 1`. `tiers` says which tier
+    the skipped tokens came from and adds up to `skipped`.
+    """
+
+    num_prompt: int
+    skipped: int = 0
+    hit: Hit | None = None
+    boundaries: tuple[Boundary, ...] = ()
+    tiers: dict[str, int] = {}
+    miss: Miss | None = None
+    broken_tokens: int = 0
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How tokens are chosen. `temperature == 0` is greedy. `seed` makes a request reproducible, alone or in a batch."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False

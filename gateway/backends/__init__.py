@@ -1,0 +1,1 @@
+"""Where a request is generated: the local engine, or (later) an upstream."""

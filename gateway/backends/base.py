@@ -1,0 +1,50 @@
+"""The contract of a place that generates answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from engine.messages import Capabilities, Finished, Started, TextDelta
+from engine.prompt.types import Prompt
+from gateway.request import Request
+
+Event: TypeAlias = Started | TextDelta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model as `/v1/models` lists it."""
+
+    name: str
+    context: int
+    fingerprint: str
+    capabilities: Capabilities
+    created_at_s: float
+
+
+class Backend(Protocol):
+    """Generates answers. Called on the event loop only; never blocks it."""
+
+    def generate(self, request: Request) -> AsyncIterator[Event]:
+        """`Started`, then `TextDelta`s, then `Finished`.
+
+        Raises a `gateway.errors.GatewayError` leaf at any point (`Overloaded`, `ContextExceeded`, `BadPrompt`,
+        `EngineFailed`). Closing the iterator early (`aclose`, cancellation) aborts the work within a step.
+        """
+        ...
+
+    async def count(self, prompt: Prompt) -> int:
+        """Tokens of the prompt, exactly as `generate` would render it."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be served now."""
+        ...
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model served; None until it is loaded once."""
+        ...

@@ -1,0 +1,1 @@
+"""Each provider's caching rules as pure functions: Request -> CachePlan, CacheReport -> Usage."""

@@ -1,0 +1,81 @@
+"""Every error a client can be told of, named for the caller's situation. Each wire format maps every leaf to a status.
+
+GatewayError
+├── InvalidRequest         400  the body is wrong; `path` names the field in the caller's own coordinates
+│   ├── ContextExceeded    400  the prompt does not fit the model
+│   └── BadPrompt          400  the model's template refuses these messages
+├── Unauthenticated        401  no key, or one we do not know
+├── UnknownModel           404
+├── UnknownPath            404
+├── MethodNotAllowed       405
+├── BodyTooLarge           413
+├── RateLimited            429  a limit of the tenant; `retry_after_s` if known
+├── Overloaded             529  (503 in OpenAI's format) the engine is full or restarting
+├── EngineFailed           500  the engine could not finish this request
+└── TimedOut               504
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """Base. `message` is shown to the client and holds no secret and no prompt text."""
+
+    def __init__(self, message: str, *, path: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(GatewayError):
+    """The body breaks a rule. `path` is dotted like the provider's: `messages.1.content.0.text`."""
+
+
+class ContextExceeded(InvalidRequest):
+    """The prompt leaves no room for an answer."""
+
+    def __init__(self, num_prompt: int, limit: int) -> None:
+        super().__init__(f"prompt is too long: {num_prompt} tokens > {limit} maximum", path="messages")
+        self.num_prompt = num_prompt
+        self.limit = limit
+
+
+class BadPrompt(InvalidRequest):
+    """The chat template refused the messages."""
+
+
+class Unauthenticated(GatewayError):
+    """No API key, or an unknown one."""
+
+
+class UnknownModel(GatewayError):
+    """No backend serves this model id."""
+
+
+class UnknownPath(GatewayError):
+    """No such route."""
+
+
+class MethodNotAllowed(GatewayError):
+    """The route exists, with another method."""
+
+
+class BodyTooLarge(GatewayError):
+    """The body exceeds `server.max_body`."""
+
+
+class RateLimited(GatewayError):
+    """The tenant is over a limit."""
+
+
+class Overloaded(GatewayError):
+    """Nothing is wrong with the request; there is no room for it now."""
+
+
+class EngineFailed(GatewayError):
+    """The engine broke while serving this request."""
+
+
+class TimedOut(GatewayError):
+    """The request took longer than it may."""

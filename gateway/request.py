@@ -1,0 +1,37 @@
+"""The single internal request: what every wire format is parsed into. Knows no HTTP and no provider."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from engine.prompt.types import Prompt
+from engine.types import CachePlan, Sampling
+
+WireName: TypeAlias = Literal["anthropic", "openai"]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to generate an answer.
+
+    `model` is the id the client asked for; it chooses dialect and price and never enters a cache key. `parameters` are
+    request fields that are not rendered but may invalidate a level (`tool_choice`, `thinking`, `effort`, ...). `wire_options`
+    are wishes about the answer's form that only its wire format reads (`include_usage`, ...). `automatic` is the client's
+    request-level cache mark, if any. `prewarm` means: read and write the cache, generate nothing.
+    """
+
+    id: str
+    wire: WireName
+    model: str
+    prompt: Prompt
+    sampling: Sampling
+    stream: bool = False
+    automatic: float | None = None
+    prewarm: bool = False
+    parameters: dict[str, Any] = {}
+    wire_options: dict[str, Any] = {}
+    tenant: str = "default"
+    plan: CachePlan = CachePlan()
+    started_at_s: float = 0.0
+    warnings: tuple[str, ...] = ()

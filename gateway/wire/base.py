@@ -1,0 +1,83 @@
+"""The contract of a wire format: bytes in, `Request` out; events in, bytes out. Pure, no aiohttp."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.types import FinishReason
+from gateway.backends.base import ModelInfo
+from gateway.errors import GatewayError
+from gateway.request import Request, WireName
+from policies.pricing import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished answer, whole."""
+
+    text: str
+    reason: FinishReason
+    stop: str | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An error as HTTP: status, JSON body, extra headers."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class StreamEncoder(Protocol):
+    """Turns one request's events into SSE bytes, in the provider's order. Every method returns complete events."""
+
+    def start(self, usage: Usage) -> bytes:
+        """Once, when the prompt's bill is known (`usage.output == 0`)."""
+        ...
+
+    def delta(self, text: str) -> bytes: ...
+
+    def finish(self, answer: Answer) -> bytes:
+        """Once, last: closes what is open, reports usage, ends the stream."""
+        ...
+
+    def error(self, error: GatewayError) -> bytes:
+        """Instead of `finish`, at any time, also before `start`."""
+        ...
+
+    def keepalive(self) -> bytes:
+        """Bytes a silent stream may send that every official client ignores."""
+        ...
+
+
+class Wire(Protocol):
+    """One provider's format."""
+
+    name: WireName
+
+    def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
+        """Raises `InvalidRequest` (with the provider's path) for anything the provider would refuse.
+
+        `headers` has lower-case names.
+        """
+        ...
+
+    def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
+        """As `parse`, for the token counting route."""
+        ...
+
+    def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes: ...
+
+    def stream(self, request: Request, *, created_at_s: float) -> StreamEncoder: ...
+
+    def encode_count(self, num_prompt: int) -> bytes: ...
+
+    def encode_models(self, models: Sequence[ModelInfo], aliases: Sequence[str]) -> bytes: ...
+
+    def encode_model(self, model: ModelInfo, requested: str) -> bytes: ...
+
+    def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply: ...
