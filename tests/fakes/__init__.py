@@ -1,0 +1,1 @@
+"""Small stand-ins for clocks, devices, tokenizers, runners and backends."""
