@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, localcontext
+from typing import Final
+
+_EXACT: Final = Context(prec=100, traps=[Inexact])
+"""No product or sum of token counts and prices comes near 100 digits: a rounding would be a bug and raises."""
+
+_ONE: Final = Decimal(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +45,21 @@ class Prices:
     write_multipliers: Mapping[float, Decimal]
     """TTL in seconds -> multiplier. A TTL between classes is priced as the next longer class."""
 
+    def write_multiplier(self, ttl_s: float) -> Decimal:
+        """Of the shortest class that lasts `ttl_s`, else of the longest; 1 where the model has no write classes."""
+        longer = [class_s for class_s in self.write_multipliers if class_s >= ttl_s]
+        if longer:
+            return self.write_multipliers[min(longer)]
+        return self.write_multipliers[max(self.write_multipliers)] if self.write_multipliers else _ONE
+
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one request costs, in USD. `saved` is what caching changed against paying input price for the whole prompt."""
+    """What one request costs, in USD.
+
+    `saved` is what the prompt would have cost at input price without a cache, minus what it costs now: negative for a
+    request that only writes.
+    """
 
     input: Decimal
     cache_read: Decimal
@@ -54,3 +71,26 @@ class Charge:
     @property
     def total(self) -> Decimal:
         return self.input + self.cache_read + self.cache_write + self.output + self.storage
+
+
+def charge(usage: Usage, prices: Prices) -> Charge:
+    """The bill of one request, exact: nothing is rounded."""
+    with localcontext(_EXACT):
+        per_token = prices.input_usd_per_mtok.scaleb(-6)
+        plain = usage.input * per_token
+        read = usage.cache_read * prices.read_multiplier * per_token
+        written = sum((tokens * prices.write_multiplier(ttl_s) for ttl_s, tokens in usage.cache_write), Decimal(0)) * per_token
+        return Charge(
+            input=plain,
+            cache_read=read,
+            cache_write=written,
+            output=usage.output * prices.output_usd_per_mtok.scaleb(-6),
+            saved=usage.num_prompt * per_token - plain - read - written,
+        )
+
+
+def format_usd(amount: Decimal) -> str:
+    """Fixed point, exact, at least eight decimals, never an exponent, no negative zero: "0.00109350"."""
+    whole, _, decimals = f"{amount:f}".partition(".")
+    text = f"{whole}.{decimals.rstrip('0').ljust(8, '0')}"
+    return text if amount else text.removeprefix("-")

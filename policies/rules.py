@@ -1,0 +1,53 @@
+"""Which provider's caching rules a request follows, as numbers. The rules' logic lives in the gateway's dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from policies.ttl import parse_duration
+
+PresetName: TypeAlias = Literal["anthropic", "openai", "gemini"]
+"""A provider's rules; also the name of its wire format."""
+
+UsageMode: TypeAlias = Literal["provider", "measured"]
+MarkerErrors: TypeAlias = Literal["strict", "repair"]
+
+
+@dataclass(frozen=True, slots=True)
+class DialectRules:
+    """The rules for one requested model id, resolved from `presets`, `dialects` and `caching` of the policy.
+
+    `min_tokens`: the shortest prefix that may be written or read. `lookback`: positions tried per breakpoint, the breakpoint
+    itself counted. `ttl_classes`: names a marker may use -> seconds an entry of that class lives; a longer name lives longer,
+    so that the lifetime identifies the class in plans, reports, usage and prices. `default_ttl_s`: the lifetime where a
+    marker names no class. `automatic`: prefixes are cached without a marker. `read_step`: reads are rounded down to a
+    multiple of it (1: exact). `bills_writes`: written tokens are reported and priced apart; otherwise they count as plain
+    input. `unmarked_ttl_s`: how long KV that no entry covers is kept after use (0: not kept). `drop_billing_nonce`: a first
+    system block that is nothing but a per-request billing header is dropped.
+    """
+
+    preset: PresetName
+    min_tokens: int
+    lookback: int
+    max_breakpoints: int
+    ttl_classes: Mapping[str, float]
+    default_ttl_s: float
+    automatic: bool
+    read_step: int
+    bills_writes: bool
+    unmarked_ttl_s: float
+    usage_mode: UsageMode
+    marker_errors: MarkerErrors
+    drop_billing_nonce: bool
+
+    def lifetime_s(self, asked_s: float) -> float:
+        """How long an entry lives whose marker asks for `asked_s`, by the names clients know ("5m" asks for 300).
+
+        That class, else the next longer one, else the longest: a client that speaks one provider's format to another
+        provider's model asks for classes that model does not have. `asked_s` itself in a dialect without classes.
+        """
+        by_name = sorted((parse_duration(name), lifetime_s) for name, lifetime_s in self.ttl_classes.items())
+        longer = (lifetime_s for nominal_s, lifetime_s in by_name if nominal_s >= asked_s)
+        return next(longer, by_name[-1][1] if by_name else asked_s)

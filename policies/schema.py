@@ -1,0 +1,103 @@
+"""The whole policy, and the three questions asked of it per request. Pure: knows no file and no environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Protocol, TypeVar
+
+from pydantic import Field
+
+from policies.pricing import Prices
+from policies.rules import DialectRules, PresetName
+from policies.sections import (
+    CachingPolicy,
+    DialectPolicy,
+    EvictionPolicy,
+    ModelPolicy,
+    ModelPricePolicy,
+    PresetsPolicy,
+    PricesPolicy,
+    Section,
+    ServerPolicy,
+    TenantPolicy,
+    TiersPolicy,
+)
+
+
+class _Pattern(Protocol):
+    @property
+    def match(self) -> str: ...
+
+
+_P = TypeVar("_P", bound=_Pattern)
+
+
+def first_match(entries: Iterable[_P], model_id: str) -> _P | None:
+    """The first entry whose pattern matches the whole id, case and all."""
+    return next((entry for entry in entries if fnmatchcase(model_id, entry.match)), None)
+
+
+class Policy(Section):
+    """Everything an operator decides. `policies.load.load_policy` is the way to get one: it adds the shipped tables."""
+
+    server: ServerPolicy = Field(default=ServerPolicy(), description="Where and how to listen.")
+    models: tuple[ModelPolicy, ...] = Field(default=(ModelPolicy(),), description="Models served by an engine of this gateway.")
+    caching: CachingPolicy = Field(default=CachingPolicy(), description="What is cached, for how long, how it is counted.")
+    presets: PresetsPolicy = Field(default=PresetsPolicy(), description="What each provider's rules are.")
+    dialects: tuple[DialectPolicy, ...] = Field(
+        default=(), description="Whose rules a requested model id follows; the first match wins. Other ids: preset auto."
+    )
+    prices: PricesPolicy = Field(default=PricesPolicy(), description="What tokens cost.")
+    tiers: TiersPolicy = Field(default=TiersPolicy(), description="Where KV lives besides the device.")
+    eviction: EvictionPolicy = Field(default=EvictionPolicy(), description="What is given up when memory is short.")
+    tenants: tuple[TenantPolicy, ...] = Field(
+        default=(), description='Who may use the gateway. None: everyone is the tenant "default", on loopback only.'
+    )
+
+    def resolve_model(self, model_id: str) -> ModelPolicy | None:
+        """The model that serves a requested id: by its own name, else the first with a matching alias."""
+        for model in self.models:
+            if model.name == model_id:
+                return model
+        for model in self.models:
+            if any(fnmatchcase(model_id, alias) for alias in model.aliases):
+                return model
+        return None
+
+    def rules_for(self, model_id: str, wire: PresetName) -> DialectRules:
+        """The caching rules of a request for `model_id` that came in the format `wire`."""
+        dialect = first_match(self.dialects, model_id) or DialectPolicy()
+        name: PresetName = wire if dialect.preset == "auto" else dialect.preset
+        preset = getattr(self.presets, name)
+        rule = preset.model_copy(update=dialect.model_dump(exclude={"match", "preset"}, exclude_none=True))
+        lifetimes = self.caching.ttl_classes
+        return DialectRules(
+            preset=name,
+            min_tokens=rule.min_tokens,
+            lookback=rule.lookback,
+            max_breakpoints=rule.max_breakpoints,
+            ttl_classes={name: lifetimes[name] for name in rule.ttl_classes},
+            default_ttl_s=lifetimes[rule.default_ttl],
+            automatic=rule.automatic and self.caching.automatic,
+            read_step=rule.read_step,
+            bills_writes=rule.bills_writes,
+            unmarked_ttl_s=self.caching.unmarked_ttl,
+            usage_mode=self.caching.usage_mode,
+            marker_errors=self.caching.marker_errors,
+            drop_billing_nonce=self.caching.normalize.billing_nonce == "drop",
+        )
+
+    def prices_for(self, model_id: str) -> Prices:
+        """What a request for `model_id` is billed at."""
+        prices = self.prices
+        entry = first_match(prices.models, model_id) or ModelPricePolicy()
+        write = prices.multipliers.write if entry.write is None else entry.write
+        lifetimes = self.caching.ttl_classes
+        return Prices(
+            version=prices.version,
+            input_usd_per_mtok=prices.usd_per_mtok.input if entry.input is None else entry.input,
+            output_usd_per_mtok=prices.usd_per_mtok.output if entry.output is None else entry.output,
+            read_multiplier=prices.multipliers.read if entry.read is None else entry.read,
+            write_multipliers={lifetimes[name]: multiplier for name, multiplier in write.items()},
+        )

