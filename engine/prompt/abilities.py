@@ -1,0 +1,105 @@
+"""Which shapes of conversation a template can render, found by rendering samples. Knows no template by name.
+
+A template shows what it cannot do in three ways: it raises, it leaves the text out, or it puts it elsewhere. A sample passes
+when each of its words comes out, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from engine.errors import BadPrompt
+
+_TOOL: Final = {
+    "type": "function",
+    "function": {
+        "name": "probetool",
+        "description": "probedescription",
+        "parameters": {"type": "object", "properties": {"probeargument": {"type": "string"}}, "required": ["probeargument"]},
+    },
+}
+
+
+class Render(Protocol):
+    def __call__(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, /) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What survives a template unharmed.
+
+    `system`: system text before the first turn. `late_system`: a system message between turns, in its place.
+    `assistant_first`: a conversation the assistant opens. `tools`: tool definitions; `tools_first`: they stand before the
+    system text. `tool_turns`: calls in assistant messages and results in tool messages, several at once.
+    `user_after_tool`: a user message right after a result.
+    """
+
+    system: bool
+    late_system: bool
+    assistant_first: bool
+    tools: bool
+    tools_first: bool
+    tool_turns: bool
+    user_after_tool: bool
+
+
+def probe(render: Render) -> Abilities:
+    """The abilities of a template. Never raises `BadPrompt`: what raises is not an ability."""
+    asked = [_say("user", "zqa"), _calls("zqb"), _result("zqc", 1), _result("zqd", 2)]
+    answered = [*asked, _say("assistant", "zqe"), _say("user", "zqf")]
+    chat = [_say("user", "zqb"), _say("assistant", "zqc"), _say("user", "zqd")]
+    system = _in_order(render, [_say("system", "zqa"), *chat], "zqa zqb zqc zqd")
+    tool_words = ("probetool", "probedescription", "probeargument")
+    head = [_say("system", "zqa"), *chat] if system else chat
+    with_tools = _try(render, head, [_TOOL])
+    tools = all(word in with_tools for word in tool_words) and "zqb" in with_tools
+    return Abilities(
+        system=system,
+        late_system=_in_order(
+            render,
+            [_say("user", "zqa"), _say("assistant", "zqb"), _say("system", "zqc"), _say("user", "zqd")],
+            "zqa zqb zqc zqd",
+        ),
+        assistant_first=_in_order(render, [_say("assistant", "zqa"), _say("user", "zqb")], "zqa zqb"),
+        tools=tools,
+        tools_first=tools and system and with_tools.rindex(tool_words[0]) < with_tools.index("zqa"),
+        tool_turns=_in_order(render, answered, "zqa probecall zqb probecall zqb zqc zqd zqe zqf", [_TOOL]),
+        user_after_tool=_in_order(
+            render, [*asked, _say("user", "zqe")], "zqa probecall zqb probecall zqb zqc zqd zqe", [_TOOL]
+        ),
+    )
+
+
+def _say(role: str, word: str) -> dict[str, Any]:
+    return {"role": role, "content": word}
+
+
+def _calls(word: str) -> dict[str, Any]:
+    function = {"name": "probecall", "arguments": {"argument": word}}
+    calls = [{"type": "function", "id": f"call0000{i}", "function": function} for i in (1, 2)]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _result(word: str, number: int) -> dict[str, Any]:
+    return {"role": "tool", "content": word, "name": "probecall", "tool_call_id": f"call0000{number}"}
+
+
+def _try(render: Render, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> str:
+    try:
+        return render(messages, tools)
+    except BadPrompt:
+        return ""
+
+
+def _in_order(
+    render: Render, messages: Sequence[dict[str, Any]], words: str, tools: Sequence[dict[str, Any]] | None = None
+) -> bool:
+    text = _try(render, messages, tools)
+    cursor = 0
+    for word in words.split():
+        cursor = text.find(word, cursor) + 1
+        if cursor == 0:
+            return False
+    return True

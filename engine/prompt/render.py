@@ -1,0 +1,177 @@
+"""Prompt -> RenderedPrompt: the model's token ids and where every position ends in them. Knows no caching rules.
+
+The text is what the template makes of the messages, rendered without marks. A second render, with marks, only says where
+content went. The text is cut wherever content begins or ends, whether a position is marked by the client or not, and the
+cuts' pieces are encoded one by one: the ids depend on the conversation alone, and up to a position only on what precedes
+it, so a conversation that goes on keeps its ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from engine.errors import BadPrompt
+from engine.prompt.guard import Guard, Guarded
+from engine.prompt.marks import Located, Mismatch, NoMarks, Owner, PrivateMarks, locate, owner
+from engine.prompt.rendered import RenderedPrompt
+from engine.prompt.shape import TAGS, shape
+from engine.prompt.template import ChatTemplate
+from engine.prompt.tokenizer import Tokenizer
+from engine.prompt.types import Level, Position, Prompt, TextPart
+
+_MAX_MARKED_RENDERS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A text, the places where it is cut, the ends of the positions found, and where the first content begins."""
+
+    text: str
+    cuts: tuple[int, ...]
+    ends: Mapping[Position, int]
+    preamble: int
+
+
+class Renderer:
+    """Renders prompts with one tokenizer and one template; belongs to one thread (it fills the tokenizer's memo).
+
+    What is promised of `render`: moving, adding or removing cache marks changes nothing; content never becomes a control
+    token (see `Guard`); the same conversation in Anthropic's and OpenAI's shape gives the same ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._guard = Guard(tokenizer.special_tokens, tokenizer.added_tokens, f"{template.source} {TAGS}")
+
+    def render(self, prompt: Prompt) -> RenderedPrompt:
+        """Token ids and offsets of `prompt`. Raises `BadPrompt` when the template refuses it or its text is no Unicode."""
+        if prompt.continue_final and (not prompt.messages or prompt.messages[-1].role != "assistant"):
+            raise BadPrompt("only an assistant message can be continued")
+        guarded = self._guard.apply(prompt)
+        try:
+            return self._encode(prompt, self._lay_out(guarded), guarded.breaker)
+        except UnicodeEncodeError as error:
+            raise BadPrompt("the prompt holds half a surrogate pair, which is no character") from error
+
+    def text(self, prompt: Prompt) -> str:
+        """What the model sees, as text: for tests and diagnosis, never to be logged."""
+        guarded = self._guard.apply(prompt)
+        return self._lay_out(guarded).text.replace(guarded.breaker, "")
+
+    def _lay_out(self, guarded: Guarded) -> _Layout:
+        prompt = guarded.prompt
+        text = self._write(guarded, NoMarks())
+        located = self._locate(guarded, text)
+        if prompt.continue_final:
+            text = text[: _end_of_answer(prompt, text, located)]
+        ends = {position: min(end, len(text)) for position, end in located.ends.items()}
+        begins = _before_spaces(text, located.begins, frozenset(ends.values()))
+        cuts = sorted({0, len(text), *ends.values(), *begins})
+        return _Layout(text, tuple(cuts), ends, min(begins, default=0) if located.complete else 0)
+
+    def _write(self, guarded: Guarded, marks: NoMarks | PrivateMarks, *, prompt: Prompt | None = None) -> str:
+        """The template's text of the guarded prompt, or of a part of it that does not go on after its last message."""
+        whole = guarded.prompt
+        conversation = shape(prompt or whole, self._template.abilities, marks)
+        text = self._template.render(
+            conversation.messages,
+            conversation.tools,
+            add_generation_prompt=prompt is None and not whole.continue_final,
+            options=whole.template_options,
+        )
+        if guarded.broken:  # a template may ask for JSON in ASCII
+            text = text.replace(json.dumps(guarded.breaker)[1:-1], guarded.breaker)
+        return text
+
+    def _locate(self, guarded: Guarded, text: str) -> Located:
+        """Marks first; content that a template treats otherwise when marked is given up and sought by rendering prefixes."""
+        positions = [position for position, _ in guarded.prompt.positions()]
+        given_up: frozenset[Owner] = frozenset()
+        for _ in range(_MAX_MARKED_RENDERS):
+            found = self._locate_by_marks(guarded, text, PrivateMarks(positions, guarded.alphabet, given_up))
+            if isinstance(found, Located):
+                located = found
+                break
+            given_up |= found.owners
+        else:
+            given_up = frozenset(map(owner, positions))
+            located = Located()
+        if given_up:
+            located.complete = False
+            self._locate_by_prefixes(guarded, text, located, given_up)
+        return located
+
+    def _locate_by_marks(self, guarded: Guarded, text: str, marks: PrivateMarks) -> Located | Mismatch:
+        """A template that raises because of the marks does not say which: then every owner is given up."""
+        try:
+            return locate(text, self._write(guarded, marks), marks)
+        except BadPrompt:
+            return Mismatch(frozenset(map(owner, marks.positions)))
+
+    def _locate_by_prefixes(self, guarded: Guarded, text: str, located: Located, wanted: Iterable[Owner]) -> None:
+        """A message ends where the text of the conversation up to it ends, if the whole text starts with that text."""
+        for level, index in sorted(wanted):
+            last, head = _up_to(guarded.prompt, level, index)
+            if last is None or last in located.ends:
+                continue
+            try:
+                written = self._write(guarded, NoMarks(), prompt=head)
+            except BadPrompt:
+                continue
+            if text.startswith(written):
+                located.ends[last] = len(written)
+
+    def _encode(self, prompt: Prompt, layout: _Layout, breaker: str) -> RenderedPrompt:
+        ids: list[int] = []
+        token_at = {0: 0}
+        for start, end in zip(layout.cuts, layout.cuts[1:], strict=False):
+            for piece in layout.text[start:end].split(breaker):
+                if piece:
+                    ids.extend(self._tokenizer.encode(piece))
+            token_at[end] = len(ids)
+        offsets: dict[Position, int] = {}
+        reached = 0
+        for position, _ in prompt.positions():
+            reached = max(reached, token_at[layout.ends.get(position, 0)])
+            offsets[position] = reached
+        return RenderedPrompt(tuple(ids), offsets, token_at[layout.preamble])
+
+
+def _up_to(prompt: Prompt, level: Level, index: int) -> tuple[Position | None, Prompt]:
+    """The last position of a message or of the system text, and the prompt that ends there; None where no prompt does."""
+    if level == "system" and index == len(prompt.system) - 1:
+        return Position("system", index), msgspec.structs.replace(prompt, messages=(), continue_final=False)
+    num_parts = len(prompt.messages[index].parts) if level == "messages" else 0
+    continued = prompt.continue_final and index == len(prompt.messages) - 1
+    last = Position("messages", index, num_parts - 1) if num_parts and not continued else None
+    return last, msgspec.structs.replace(prompt, messages=prompt.messages[: index + 1], continue_final=False)
+
+
+def _before_spaces(text: str, begins: Iterable[int], ends: frozenset[int]) -> set[int]:
+    """`begins` moved in front of the spaces before them: vocabularies have words with their space, as models write them."""
+    moved = set()
+    for begin in begins:
+        start = min(begin, len(text))
+        while start and text[start - 1] == " " and start not in ends:
+            start -= 1
+        moved.add(start)
+    return moved
+
+
+def _end_of_answer(prompt: Prompt, text: str, located: Located) -> int:
+    """Where the last message's content ends: there generation goes on, without what the template puts behind it."""
+    index = len(prompt.messages) - 1
+    ends = [end for position, end in located.ends.items() if owner(position) == ("messages", index)]
+    if ends:
+        return max(ends)
+    texts = [part.text.strip() for part in prompt.messages[-1].parts if isinstance(part, TextPart) and part.text.strip()]
+    start = text.rfind(texts[-1]) if texts else -1
+    if start < 0:
+        raise BadPrompt("this model's chat template cannot continue an assistant message")
+    return start + len(texts[-1])
