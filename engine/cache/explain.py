@@ -1,0 +1,102 @@
+"""Why a plan read less than it could have. Looks at the tree's and the entries' past; changes nothing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.cache.entries import EntryTable
+from engine.cache.lease import View
+from engine.cache.radix import Reach
+from engine.cache.reading import Reading
+from engine.prompt.types import Level, Position
+from engine.types import Miss, MissCause
+
+CHANGED: Final[dict[Level, MissCause]] = {
+    "tools": "tools_changed",
+    "system": "system_changed",
+    "messages": "messages_changed",
+}
+
+
+def refuse(view: View) -> Miss | None:
+    """Why nothing of the plan can be read, whatever is cached."""
+    plan = view.plan
+    if not plan.read:
+        return Miss("no_cache" if plan.store else "no_store")
+    if plan.any_prefix:
+        return Miss("below_min") if view.limit < plan.min_tokens else None
+    if not plan.readable:
+        return Miss("not_marked")
+    return None if _wanted(view) else Miss("below_min")
+
+
+def is_best(view: View, reading: Reading) -> bool:
+    """Whether nothing better could have been read: the first boundary tried, or every token that may be skipped."""
+    if view.plan.any_prefix:
+        return reading.offset >= view.limit
+    return reading.position is not None and reading.position == _wanted(view)[0]
+
+
+def explain(view: View, entries: EntryTable, reading: Reading, reach: Reach, *, lost: bool) -> Miss | None:
+    """The cause of a miss, or None where the prompt only went on after what is cached.
+
+    Causes from the surest to the vaguest: a promise broken (`lost`: by a lower tier), an entry expired, one under another
+    salt, a prompt that differs from what is known at one token. `token` is that token, or the boundary that was not read.
+    """
+    if reading.broken is not None:
+        return Miss("broken_promise" if lost else "evicted", reading.broken, view.offset(reading.broken))
+    missed = [position for position in _tried(view, reading) if view.offset(position) > reading.offset]
+    for position in missed:
+        if entries.find(view.key(position)) is not None:
+            return Miss("expired", position, view.offset(position))
+    if (
+        view.plan.any_prefix
+        and min(reach.num_tokens, view.limit) > reading.offset
+        and reach.num_tokens > view.rendered.preamble
+    ):
+        return Miss("expired", _containing(view, reading.offset), reading.offset)
+    for position in missed:
+        offset = view.offset(position)
+        if entries.at(view.keys.ancestor(offset), view.keys.tail(offset)):
+            return Miss("parameters_changed", position, offset)
+    return _divergence(view, entries, reading, reach)
+
+
+def _divergence(view: View, entries: EntryTable, reading: Reading, reach: Reach) -> Miss | None:
+    """`<level>_changed` where the prompt leaves what is known of earlier ones; `cold` where it shares nothing with them."""
+    remembered = _remembered(view, entries)
+    known = max(reach.num_tokens, remembered)
+    forks = reach.forks or remembered > reach.num_tokens
+    if known > view.rendered.preamble and forks:
+        position = _containing(view, known)
+        if position is not None and (view.plan.any_prefix or position.order <= _wanted(view)[0].order):
+            return Miss(CHANGED[position.level], position, known)
+    return None if reading.position is not None else Miss("cold")
+
+
+def _wanted(view: View) -> list[Position]:
+    """Readable positions that are long enough, in the order they are tried."""
+    least = max(view.plan.min_tokens, 1)
+    return [position for position in view.plan.readable if view.offset(position) >= least]
+
+
+def _tried(view: View, reading: Reading) -> list[Position]:
+    """Those of them that were tried in vain."""
+    wanted = _wanted(view)
+    return wanted[: wanted.index(reading.position)] if reading.entry is not None and reading.position else wanted
+
+
+def _containing(view: View, token: int) -> Position | None:
+    """The position that token `token` belongs to."""
+    return next((position for position, offset in view.rendered.offsets.items() if offset > token), None)
+
+
+def _remembered(view: View, entries: EntryTable) -> int:
+    """The largest offset of a position where some entry stands or stood."""
+    if not len(entries) and not entries.num_tombstones:
+        return 0
+    offsets = {view.offset(position) for position in view.rendered.offsets}
+    there = (
+        offset for offset in sorted(offsets, reverse=True) if entries.at(view.keys.ancestor(offset), view.keys.tail(offset))
+    )
+    return next(there, 0)

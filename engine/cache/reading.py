@@ -1,0 +1,91 @@
+"""What a prompt's plan finds among the entries: the hit, the boundaries, the live entries along the way. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.cache.entries import Entry, EntryTable
+from engine.cache.lease import View
+from engine.prompt.types import Position
+from engine.types import Boundary, PlannedEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The boundary that is read: `position` is None when none is; `entry` is None where any prefix may be read.
+
+    `broken` is the readable position with the largest live offset past what was skipped: a promise that was not kept.
+    """
+
+    position: Position | None = None
+    offset: int = 0
+    entry: Entry | None = None
+    broken: Position | None = None
+
+
+def read(view: View, entries: EntryTable, skipped: int, now_s: float) -> Reading:
+    """The first readable position with a live entry whose KV is there, or the longest prefix where any may be read."""
+    plan = view.plan
+    if not plan.read:
+        return Reading()
+    broken: Position | None = None
+    for position in plan.readable if len(entries) else ():
+        offset = view.offset(position)
+        if offset < max(plan.min_tokens, 1):
+            continue
+        entry = entries.find_live(view.key(position), now_s)
+        if entry is None:
+            continue
+        if offset <= skipped:
+            if plan.any_prefix:
+                break
+            return Reading(position, offset, entry, broken)
+        if broken is None or offset > view.offset(broken):
+            broken = position
+    if plan.any_prefix and skipped >= max(plan.min_tokens, 1):
+        return Reading(last_position(view, skipped), skipped, None, broken)
+    return Reading(broken=broken)
+
+
+def last_position(view: View, num_tokens: int) -> Position | None:
+    """The last position that ends within the first `num_tokens` tokens, or the first that begins there."""
+    last: Position | None = None
+    for position, offset in view.rendered.offsets.items():
+        if last is not None and offset > num_tokens:
+            break
+        last = position
+    return last
+
+
+def writes(view: View) -> tuple[PlannedEntry, ...]:
+    """The planned entries that may exist: at least `min_tokens` tokens, at least one."""
+    if not view.plan.store:
+        return ()
+    least = max(view.plan.min_tokens, 1)
+    return tuple(planned for planned in view.plan.writable if view.offset(planned.position) >= least)
+
+
+def boundaries(
+    view: View, planned: tuple[PlannedEntry, ...], entries: EntryTable, now_s: float, skipped: int
+) -> tuple[Boundary, ...]:
+    """Each of `writes(view)` as it was found."""
+    found = []
+    for entry in planned:
+        offset = view.offset(entry.position)
+        existed = offset <= skipped and len(entries) > 0 and entries.find_live(view.key(entry.position), now_s) is not None
+        found.append(Boundary(entry.position, offset, entry.ttl_s, existed))
+    return tuple(found)
+
+
+def live_entries(view: View, entries: EntryTable, num_tokens: int, now_s: float) -> Iterator[Entry]:
+    """The live entries at the prompt's positions within its first `num_tokens` tokens, under the plan's salts."""
+    if not len(entries):
+        return
+    for position in view.rendered.offsets:
+        offset = view.offset(position)
+        if offset > num_tokens:
+            return
+        entry = entries.find_live(view.key(position), now_s) if offset else None
+        if entry is not None:
+            yield entry
