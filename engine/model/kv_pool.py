@@ -1,0 +1,149 @@
+"""The place where KV lives: one tensor of slots for all layers, cut into pages. Knows no sequences and no attention.
+
+Layout of a page's bytes, as `read_pages` returns them: `[num_layers, 2 (K, V), page_size, num_kv_heads, head_dim]` in the
+pool's dtype, native byte order, no padding.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+PAD_SLOTS: Final = 512
+"""Slots after the last page that are zero and stay zero: a view may run past a sequence's end, up to a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """The part of a model's shape that KV depends on."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def page_nbytes(self, page_size: int) -> int:
+        """Bytes of one page over all layers, K and V."""
+        return self.num_layers * 2 * page_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`num_slots` consecutive slots from `first`: a piece of a sequence that can be read in place."""
+
+    first: int
+    num_slots: int
+
+
+def slots_of(runs: Sequence[Run], device: torch.device) -> slice | torch.Tensor:
+    """The slots of `runs` in order, in the form `KvPool.write` takes."""
+    if len(runs) == 1:
+        return slice(runs[0].first, runs[0].first + runs[0].num_slots)
+    indices = [slot for run in runs for slot in range(run.first, run.first + run.num_slots)]
+    return torch.tensor(indices, dtype=torch.int64, device=device)
+
+
+def runs_of(block_table: Sequence[int], page_size: int, start: int, end: int) -> tuple[Run, ...]:
+    """The slots of tokens `[start, end)` of a sequence as the fewest consecutive runs, in token order."""
+    runs: list[Run] = []
+    position = start
+    while position < end:
+        index = position // page_size
+        page = block_table[index]
+        last = index
+        while (last + 1) * page_size < end and block_table[last + 1] == block_table[last] + 1:
+            last += 1
+        stop = min(end, (last + 1) * page_size)
+        runs.append(Run(page * page_size + position % page_size, stop - position))
+        position = stop
+    return tuple(runs)
+
+
+class KvPool:
+    """`num_pages` pages of `page_size` slots, and `PAD_SLOTS` zero slots after them.
+
+    Every value in the pool is finite, always: what a model or a tier brings as NaN or infinity is stored as zero. Slots
+    under an attention mask weigh exactly nothing only then (0 * NaN is NaN), and one sequence can never reach another.
+    """
+
+    def __init__(self, shape: KvShape, num_pages: int, page_size: int, device: torch.device) -> None:
+        self.shape = shape
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.page_nbytes = shape.page_nbytes(page_size)
+        self.pad_slot = num_pages * page_size
+        dims = (shape.num_layers, 2, self.pad_slot + PAD_SLOTS, shape.num_kv_heads, shape.head_dim)
+        self._slots = _zeros(dims, shape.dtype, device)
+        self._scratch = torch.zeros((2, 0, shape.num_kv_heads, shape.head_dim), dtype=shape.dtype, device=device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pool's memory is."""
+        return self._slots.device
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: slice | torch.Tensor) -> None:
+        """Store keys and values `[num_tokens, num_kv_heads, head_dim]` in `slots`: a slice or int64 indices, one per token."""
+        for side, new in enumerate((key, value)):
+            finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
+            if isinstance(slots, slice):
+                self._slots[layer, side, slots] = finite
+            else:
+                self._slots[layer, side].index_copy_(0, slots, finite)
+
+    def read(self, layer: int, runs: Sequence[Run], num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `runs`, extended to `num_slots` slots, as `[num_slots, num_kv_heads, head_dim]` each.
+
+        One run is a view of the pool, and its extension whatever finite values follow it. Several are copied into scratch
+        that the next call overwrites, and extended by zeros. What is read beyond the runs must be masked.
+        """
+        if len(runs) == 1 and runs[0].first + num_slots <= self._slots.shape[2]:
+            both = self._slots[layer, :, runs[0].first : runs[0].first + num_slots]
+            return both[0], both[1]
+        if self._scratch.shape[1] < num_slots:
+            size = (2, -(-num_slots // PAD_SLOTS) * PAD_SLOTS, *self._scratch.shape[2:])
+            self._scratch = torch.zeros(size, dtype=self.shape.dtype, device=self.device)
+        out, row = self._scratch[:, :num_slots], 0
+        for run in runs:
+            out[:, row : row + run.num_slots] = self._slots[layer, :, run.first : run.first + run.num_slots]
+            row += run.num_slots
+        out[:, row:] = 0
+        return out[0], out[1]
+
+    def copy_page(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` slots of a page, in every layer."""
+        if not 0 <= num_tokens <= self.page_size:
+            raise ValueError(f"a page holds {self.page_size} tokens, not {num_tokens}")
+        self._page(target)[:, :, :num_tokens] = self._page(source)[:, :, :num_tokens]
+
+    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
+        """The bytes of each page, `page_nbytes` each; see the module's docstring for the layout."""
+        return [self._page(page).contiguous().view(torch.uint8).cpu().numpy().tobytes() for page in pages]
+
+    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
+        """Put bytes from `read_pages` of a pool of the same shape into pages. Raises `ValueError` for another length."""
+        for page, payload in zip(pages, payloads, strict=True):
+            if len(payload) != self.page_nbytes:
+                raise ValueError(f"a page has {self.page_nbytes} bytes, not {len(payload)}")
+            view = self._page(page)
+            values = torch.frombuffer(bytearray(payload), dtype=self.shape.dtype).view(view.shape)
+            view.copy_(torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0))
+
+    def _page(self, page: int) -> torch.Tensor:
+        if not 0 <= page < self.num_pages:
+            raise IndexError(f"page {page} of {self.num_pages}")
+        return self._slots[:, :, page * self.page_size : (page + 1) * self.page_size]
+
+
+def _zeros(dims: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on the CPU from the kernel's zero pages, so that memory is only used where something was written."""
+    if device.type != "cpu":
+        return torch.zeros(dims, dtype=dtype, device=device)
+    num_items = 1
+    for size in dims:
+        num_items *= size
+    memory = mmap.mmap(-1, num_items * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(dims)

@@ -1,0 +1,177 @@
+"""From an `EngineConfig` to a runner that is ready and checked. The one door into `engine.model` for the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from engine.config import EngineConfig
+from engine.errors import ModelDamaged, ModelError, ModelUnsupported
+from engine.model import attention, experts
+from engine.model.check import check_exact, check_faithful
+from engine.model.kv_pool import KvPool, KvShape
+from engine.model.manifest import ModelFiles, check_folder, content_digest
+from engine.model.rows import RowGroups
+from engine.model.runner import Identity, LogitsSink, TorchRunner
+from engine.model.support import check_supported, fit_context, has_experts, layer_windows
+
+LAYOUT_VERSION: Final = 1
+"""Changes whenever equal tokens would get other KV bits, or other bytes in a page, from the same weights."""
+
+DTYPES: Final[dict[str, torch.dtype]] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """Where and how precisely the model computes."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_threads: int
+
+
+def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None) -> TorchRunner:
+    """Load the model folder `config.model_path` and return a warm runner for it.
+
+    Sets torch's thread count. With `exact="on"` the runner is exact or this raises; with `"auto"` see `choose_exact`.
+    Raises `ModelNotFound`, `ModelDamaged`, `ModelUnsupported`, or `ModelError` when `kv_nbytes` is too small for one context.
+    """
+    files = check_folder(Path(config.model_path))
+    model_config = _read_config(files.folder)
+    check_supported(model_config)
+    fit_context(model_config, config.context)
+    placement = _place(config)
+    torch.set_num_threads(placement.num_threads)
+    exact = choose_exact(config, placement.device)
+    model = _load_model(files, model_config, placement, exact=exact)
+    identity = Identity(
+        fingerprint=_fingerprint(config, files, placement, exact=exact),
+        windows=layer_windows(model_config),
+        rows=RowGroups() if exact else None,
+    )
+    shape = _kv_shape(model_config, placement)
+    pool = KvPool(shape, _num_pages(config, shape), config.block_size, placement.device)
+    runner = TorchRunner(model, pool, identity, logits_sink)
+    check_faithful(model, pool, identity)
+    if exact:
+        check_exact(model, pool, identity)
+    return runner
+
+
+def choose_exact(config: EngineConfig, device: torch.device) -> bool:
+    """The rule of `exact: auto`."""
+    if config.exact == "auto":
+        return False
+    return config.exact == "on"
+
+
+def _read_config(folder: Path) -> PreTrainedConfig:
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelUnsupported(
+            f"{folder / 'config.json'}: transformers {transformers.__version__} cannot use it: {reason}"
+        ) from error
+    return config
+
+
+def _place(config: EngineConfig) -> _Placement:
+    if config.dtype not in DTYPES:
+        raise ModelUnsupported(f"dtype {config.dtype!r} is not supported (known: {', '.join(DTYPES)})")
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"device {name!r}: unknown to torch") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"device {name!r}: this torch sees no CUDA device")
+    return _Placement(device, DTYPES[config.dtype], config.num_threads or len(os.sched_getaffinity(0)))
+
+
+def _load_model(files: ModelFiles, model_config: PreTrainedConfig, placement: _Placement, *, exact: bool) -> Any:
+    attention.register()
+    experts.register()
+    auto: Any = AutoModelForCausalLM  # its annotations do not know `output_loading_info`
+    options: dict[str, Any] = {}
+    if exact and has_experts(model_config):
+        options["experts_implementation"] = experts.EXPERTS_NAME
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model, info = auto.from_pretrained(
+            files.folder,
+            config=model_config,
+            dtype=placement.dtype,
+            attn_implementation=attention.ATTENTION_NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+    except (ValueError, KeyError, NotImplementedError) as error:
+        raise ModelUnsupported(f"{files.folder}: {' '.join(str(error).split())[:300]}") from error
+    except (RuntimeError, OSError) as error:
+        raise ModelDamaged(f"{files.folder}: {' '.join(str(error).split())[:300]}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise ModelDamaged(f"{files.folder}: {len(missing)} tensors missing, first {missing[0]}")
+    return model.eval().to(placement.device)
+
+
+def _kv_shape(model_config: PreTrainedConfig, placement: _Placement) -> KvShape:
+    num_heads: int = model_config.num_attention_heads
+    return KvShape(
+        num_layers=model_config.num_hidden_layers,
+        num_kv_heads=getattr(model_config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(model_config, "head_dim", None) or model_config.hidden_size // num_heads,
+        dtype=placement.dtype,
+    )
+
+
+def _num_pages(config: EngineConfig, shape: KvShape) -> int:
+    """Pages that fit `kv_nbytes`; at least one sequence of full context must."""
+    page_nbytes = shape.page_nbytes(config.block_size)
+    needed = -(-config.context // config.block_size)
+    num_pages = config.kv_nbytes // page_nbytes
+    if num_pages < needed:
+        raise ModelError(
+            f"kv_nbytes={config.kv_nbytes} holds {num_pages * config.block_size} tokens; one context of "
+            f"{config.context} tokens needs {needed * page_nbytes} bytes"
+        )
+    return num_pages
+
+
+def _fingerprint(config: EngineConfig, files: ModelFiles, placement: _Placement, *, exact: bool) -> str:
+    """Hex SHA-256 over everything a token's KV bits depend on. In exact mode that includes the machine's kernels."""
+    parts: dict[str, object] = {
+        "layout": LAYOUT_VERSION,
+        "weights": content_digest(files),
+        "dtype": config.dtype,
+        "runner": "generic",
+        "block_size": config.block_size,
+        "context": config.context,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "exact": exact,
+    }
+    if exact:
+        parts["rows"] = RowGroups()
+        parts["device"] = _kernels(placement)
+    text = "".join(f"{name}={value!r}\0" for name, value in sorted(parts.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _kernels(placement: _Placement) -> str:
+    if placement.device.type == "cuda":
+        return torch.cuda.get_device_name(placement.device)
+    return f"{torch.backends.cpu.get_cpu_capability()}/{placement.num_threads}"

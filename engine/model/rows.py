@@ -1,0 +1,126 @@
+"""How the slices of a step become rows of a forward pass. Plain data: no tensors, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from engine.model.kv_pool import Run, runs_of
+from engine.schedule.sequence import Slice
+
+Attend: TypeAlias = Literal["free", "prompt", "generated"]
+"""How rows attend: `free` the fastest way; `prompt` and `generated` in the two fixed ways of exact mode."""
+
+DECODE_ROWS: Final = 4
+PREFILL_ROWS: Final = 128
+QUERY_ROWS: Final = 64
+"""Rows one attention call sees in exact mode: fewer than a linear's, so that a short tail does not attend for a whole group."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    """Exact mode's fixed row counts: every linear of a prompt token sees `prefill` rows, of a generated one `decode`.
+
+    `sampled` is the largest and, padded, the only number of rows the language model head sees.
+    """
+
+    prefill: int = PREFILL_ROWS
+    decode: int = DECODE_ROWS
+    sampled: int = DECODE_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens `[start, start + num_rows)` of one sequence on rows from `row` on.
+
+    `slots` holds the sequence's tokens `[0, start + num_rows)`; `written` are the slots of the span's own tokens.
+    `slice_index` says whose token the last row's logits are for, when they are wanted.
+    """
+
+    row: int
+    start: int
+    token_ids: tuple[int, ...]
+    slots: tuple[Run, ...]
+    written: tuple[Run, ...]
+    slice_index: int
+    sample: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this span."""
+        return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        """Tokens the last row attends to."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One forward pass: spans back to back, padded to `num_rows` rows; `num_sampled` head rows, padding included."""
+
+    spans: tuple[Span, ...]
+    num_rows: int
+    num_sampled: int
+    attend: Attend
+
+
+def one_group(slices: Seq[Slice], page_size: int) -> Group:
+    """All slices in one unpadded forward pass."""
+    spans: list[Span] = []
+    row = 0
+    for index, piece in enumerate(slices):
+        spans.append(_span(piece, index, (piece.start, piece.start + piece.num_tokens), row, page_size))
+        row += piece.num_tokens
+    return Group(tuple(spans), row, sum(piece.sample for piece in slices), "free")
+
+
+def fixed_groups(slices: Seq[Slice], page_size: int, rows: RowGroups) -> Iterator[Group]:
+    """Forward passes of fixed row counts, in an order in which every token's predecessors come no later.
+
+    A token's kind follows from its position alone: below `num_prompt` it is a prompt token, whatever step computes it, so
+    that a sequence computed again after preemption gets the same bits.
+    """
+    yield from _pack(slices, page_size, rows, prompt=True)
+    yield from _pack(slices, page_size, rows, prompt=False)
+
+
+def _pack(slices: Seq[Slice], page_size: int, rows: RowGroups, *, prompt: bool) -> Iterator[Group]:
+    num_rows = rows.prefill if prompt else rows.decode
+    spans: list[Span] = []
+    used = sampled = 0
+
+    def close() -> Group:
+        return Group(tuple(spans), num_rows, rows.sampled if sampled else 0, "prompt" if prompt else "generated")
+
+    for index, piece in enumerate(slices):
+        stop = piece.start + piece.num_tokens
+        border = piece.sequence.num_prompt
+        position, end = (piece.start, min(stop, border)) if prompt else (max(piece.start, border), stop)
+        while position < end:
+            # A generated token attends alone, as one query row: only so are its bits the same in any batch.
+            take = min(end - position, num_rows - used) if prompt else 1
+            spans.append(_span(piece, index, (position, position + take), used, page_size))
+            position, used, sampled = position + take, used + take, sampled + spans[-1].sample
+            if used == num_rows or sampled == rows.sampled:
+                yield close()
+                spans, used, sampled = [], 0, 0
+    if spans:
+        yield close()
+
+
+def _span(piece: Slice, index: int, bounds: tuple[int, int], row: int, page_size: int) -> Span:
+    start, end = bounds
+    sequence = piece.sequence
+    return Span(
+        row=row,
+        start=start,
+        token_ids=tuple(sequence.token_ids[start:end]),
+        slots=runs_of(sequence.block_table, page_size, 0, end),
+        written=runs_of(sequence.block_table, page_size, start, end),
+        slice_index=index,
+        sample=piece.sample and end == piece.start + piece.num_tokens,
+    )

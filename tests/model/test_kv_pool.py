@@ -1,0 +1,102 @@
+"""The KV pool: bytes in and out, copies, and nothing that is not finite."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.model.kv_pool import PAD_SLOTS, KvPool, KvShape, Run, slots_of
+
+pytestmark = pytest.mark.engine
+
+CPU = torch.device("cpu")
+SHAPE = KvShape(num_layers=2, num_kv_heads=3, head_dim=4, dtype=torch.bfloat16)
+
+
+def filled(shape: KvShape = SHAPE) -> KvPool:
+    """Six pages of four slots with distinct values."""
+    pool = KvPool(shape, 6, 4, CPU)
+    for layer in range(shape.num_layers):
+        values = torch.randn(2, 24, 3, 4, generator=torch.Generator().manual_seed(layer)).to(shape.dtype)
+        pool.write(layer, values[0], values[1], slice(0, 24))
+    return pool
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_pages_round_trip(dtype: torch.dtype) -> None:
+    """Bytes read from pages and written to others read back the same, and are as many as promised."""
+    pool = filled(KvShape(2, 3, 4, dtype))
+    payloads = pool.read_pages([1, 4])
+    assert [len(payload) for payload in payloads] == [pool.page_nbytes] * 2
+    assert payloads[0] != payloads[1]
+    pool.write_pages([5, 0], payloads)
+    assert pool.read_pages([5, 0, 1, 4]) == payloads * 2
+
+
+def test_layout_is_as_documented() -> None:
+    """Layer, K or V, slot, head, dimension: the bytes of a page in that order."""
+    pool = filled()
+    page = torch.frombuffer(bytearray(pool.read_pages([2])[0]), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)
+    keys, values = pool.read(1, (Run(8, 4),), 4)
+    assert torch.equal(page[1, 0], keys)
+    assert torch.equal(page[1, 1], values)
+
+
+def test_copy_page_copies_slots_in_every_layer() -> None:
+    """The first slots are copied, the others keep what they had."""
+    pool = filled()
+    before = pool.read_pages([3])[0]
+    pool.copy_page(1, 3, 3)
+    for layer in (0, 1):
+        for side in (0, 1):
+            assert torch.equal(pool.read(layer, (Run(12, 3),), 3)[side], pool.read(layer, (Run(4, 3),), 3)[side])
+    pool.copy_page(3, 5, 4)
+    assert pool.read_pages([5]) == pool.read_pages([3]) != [before]
+    kept = torch.frombuffer(bytearray(before), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)[:, :, 3]
+    now = torch.frombuffer(bytearray(pool.read_pages([3])[0]), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)[:, :, 3]
+    assert torch.equal(kept, now)
+
+
+def test_one_run_is_a_view_and_several_are_gathered() -> None:
+    """Reading in place copies nothing; scattered runs give the same values, zeros after them."""
+    pool = filled()
+    keys, _ = pool.read(0, (Run(4, 8),), 8)
+    assert keys.data_ptr() == pool.read(0, (Run(4, 1),), 1)[0].data_ptr()
+    gathered, _ = pool.read(0, (Run(8, 4), Run(4, 4)), 20)
+    assert torch.equal(gathered[:8], torch.cat([keys[4:], keys[:4]]))
+    assert gathered.shape[0] == 20
+    assert not gathered[8:].any()
+
+
+def test_view_past_the_last_page_is_zero() -> None:
+    """A run at the pool's end can be extended by the padding, which stays zero."""
+    keys, values = filled().read(0, (Run(20, 4),), PAD_SLOTS)
+    assert not keys[4:].any()
+    assert not values[4:].any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_nothing_but_finite_values_gets_in(bad: float) -> None:
+    """What is written or loaded as NaN or infinity is zero in the pool."""
+    pool = filled()
+    rows = torch.full((3, 3, 4), bad, dtype=torch.bfloat16)
+    pool.write(0, rows, rows, slots_of([Run(0, 1), Run(9, 2)], CPU))
+    pool.write_pages([4], [torch.full((pool.page_nbytes // 2,), bad, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()])
+    for layer in (0, 1):
+        for side in pool.read(layer, (Run(0, 24),), 24):
+            assert bool(side.isfinite().all())
+    assert not pool.read(0, (Run(9, 2),), 2)[0].any()
+    assert not any(pool.read_pages([4])[0])
+
+
+def test_wrong_sizes_are_refused() -> None:
+    """A payload of another length, a page outside the pool and too long a copy are errors, not corruption."""
+    pool = filled()
+    with pytest.raises(ValueError, match="a page has"):
+        pool.write_pages([0], [b"x"])
+    with pytest.raises(IndexError):
+        pool.read_pages([6])
+    with pytest.raises(ValueError, match="holds 4 tokens"):
+        pool.copy_page(0, 1, 5)
+    with pytest.raises(ValueError, match="zip"):
+        pool.write_pages([0, 1], pool.read_pages([0]))

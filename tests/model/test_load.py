@@ -1,0 +1,216 @@
+"""Loading: what is refused, by which name; fingerprints; stretched positions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from engine.config import EngineConfig
+from engine.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported
+from engine.model.attention import paged_attention
+from engine.model.load import load_runner
+from engine.model.support import check_supported, fit_context, layer_windows
+from tests.fakes.tiny_models import FAMILIES, WINDOW, tiny_config
+from tests.fakes.torch_driver import Driver
+
+pytestmark = pytest.mark.engine
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture
+def folder(tiny_folder: Folder, tmp_path: Path) -> Path:
+    """A private copy of the tiny Llama, to damage."""
+    for path in tiny_folder("llama").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Change keys of config.json; None removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_bytes()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def load(folder: Path, **options: Any) -> None:
+    """Load and close."""
+    Driver(folder, **options).runner.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "not a decoder-only"),
+        ({"model_type": "no-such-model"}, "no-such-model"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "recurrent"),
+        ({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}, "latent attention"),
+        ({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "soft-capped"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"], "model_type": "qwen3"}, "linear_attention"),
+        (
+            {"layer_types": ["full_attention", "chunked_attention", "full_attention"], "model_type": "qwen3"},
+            "chunked_attention",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
+    ],
+    ids=str,
+)
+def test_unsupported_is_refused_by_name(folder: Path, changes: dict[str, Any], words: str) -> None:
+    """Each architecture we do not implement is refused before its weights are read, and named."""
+    for path in folder.glob("*.safetensors"):
+        assert path.is_file()
+    edit_config(folder, **changes)
+    with pytest.raises(ModelUnsupported, match=words):
+        load(folder)
+
+
+@pytest.mark.parametrize("argument", [{"softcap": 50.0}, {"s_aux": object()}, {"something_new": 1}, {"dropout": 0.1}], ids=str)
+def test_unknown_attention_arguments_raise(argument: dict[str, Any]) -> None:
+    """An attention argument that would change the result is refused when it arrives, whatever the configuration said."""
+    nothing: Any = None
+    with pytest.raises(ModelUnsupported, match=next(iter(argument))):
+        paged_attention(LlamaConfig(), nothing, nothing, nothing, None, pcg_pass=object(), **argument)  # type: ignore[arg-type]
+
+
+def test_sinks_are_refused(folder: Path) -> None:
+    """A model whose attention has learned sinks reaches the attention function with `s_aux`, and stops there."""
+    edit_config(folder, model_type="gpt_oss", architectures=["GptOssForCausalLM"], num_local_experts=2, num_experts_per_tok=1)
+    with pytest.raises((ModelUnsupported, ModelDamaged)):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_missing_file(folder: Path, name: str) -> None:
+    """A folder that lacks something is no model."""
+    (folder / name).unlink()
+    with pytest.raises(ModelNotFound, match="safetensors"):
+        load(folder)
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    """No folder, no model."""
+    with pytest.raises(ModelNotFound, match="no such model folder"):
+        load(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_weights(folder: Path, keep: int) -> None:
+    """A weights file cut anywhere is damaged, even by one byte."""
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    with pytest.raises(ModelDamaged, match=r"model\.safetensors"):
+        load(folder)
+
+
+def test_missing_tensors(folder: Path) -> None:
+    """Weights that do not fill the model are damaged, not silently random."""
+    edit_config(folder, num_hidden_layers=4, layer_types=None)
+    with pytest.raises(ModelDamaged, match="tensors missing"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"dtype": "int3"}, ModelUnsupported, "int3"),
+        ({"device": "abacus"}, ModelError, "abacus"),
+        ({"kv_nbytes": 1000}, ModelError, "needs"),
+    ],
+    ids=str,
+)
+def test_bad_settings(folder: Path, options: dict[str, Any], error: type[ModelError], words: str) -> None:
+    """Settings this machine or engine cannot follow are said plainly."""
+    with pytest.raises(error, match=words):
+        load(folder, **options)
+
+
+def test_fingerprint_names_what_kv_depends_on(tiny_folder: Folder, folder: Path) -> None:
+    """Equal content in another folder has the same fingerprint; every setting that changes KV bits changes it."""
+    base: dict[str, Any] = {"exact": "off", "dtype": "float32"}
+    variants: list[dict[str, Any]] = [base, base | {"exact": "on"}, base | {"dtype": "bfloat16"}, base | {"block_size": 32}]
+    drivers = [Driver(folder, **options) for options in variants]
+    prints = [driver.runner.fingerprint for driver in drivers]
+    assert len(set(prints)) == len(prints)
+    assert Driver(tiny_folder("llama"), **base).runner.fingerprint == prints[0]
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert Driver(folder, **base).runner.fingerprint != prints[0]
+
+
+def test_closed_runner(folder: Path) -> None:
+    """Close twice is fine; use after close is an error."""
+    runner = Driver(folder).runner
+    runner.close()
+    runner.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        runner.read_pages([0])
+
+
+def test_engine_config_is_enough(folder: Path) -> None:
+    """The runner has the pages that fit, of the size it says."""
+    config = EngineConfig(model="x", model_path=str(folder), root_secret=b"0" * 16, context=512, kv_nbytes=10_000_000)
+    runner = load_runner(config)
+    assert runner.page_nbytes == 3 * 2 * 16 * 2 * 16 * 2
+    assert runner.num_pages == 10_000_000 // runner.page_nbytes
+    runner.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_context_beyond_training(family: str, tiny_folder: Folder) -> None:
+    """Past the trained length positions are scaled by a fixed factor, or it is refused; within it nothing changes."""
+    config = AutoConfig.from_pretrained(tiny_folder(family))
+    before = json.dumps(config.to_dict(), default=str)
+    fit_context(config, 2048)
+    assert json.dumps(config.to_dict(), default=str) == before
+    if family == "gemma3":
+        with pytest.raises(ModelUnsupported, match="trained for 2048"):
+            fit_context(config, 8192)
+        return
+    fit_context(config, 8192)
+    assert config.rope_parameters["rope_type"] == "yarn"
+    assert config.rope_parameters["factor"] == 4.0
+    driver = Driver(tiny_folder(family), context=4096, dtype="float32")
+    driver.prefill(driver.sequence("long", [7] * 2500, range(160)), 0, (1000, 2000))
+    assert bool(driver.logits["long"][2500].isfinite().all())
+    driver.runner.close()
+
+
+def test_length_dependent_rope_is_refused() -> None:
+    """A rotary scaling that looks at the whole length would give a cached token other bits in a longer prompt."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = LlamaConfig(max_position_embeddings=1024, rope_parameters=rope)
+    fit_context(config, 1024)
+    with pytest.raises(ModelUnsupported, match="dynamic"):
+        fit_context(config, 2048)
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (LlamaConfig(num_hidden_layers=2), (None, None)),
+        (tiny_config("gemma3"), (WINDOW, None, WINDOW)),
+        (tiny_config("mixtral"), (None, None, None)),
+        (AutoConfig.for_model("mistral", num_hidden_layers=2, sliding_window=64), (64, 64)),
+        (Qwen3Config(num_hidden_layers=2, use_sliding_window=False), (None, None)),
+        (Qwen3Config(num_hidden_layers=3, use_sliding_window=True, sliding_window=32, max_window_layers=1), (None, 32, 32)),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_windows(config: PreTrainedConfig, windows: tuple[int | None, ...]) -> None:
+    """Each layer's window is read from the configuration."""
+    assert layer_windows(config) == windows
+
+
+def test_bidirectional_attention_is_refused() -> None:
+    """An embedding model in a decoder's clothes is refused."""
+    config = Gemma3TextConfig(use_bidirectional_attention=True, architectures=["Gemma3ForCausalLM"])
+    with pytest.raises(ModelUnsupported, match="bidirectional"):
+        check_supported(config)

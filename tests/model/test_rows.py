@@ -1,0 +1,98 @@
+"""Packing slices into row groups, and runs of pages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.model.kv_pool import Run, runs_of
+from engine.model.rows import RowGroups, fixed_groups, one_group
+from engine.schedule.sequence import Sequence, Slice
+from engine.types import Sampling
+
+pytestmark = pytest.mark.engine
+
+PAGE = 4
+ROWS = RowGroups(prefill=8, decode=3, sampled=2)
+
+
+def made(num_prompt: int, num_output: int) -> Sequence:
+    """A sequence whose token ids are their positions."""
+    total = num_prompt + num_output
+    return Sequence("r", list(range(total)), num_prompt, Sampling(max_tokens=1), block_table=list(range(-(-total // PAGE))))
+
+
+@pytest.mark.parametrize(
+    ("table", "start", "end", "expected"),
+    [
+        ([0, 1, 2], 0, 12, [Run(0, 12)]),
+        ([0, 1, 2], 3, 7, [Run(3, 4)]),
+        ([5, 6, 2], 0, 10, [Run(20, 8), Run(8, 2)]),
+        ([5, 3, 4], 2, 9, [Run(22, 2), Run(12, 5)]),
+        ([2, 1, 0], 0, 12, [Run(8, 4), Run(4, 4), Run(0, 4)]),
+        ([7], 1, 1, []),
+        ([0, 1, 9], 0, 8, [Run(0, 8)]),
+    ],
+)
+def test_runs(table: list[int], start: int, end: int, expected: list[Run]) -> None:
+    """Consecutive pages are one run, cut at the tokens asked for."""
+    assert list(runs_of(table, PAGE, start, end)) == expected
+
+
+@given(table=st.lists(st.integers(0, 9), min_size=1, max_size=6), data=st.data())
+def test_runs_name_every_slot_once(table: list[int], data: st.DataObject) -> None:
+    """Runs list the slots of the tokens, in order."""
+    start = data.draw(st.integers(0, len(table) * PAGE))
+    end = data.draw(st.integers(start, len(table) * PAGE))
+    slots = [run.first + i for run in runs_of(table, PAGE, start, end) for i in range(run.num_slots)]
+    assert slots == [table[t // PAGE] * PAGE + t % PAGE for t in range(start, end)]
+
+
+def test_one_group_packs_everything() -> None:
+    """Fast mode: one pass, no padding, a head row per sampling slice."""
+    slices = [Slice(made(10, 0), 2, 5, False), Slice(made(3, 1), 3, 1, True)]
+    group = one_group(slices, PAGE)
+    assert [(span.row, span.start, span.num_rows, span.sample) for span in group.spans] == [(0, 2, 5, False), (5, 3, 1, True)]
+    assert (group.num_rows, group.num_sampled, group.attend) == (6, 1, "free")
+
+
+def test_fixed_groups_by_position() -> None:
+    """A slice over the end of its prompt is prompt rows first, then generated rows, one span each."""
+    groups = list(fixed_groups([Slice(made(10, 3), 1, 12, True)], PAGE, ROWS))
+    shape = [(g.attend, g.num_rows, g.num_sampled, [(s.start, s.num_rows, s.sample) for s in g.spans]) for g in groups]
+    assert shape == [
+        ("prompt", 8, 0, [(1, 8, False)]),
+        ("prompt", 8, 0, [(9, 1, False)]),
+        ("generated", 3, 2, [(10, 1, False), (11, 1, False), (12, 1, True)]),
+    ]
+
+
+def test_head_rows_are_bounded() -> None:
+    """A group closes when its head rows are full, so that the head's row count never changes."""
+    groups = list(fixed_groups([Slice(made(2, 0), 0, 2, True) for _ in range(3)], PAGE, ROWS))
+    assert [(len(g.spans), g.num_sampled) for g in groups] == [(2, 2), (1, 2)]
+
+
+@given(
+    pieces=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5), st.integers(0, 16), st.booleans()), min_size=1, max_size=5)
+)
+def test_every_token_once_and_in_order(pieces: list[tuple[int, int, int, bool]]) -> None:
+    """Groups cover every token of every slice once, in order, on rows that do not overlap, and sample what was asked."""
+    slices = []
+    for num_prompt, num_output, start, sample in pieces:
+        total = num_prompt + num_output
+        start = min(start, total - 1)
+        slices.append(Slice(made(num_prompt, num_output), start, total - start, sample))
+    seen: dict[int, list[int]] = {index: [] for index in range(len(slices))}
+    sampled = []
+    for group in fixed_groups(slices, PAGE, ROWS):
+        rows = [row for span in group.spans for row in range(span.row, span.row + span.num_rows)]
+        assert rows == list(range(len(rows)))
+        assert len(rows) <= group.num_rows
+        for span in group.spans:
+            seen[span.slice_index] += span.token_ids
+            sampled += [span.slice_index] * span.sample
+            assert sum(run.num_slots for run in span.slots) == span.end
+    assert seen == {index: list(range(s.start, s.start + s.num_tokens)) for index, s in enumerate(slices)}
+    assert sorted(sampled) == [index for index, s in enumerate(slices) if s.sample]
