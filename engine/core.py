@@ -1,0 +1,287 @@
+"""The engine as its users see it: requests in from any thread, events out. Knows no sockets, HTTP or money.
+
+Two threads. The *render thread* turns prompts into tokens and answers counts; the *engine thread* owns cache, schedule
+and device and runs the step loop. Neither ever waits for the other, and an idle engine sleeps.
+
+    def show(event: FromEngine) -> None:
+        if isinstance(event, TextDelta):
+            print(event.text, end="")
+        elif isinstance(event, Finished | Failed):
+            done.set()
+
+    done = threading.Event()
+    with worker.build_engine(config, show) as engine:
+        engine.submit(Submit("1", "me", prompt, CachePlan(), Sampling(max_tokens=64), started_at_s=time.time()))
+        done.wait()
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+from engine.cache.prefix_cache import PrefixCache
+from engine.config import EngineConfig
+from engine.errors import BadPrompt, Overloaded
+from engine.inbox import Inbox, Job, Mail
+from engine.loop import StepLimits, StepLoop
+from engine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Capabilities,
+    Count,
+    Counted,
+    EngineStats,
+    Failed,
+    Finished,
+    Flush,
+    Flushed,
+    FromEngine,
+    Hello,
+    Snapshot,
+    Submit,
+    Tick,
+)
+from engine.prompt.rendered import RenderedPrompt
+from engine.prompt.tokenizer import Tokenizer
+from engine.prompt.types import Prompt
+from engine.schedule.runner import Runner
+from engine.schedule.warmup import warm_up
+from engine.stats import cache_counters, cache_gauges
+
+_log = logging.getLogger(__name__)
+
+WARM_UP_TOKENS: Final = 64
+"""Tokens of the prefill that nobody waits for."""
+
+
+class Renders(Protocol):
+    """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault."""
+
+    def render(self, prompt: Prompt) -> RenderedPrompt: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is made of.
+
+    `fingerprint` names everything cached KV depends on. `resources` is open while the engine runs, and closed after the
+    runner.
+    """
+
+    runner: Runner
+    cache: PrefixCache
+    tokenizer: Tokenizer
+    renderer: Renders
+    fingerprint: str
+    capabilities: Capabilities
+    resources: AbstractContextManager[Any] = field(default_factory=nullcontext)
+
+
+class Engine:
+    """Continuous batching over a prefix cache.
+
+    Every method may be called from any thread and none waits, except `start` and `join`. `emit` is called from the
+    engine thread and from the render thread: it must be thread-safe, and when it blocks the engine waits. Each request
+    gets, in this order: `Started`, any number of `TextDelta`, then exactly one `Finished` or `Failed`; a refused or early
+    aborted one only the last; a count one `Counted`.
+
+    `on_fatal` is called from the engine thread when an error made the engine useless: everything in flight has been
+    answered with `Failed`, and nothing is accepted any more.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        parts: EngineParts,
+        emit: Callable[[FromEngine], None],
+        on_fatal: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self._config = config
+        self._parts = parts
+        self._send = emit
+        self._on_fatal = on_fatal
+        self.context = min(config.context, parts.runner.num_pages * config.block_size)
+        """The most tokens of prompt and answer together: what the model allows or the pool holds."""
+        self.failure: Exception | None = None
+        """What made the engine useless."""
+        limits = StepLimits(
+            context=self.context,
+            block_size=config.block_size,
+            max_sequences=config.max_sequences,
+            max_step_tokens=config.max_step_tokens,
+            max_queue=config.max_queue,
+        )
+        self._loop = StepLoop(limits, parts.runner, parts.cache, parts.tokenizer, self._emit)
+        capacity = config.max_queue + config.max_sequences
+        self._inbox = Inbox(capacity)
+        self._to_render: queue.Queue[Job | None] = queue.Queue(capacity)
+        self._ready: Future[None] = Future()
+        self._seed_ids = parts.tokenizer.encode("The quick brown fox jumps over the lazy dog.")
+        self._threads = (
+            threading.Thread(target=self._run, name="engine", daemon=True),
+            threading.Thread(target=self._render, name="render", daemon=True),
+        )
+
+    # For any thread -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the threads and wait until the model is warm. Raises what the first steps raised."""
+        for thread in self._threads:
+            thread.start()
+        self._ready.result()
+
+    def hello(self, load_s: float) -> Hello:
+        """What this engine is, for a peer that hears from it for the first time."""
+        return Hello(
+            PROTOCOL_VERSION, self._config.model, self._parts.fingerprint, self.context, self._parts.capabilities, load_s
+        )
+
+    def submit(self, request: Submit) -> None:
+        """Generate one answer. Raises `Overloaded` when too many are in flight, `EngineError` for an id that is in flight
+        or after `close`; then no event follows."""
+        self._open(Job(request))
+
+    def count(self, request: Count) -> None:
+        """Count the tokens of a prompt; answered by `Counted` or `Failed`. Raises as `submit` does."""
+        self._open(Job(request))
+
+    def abort(self, message: Abort) -> None:
+        """End a request within a step; answered by `Finished` with reason `cancelled`. Unknown ids are ignored."""
+        self._inbox.abort(message.request_id)
+
+    def tick(self, message: Tick) -> None:
+        """Tell the time; the engine's TTL time is the largest of these and of every `Submit.started_at_s`."""
+        self._inbox.tick(message.now_s)
+
+    def flush(self, message: Flush) -> None:
+        """Forget cached blocks; answered by `Flushed`. Raises `Overloaded` or `EngineError`."""
+        self._inbox.ask(message)
+
+    def snapshot(self, message: Snapshot) -> None:
+        """Answered by `EngineStats` (names in `engine/stats.py`). Raises `Overloaded` or `EngineError`."""
+        self._inbox.ask(message)
+
+    def close(self) -> None:
+        """Take nothing more; everything in flight ends as `cancelled` within a step. Idempotent."""
+        self._inbox.close()
+        with suppress(queue.Full):
+            self._to_render.put_nowait(None)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until both threads have ended and the device is released; False when they haven't in time."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+        self.join()
+
+    def _open(self, job: Job) -> None:
+        self._inbox.open(job)
+        try:
+            self._to_render.put_nowait(job)
+        except queue.Full:
+            self._inbox.settle(job.request_id)
+            raise Overloaded("too many prompts are waiting to be rendered") from None
+
+    def _emit(self, event: FromEngine) -> None:
+        """Send an event; the last event of a request only if nobody else has sent one."""
+        if not isinstance(event, Finished | Failed | Counted) or self._inbox.settle(event.request_id):
+            self._send(event)
+
+    # The render thread --------------------------------------------------------------------------------------------------
+
+    def _render(self) -> None:
+        while (job := self._to_render.get()) is not None and not self._inbox.is_closed:
+            if self._inbox.is_open(job):
+                self._render_one(job)
+
+    def _render_one(self, job: Job) -> None:
+        begin_s = time.perf_counter()
+        try:
+            rendered = self._parts.renderer.render(job.request.prompt)
+        except BadPrompt as error:
+            self._emit(Failed(job.request_id, "bad_prompt", str(error)))
+        except Exception as error:
+            _log.error("rendering failed", exc_info=error)
+            self._emit(Failed(job.request_id, "internal", f"{type(error).__name__} while rendering the prompt"))
+        else:
+            if isinstance(job.request, Count):
+                self._emit(Counted(job.request_id, len(rendered.token_ids)))
+            else:
+                self._inbox.deliver(job, rendered, time.perf_counter() - begin_s)
+
+    # The engine thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._parts.resources)
+                stack.callback(self._parts.runner.close)
+                num_tokens = max(1, min(WARM_UP_TOKENS, self.context - 1))
+                warm_up(self._parts.runner, self._seed_ids, num_tokens, self._config.block_size)
+            except Exception as error:
+                self.close()
+                self._ready.set_exception(error)
+                return
+            self._ready.set_result(None)
+            try:
+                self._serve()
+            except Exception as error:
+                self._die(error)
+
+    def _serve(self) -> None:
+        while not (mail := self._inbox.take(wait=not self._loop.has_work)).closed:
+            self._handle(mail)
+            self._loop.step()
+        self._loop.abort_all()
+        for request_id in self._inbox.settle_all():
+            self._send(Finished(request_id, "cancelled", 0))
+
+    def _handle(self, mail: Mail) -> None:
+        if mail.now_s is not None:
+            self._loop.tick(mail.now_s)
+        for job in mail.rendered:
+            if job.submit.request_id not in mail.aborted:
+                self._loop.accept(job)
+        for request_id in mail.aborted:
+            self._loop.abort(request_id)
+        for question in mail.questions:
+            if isinstance(question, Flush):
+                self._send(Flushed(question.request_id, self._loop.flush(question.tenant)))
+            else:
+                self._send(self._stats(question.request_id))
+
+    def _stats(self, request_id: str) -> EngineStats:
+        cache = self._parts.cache.stats()
+        gauges = {
+            "engine_running": float(self._loop.num_running),
+            "engine_waiting": float(self._loop.num_waiting),
+            "engine_open": float(self._inbox.num_open),
+        }
+        counters = self._loop.stats.counters | cache_counters(cache)
+        return EngineStats(request_id, counters, gauges | cache_gauges(cache))
+
+    def _die(self, error: Exception) -> None:
+        _log.critical("the engine cannot go on", exc_info=error)
+        self.failure = error
+        self.close()
+        for request_id in self._inbox.settle_all():
+            self._send(Failed(request_id, "internal", f"{type(error).__name__} ended the engine"))
+        self._on_fatal(error)

@@ -1,0 +1,294 @@
+"""The step loop: from rendered prompts to events, one model step at a time. Knows no threads, sockets or rendering.
+
+A request's life: `accept` (it fits the context) → admitted by pages (`Started`) → prefilled in chunks, each committed to
+the cache → first token (the plan's entries are promised) → decoded → `Finished`, and its pages go back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.answer import Answer, Piece
+from engine.cache.lease import Lease
+from engine.cache.prefix_cache import PrefixCache
+from engine.errors import ContextExceeded, Overloaded
+from engine.inbox import RenderedJob
+from engine.messages import Failed, FailureKind, Finished, FromEngine, Started, TextDelta
+from engine.prompt.tokenizer import Tokenizer
+from engine.schedule.runner import Runner
+from engine.schedule.scheduler import Scheduler
+from engine.schedule.sequence import Sequence, Slice, Status
+from engine.stats import Stats
+from engine.types import FinishReason
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Sizes of the loop. `context` is the most tokens of prompt and answer together, never more than the pool holds."""
+
+    context: int
+    block_size: int
+    max_sequences: int
+    max_step_tokens: int
+    max_queue: int
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One accepted request. `lease` is None until it is admitted; times are on the monotonic clock."""
+
+    job: RenderedJob
+    sequence: Sequence
+    answer: Answer
+    lease: Lease | None = None
+    started_s: float = 0.0
+    first_token_s: float | None = None
+
+
+class StepLoop:
+    """Owns scheduler, cache and runner; not thread-safe, the engine thread owns it. Nothing here waits.
+
+    Every accepted request gets exactly one `Finished` or `Failed`, after its pages have been given back.
+    """
+
+    def __init__(
+        self, limits: StepLimits, runner: Runner, cache: PrefixCache, tokenizer: Tokenizer, emit: Callable[[FromEngine], None]
+    ) -> None:
+        self.limits = limits
+        self.stats = Stats()
+        self._runner = runner
+        self._cache = cache
+        self._tokenizer = tokenizer
+        self._emit = emit
+        self._requests: dict[str, _Request] = {}
+        self._now_s = 0.0
+        self._last_step_failed = False
+        self._scheduler = Scheduler(
+            max_sequences=limits.max_sequences, max_step_tokens=limits.max_step_tokens, max_queue=limits.max_queue
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything now."""
+        return self._scheduler.has_work
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    # What others want ---------------------------------------------------------------------------------------------------
+
+    def accept(self, job: RenderedJob) -> None:
+        """Start a request or queue it, or answer `Failed` when it can never fit or the queue is full.
+
+        `max_tokens` is clamped to the context, and an answer that ends there finishes with `context`.
+        """
+        self.tick(job.submit.started_at_s)
+        self.stats.add("engine_requests_total")
+        self.stats.add("engine_render_seconds_total", job.render_s)
+        num_prompt = len(job.rendered.token_ids)
+        room = self.limits.context - num_prompt
+        if num_prompt == 0:
+            self._refuse(job, "bad_prompt", "the prompt is empty")
+            return
+        if room < 1:
+            error = ContextExceeded(num_prompt, self.limits.context)
+            self._refuse(job, "context_exceeded", str(error), num_prompt=num_prompt, limit=self.limits.context)
+            return
+        sampling = job.submit.sampling
+        at_limit: FinishReason = "context" if sampling.max_tokens > room else "length"
+        sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        sequence = Sequence(job.submit.request_id, list(job.rendered.token_ids), num_prompt, sampling)
+        try:
+            self._scheduler.add(sequence)
+        except Overloaded as error:
+            self._refuse(job, "overloaded", str(error))
+            return
+        self._requests[sequence.request_id] = _Request(job, sequence, Answer(self._tokenizer, sampling, at_limit))
+        self._scheduler.admit(self._try_admit)
+
+    def abort(self, request_id: str) -> None:
+        """End a request as `cancelled`, accepted or not yet; what was computed of it stays cached."""
+        self.stats.add("engine_aborted_total")
+        request = self._requests.get(request_id)
+        if request is None:
+            self._emit(Finished(request_id, "cancelled", 0))
+        else:
+            self._finish(request, "cancelled")
+
+    def abort_all(self) -> None:
+        """End every accepted request as `cancelled`."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+
+    def tick(self, now_s: float) -> None:
+        """Tell the time; the cache's time is the largest ever told."""
+        if now_s > self._now_s:
+            self._now_s = now_s
+            with self.stats.timed("engine_cache_seconds_total"):
+                self._cache.tick(now_s)
+
+    def flush(self, tenant: str | None) -> int:
+        """Forget what is cached for `tenant`, or for everyone; the number of blocks forgotten."""
+        with self.stats.timed("engine_cache_seconds_total"):
+            return self._cache.flush(tenant)
+
+    # One step -----------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Admit what fits, compute one step, send what came of it.
+
+        An error of the model fails the sequences of that step and is otherwise survived, unless it follows another one
+        or memory ran out: then it is raised and this loop is of no more use. So is any error from elsewhere.
+        """
+        self._scheduler.admit(self._try_admit)
+        # With nothing running all pages can be had, and what is larger than the pool was refused: nobody waits for ever.
+        assert self._scheduler.num_running or not self._scheduler.num_waiting
+        slices = self._scheduler.next_step()
+        if not slices:
+            return
+        with self.stats.timed("engine_cache_seconds_total"):
+            for part in slices:
+                self._cover(part)
+        try:
+            with self.stats.timed("engine_step_seconds_total"):
+                sampled = self._runner.step(slices)
+        except Exception as error:
+            self._survive(error, slices)
+            return
+        self._last_step_failed = False
+        self.stats.add("engine_steps_total")
+        for part, token_id in zip(slices, sampled, strict=True):
+            self._advance(self._requests[part.sequence.request_id], part, token_id)
+
+    def _try_admit(self, sequence: Sequence) -> bool:
+        request = self._requests[sequence.request_id]
+        job = request.job
+        # The last sampled token is never fed back, so it needs no room.
+        num_reserve = sequence.num_prompt + max(sequence.sampling.max_tokens - 1, 0)
+        begin_s = time.perf_counter()
+        with self.stats.timed("engine_cache_seconds_total"):
+            lease = self._cache.admit(
+                job.submit.tenant, job.rendered, job.submit.plan, job.submit.started_at_s, num_reserve=num_reserve
+            )
+        if lease is None:
+            return False
+        request.lease = lease
+        request.started_s = time.perf_counter()
+        sequence.num_cached = sequence.num_computed = lease.num_cached
+        self.stats.add("engine_prompt_tokens_total", sequence.num_prompt)
+        self.stats.add("engine_skipped_tokens_total", lease.num_cached)
+        match_s = request.started_s - begin_s
+        queue_s = max(0.0, begin_s - job.submitted_s - job.render_s)
+        self._emit(Started(sequence.request_id, lease.report, job.render_s, match_s, queue_s))
+        return True
+
+    def _cover(self, part: Slice) -> None:
+        """Make the block table reach over everything the slice writes."""
+        lease = self._lease(part.sequence)
+        self._cache.grow(lease, part.start + part.num_tokens)
+        part.sequence.block_table = lease.block_table
+
+    def _advance(self, request: _Request, part: Slice, token_id: int | None) -> None:
+        """Take in what the step computed of one sequence."""
+        sequence = request.sequence
+        is_prefill = sequence.status is Status.PREFILL
+        sequence.num_computed += part.num_tokens
+        self.stats.add("engine_prefill_tokens_total" if is_prefill else "engine_decode_tokens_total", part.num_tokens)
+        if is_prefill or self._runner.reuse_decode_kv:
+            with self.stats.timed("engine_cache_seconds_total"):
+                self._cache.commit(self._lease(sequence), sequence.token_ids, sequence.num_computed)
+        if is_prefill:
+            if sequence.num_computed < sequence.num_prompt:
+                return
+            self._end_prefill(request)
+        if token_id is None:
+            self._finish(request, "length")
+            return
+        sequence.token_ids.append(token_id)
+        piece = request.answer.push(token_id)
+        if piece is not None:
+            self._send(request, piece)
+
+    def _end_prefill(self, request: _Request) -> None:
+        request.first_token_s = time.perf_counter()
+        with self.stats.timed("engine_cache_seconds_total"):
+            self._cache.promise(self._lease(request.sequence))
+        request.sequence.move(Status.DECODE)
+
+    def _send(self, request: _Request, piece: Piece) -> None:
+        if piece.text or piece.token_ids:
+            self._emit(TextDelta(request.sequence.request_id, piece.text, piece.token_ids))
+        if piece.finish is not None:
+            self._finish(request, piece.finish, piece.stop)
+
+    # Ends ---------------------------------------------------------------------------------------------------------------
+
+    def _finish(self, request: _Request, reason: FinishReason, stop: str | None = None) -> None:
+        now_s = time.perf_counter()
+        first_s = request.first_token_s
+        started_s = request.started_s or now_s
+        self._give_back(request)
+        self._emit(
+            Finished(
+                request.sequence.request_id,
+                reason,
+                request.answer.num_tokens,
+                stop,
+                prefill_s=(now_s if first_s is None else first_s) - started_s,
+                decode_s=0.0 if first_s is None else now_s - first_s,
+            )
+        )
+
+    def _refuse(
+        self, job: RenderedJob, kind: FailureKind, message: str, *, num_prompt: int | None = None, limit: int | None = None
+    ) -> None:
+        self.stats.add("engine_failed_total")
+        self._emit(Failed(job.submit.request_id, kind, message, num_prompt, limit))
+
+    def _give_back(self, request: _Request) -> None:
+        """Leave the schedule and return the pages, keeping the KV that is surely computed."""
+        sequence = request.sequence
+        del self._requests[sequence.request_id]
+        self._scheduler.remove(sequence)
+        self.stats.add("engine_output_tokens_total", request.answer.num_tokens)
+        if request.lease is not None:
+            num_reusable = (
+                sequence.num_computed if self._runner.reuse_decode_kv else min(sequence.num_computed, sequence.num_prompt)
+            )
+            with self.stats.timed("engine_cache_seconds_total"):
+                self._cache.release(request.lease, sequence.token_ids, num_reusable)
+
+    def _survive(self, error: Exception, slices: Seq[Slice]) -> None:
+        """Fail the sequences of a step that raised. Their tokens before the step are still good and stay cached."""
+        self.stats.add("engine_failed_steps_total")
+        for part in slices:
+            request = self._requests[part.sequence.request_id]
+            self._give_back(request)
+            self._refuse(request.job, "internal", f"{type(error).__name__} in a step of the model")
+        if self._last_step_failed or is_out_of_memory(error):
+            raise error
+        self._last_step_failed = True
+        _log.error("step failed", exc_info=error)
+
+    def _lease(self, sequence: Sequence) -> Lease:
+        lease = self._requests[sequence.request_id].lease
+        assert lease is not None, "not admitted"
+        return lease
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host ran out of memory. Known by name, as this package must not import torch."""
+    return isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)

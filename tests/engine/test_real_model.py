@@ -1,0 +1,103 @@
+"""Promise 1 through the real step loop, cache and tiers, on the default model in exact mode: a hit never changes the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.model.load import load_runner
+from engine.prompt.render import Renderer
+from engine.prompt.rendered import RenderedPrompt
+from engine.prompt.template import ChatTemplate
+from engine.prompt.tokenizer import HfTokenizer
+from engine.prompt.types import Message, Position, Prompt, TextPart
+from engine.store.memory import MemoryStore
+from engine.types import CachePlan
+from tests.fakes.stepper import Outcome, RealModel, Stepper
+
+pytestmark = pytest.mark.engine
+
+SYSTEM = "You are the keeper of a lighthouse and answer in one sentence. " * 18
+QUESTIONS = ("Who are you?", "What do you see at night, and what do you do about it?", "이름이 뭐예요?", "Count to five.")
+SAMPLINGS: tuple[dict[str, object], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0.8, "top_p": 0.9, "seed": 1},
+    {"temperature": 0.0, "repetition_penalty": 1.2},
+)
+MAX_TOKENS = 10
+
+
+@pytest.fixture(scope="module")
+def model(default_model: Path) -> Iterator[RealModel]:
+    """The default model, exact, with a pool of about 2,800 tokens."""
+    config = EngineConfig(
+        model="m",
+        model_path=str(default_model),
+        root_secret=b"0123456789abcdef",
+        context=1024,
+        kv_nbytes=64 * 1024**2,
+        exact="on",
+    )
+    runner = load_runner(config)
+    yield RealModel(runner, HfTokenizer.from_folder(default_model), config.block_size)
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def prompts(model: RealModel, default_model: Path) -> list[RenderedPrompt]:
+    """Four questions under one system text that ends inside a block."""
+    renderer = Renderer(model.tokenizer, ChatTemplate.load("auto", default_model, model.tokenizer))
+    made = [renderer.render(Prompt((Message("user", (TextPart(text),)),), system=(TextPart(SYSTEM),))) for text in QUESTIONS]
+    assert made[0].offsets[Position("system", 0)] % model.block_size != 0
+    return made
+
+
+def ask(stepper: Stepper, prompts: list[RenderedPrompt], i: int, plan: CachePlan | None = None) -> Outcome:
+    """Hand in one of the questions, the system text marked."""
+    mark = prompts[i].offsets[Position("system", 0)]
+    options = {"marks": [mark], "max_tokens": MAX_TOKENS, "plan": plan, **SAMPLINGS[i]}
+    return stepper.submit(prompts[i].token_ids, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def truth(model: RealModel, prompts: list[RenderedPrompt]) -> list[list[int]]:
+    """Every question's answer, alone and computed from its first token on."""
+    answers = []
+    for i in range(len(QUESTIONS)):
+        stepper = Stepper(real=model, context=1024, max_step_tokens=512)
+        outcome = ask(stepper, prompts, i, CachePlan(read=False, store=False))
+        stepper.run()
+        answers.append(outcome.token_ids)
+    return answers
+
+
+@pytest.mark.parametrize("tier", ["device", "ram"])
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "batch of 4"])
+def test_hits_answer_as_misses(
+    model: RealModel, prompts: list[RenderedPrompt], truth: list[list[int]], tier: str, *, together: bool
+) -> None:
+    """Every token equals that of a cold run: read from the device or from the memory store, alone or with others, with
+    other chunk sizes, greedy and sampled."""
+    store = MemoryStore(256 * 1024**2)
+    stepper = Stepper(real=model, context=1024, max_step_tokens=100, store=store, force_store=tier == "ram")
+    first = ask(stepper, prompts, 0)
+    stepper.run()
+    assert first.token_ids == truth[0]
+    outcomes = []
+    for i in range(len(QUESTIONS)):
+        outcomes.append(ask(stepper, prompts, i))
+        if not together:
+            stepper.run()
+    stepper.run()
+    mark = prompts[0].offsets[Position("system", 0)]
+    for outcome, answer in zip(outcomes, truth, strict=True):
+        report = outcome.started.report
+        assert report.hit is not None
+        assert report.hit.offset == mark <= report.skipped
+        assert outcome.token_ids == answer
+        if not together or outcome is outcomes[0]:
+            assert report.tiers == {tier: report.skipped}

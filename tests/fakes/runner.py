@@ -1,0 +1,114 @@
+"""A model without a model: every output depends on every KV slot it must read, so any wrong page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from hashlib import blake2b
+from typing import Final
+
+from engine.schedule.sequence import Sequence, Slice
+
+SLOT_NBYTES: Final = 8
+Script = Callable[[Sequence], Seq[int] | None]
+Hook = Callable[[Seq[Slice]], None]
+
+
+class FakeRunner:
+    """Implements `engine.schedule.runner.Runner` deterministically.
+
+    The KV of a token is 8 bytes hashed from the token, its position and the KV of all tokens before it, *as read through
+    the block table*. The next token is chosen from `alphabet` by a hash of the whole KV, so a stale, foreign, shifted or
+    missing slot changes the answer. With `reuse_decode_kv=False` a token computed in decode gets other bits than the same
+    token prefilled, as in exact mode with unequal row groups.
+
+    `script(sequence)` may give the tokens to emit instead (its end is `script_end`); `before_step` is called first in
+    every step, on the engine thread: it may block, or raise to make the step fail.
+    """
+
+    exact = True
+
+    def __init__(
+        self,
+        *,
+        alphabet: Seq[int] = tuple(b"abcdefghijklmnopqrstuvwxyz "),
+        num_pages: int = 64,
+        block_size: int = 4,
+        reuse_decode_kv: bool = True,
+    ) -> None:
+        self.alphabet = tuple(alphabet)
+        self.num_pages = num_pages
+        self.block_size = block_size
+        self.page_nbytes = block_size * SLOT_NBYTES
+        self.reuse_decode_kv = reuse_decode_kv
+        self.fingerprint = f"fake-{block_size}-{reuse_decode_kv}"
+        self.script: Script | None = None
+        self.script_end: int | None = None
+        self.before_step: Hook | None = None
+        self.steps: list[tuple[Slice, ...]] = []
+        self.is_closed = False
+        self._pages = [bytearray(b"\xee" * self.page_nbytes) for _ in range(num_pages)]
+
+    def step(self, slices: Seq[Slice]) -> list[int | None]:
+        """See `Runner.step`. Also checks what every runner may rely on: no page is written that another slice can see."""
+        assert not self.is_closed
+        if self.before_step is not None:
+            self.before_step(slices)
+        self._check_writes(slices)
+        self.steps.append(tuple(slices))
+        return [self._compute(part) for part in slices]
+
+    def copy_page(self, source: int, target: int, num_tokens: int) -> None:
+        """See `Runner.copy_page`. The other slots of the target become garbage."""
+        nbytes = num_tokens * SLOT_NBYTES
+        self._pages[target][:] = self._pages[source][:nbytes] + b"\xdd" * (self.page_nbytes - nbytes)
+
+    def read_pages(self, pages: Seq[int]) -> list[bytes]:
+        """See `Runner.read_pages`."""
+        return [bytes(self._pages[page]) for page in pages]
+
+    def write_pages(self, pages: Seq[int], payloads: Seq[bytes]) -> None:
+        """See `Runner.write_pages`."""
+        for page, payload in zip(pages, payloads, strict=True):
+            assert len(payload) == self.page_nbytes
+            self._pages[page][:] = payload
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.is_closed = True
+
+    def _compute(self, part: Slice) -> int | None:
+        sequence = part.sequence
+        state = blake2b(digest_size=SLOT_NBYTES)
+        for i in range(part.start):
+            state.update(self._slot(sequence, i))
+        for i in range(part.start, part.start + part.num_tokens):
+            fresh = state.copy()
+            is_decode = i >= sequence.num_prompt and not self.reuse_decode_kv
+            fresh.update(b"%d %d %d" % (i, sequence.token_ids[i], is_decode))
+            self._slot(sequence, i)[:] = fresh.digest()
+            state.update(fresh.digest())
+        return self._sample(sequence, int.from_bytes(state.digest())) if part.sample else None
+
+    def _sample(self, sequence: Sequence, state: int) -> int:
+        script = self.script(sequence) if self.script is not None else None
+        if script is None:
+            return self.alphabet[state % len(self.alphabet)]
+        if sequence.num_output < len(script):
+            return script[sequence.num_output]
+        assert self.script_end is not None, "the script is over"
+        return self.script_end
+
+    def _slot(self, sequence: Sequence, index: int) -> memoryview:
+        page = sequence.block_table[index // self.block_size]
+        begin = index % self.block_size * SLOT_NBYTES
+        return memoryview(self._pages[page])[begin : begin + SLOT_NBYTES]
+
+    def _check_writes(self, slices: Seq[Slice]) -> None:
+        for part in slices:
+            first, last = part.start // self.block_size, (part.start + part.num_tokens - 1) // self.block_size
+            written = set(part.sequence.block_table[first : last + 1])
+            assert len(written) == last + 1 - first, "a page twice in one block table"
+            for other in slices:
+                if other is not part:
+                    assert written.isdisjoint(other.sequence.block_table), "a step writes a page that another sequence reads"
