@@ -19,13 +19,19 @@ from __future__ import annotations
 
 
 class GatewayError(Exception):
-    """Base. `message` is shown to the client and holds no secret and no prompt text."""
+    """Base. `message` is shown to the client and holds no secret and no prompt text.
 
-    def __init__(self, message: str, *, path: str | None = None, retry_after_s: float | None = None) -> None:
+    `code` is the machine-readable word of formats that have one (OpenAI's `invalid_type`, `unsupported_value`, ...).
+    """
+
+    def __init__(
+        self, message: str, *, path: str | None = None, retry_after_s: float | None = None, code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.path = path
         self.retry_after_s = retry_after_s
+        self.code = code
 
 
 class InvalidRequest(GatewayError):

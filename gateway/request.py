@@ -12,13 +12,25 @@ from engine.types import CachePlan, Sampling
 WireName: TypeAlias = Literal["anthropic", "openai"]
 
 
+class MarkerProblem(msgspec.Struct, frozen=True):
+    """A cache mark where none may stand, already taken out of the prompt. Whether it is an error is the dialect's choice.
+
+    `warning` names the repair, as `pcg-warning` shows it.
+    """
+
+    path: str
+    message: str
+    warning: str
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request to generate an answer.
 
     `model` is the id the client asked for; it chooses dialect and price and never enters a cache key. `parameters` are
     request fields that are not rendered but may invalidate a level (`tool_choice`, `thinking`, `effort`, ...). `wire_options`
     are wishes about the answer's form that only its wire format reads (`include_usage`, ...). `automatic` is the client's
-    request-level cache mark, if any. `prewarm` means: read and write the cache, generate nothing.
+    request-level cache mark, if any. `prewarm` means: read and write the cache, generate nothing. `read_cache` and
+    `store_cache` are the client's `Cache-Control: no-cache` and `no-store`.
     """
 
     id: str
@@ -29,6 +41,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     automatic: float | None = None
     prewarm: bool = False
+    read_cache: bool = True
+    store_cache: bool = True
+    marker_problems: tuple[MarkerProblem, ...] = ()
     parameters: dict[str, Any] = {}
     wire_options: dict[str, Any] = {}
     tenant: str = "default"

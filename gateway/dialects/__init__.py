@@ -1,1 +1,34 @@
-"""Each provider's caching rules as pure functions: Request -> CachePlan, CacheReport -> Usage."""
+"""A provider's caching rules as pure functions: `normalize`, then `plan`, and once the engine has reported, `usage`.
+
+Nothing here tokenizes and nothing here knows a price. What may be read and must be written is decided here; what is there
+is the engine's business.
+
+Request parameters a dialect understands, absent where the client left the default: `tool_choice`, `parallel_tool_calls`
+(only ever False), `thinking`, `effort`, `speed`, `verbosity`, `prompt_cache_key`, `cache_mode` (only ever `explicit`),
+`cache_ttl_s`.
+"""
+
+from __future__ import annotations
+
+from engine.types import CachePlan, CacheReport
+from gateway.dialects import anthropic, openai
+from gateway.dialects.normal import normalize
+from gateway.request import Request
+from policies.pricing import Usage
+from policies.rules import DialectRules
+
+__all__ = ["normalize", "plan", "usage"]
+
+
+def plan(request: Request, rules: DialectRules) -> CachePlan:
+    """What this request may read and must write. Expects a request that went through `normalize`."""
+    if rules.preset == "anthropic":
+        return anthropic.plan(request, rules)
+    return openai.plan(request, rules)
+
+
+def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
+    """The provider's bill in tokens. The parts add up to `report.num_prompt`, and no more is read than was skipped."""
+    if rules.preset == "anthropic":
+        return anthropic.usage(report, rules, plan, num_output)
+    return openai.usage(report, rules, plan, num_output)

@@ -1,0 +1,97 @@
+"""OpenAI's caching rules: a request's plan, a report's bill. Page "Prompt caching" (2026-09), openai-python 3.57 docstrings.
+
+Two classes of models. Those that bill writes have breakpoints, implicit and explicit, and exact boundaries. Earlier ones
+(and Gemini's implicit caching) read any prefix, in steps, and write for free. Numbers come from the policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from engine.prompt.types import Level, Position, Prompt
+from engine.types import CachePlan, CacheReport, PlannedEntry
+from gateway.dialects.anthropic import salt
+from gateway.dialects.billing import settle
+from gateway.dialects.places import class_ttl_s, marks
+from gateway.request import Request
+from policies.pricing import Usage
+from policies.rules import DialectRules
+
+MAX_EARLIER_ENDS: Final = 20
+"""Message ends before the implicit breakpoint that are looked up; of the marks, `rules.lookback` are."""
+
+PREFIX_PARAMETERS: Final[tuple[str, ...]] = ("parallel_tool_calls", "effort", "verbosity", "prompt_cache_key")
+"""Settings of which every value has a cache of its own. `tool_choice` is not among them."""
+
+
+def plan(request: Request, rules: DialectRules) -> CachePlan:
+    """The plan of either class; `cache_mode: explicit` turns everything automatic off."""
+    automatic = rules.automatic and request.parameters.get("cache_mode", "implicit") == "implicit"
+    wanted = {position: class_ttl_s(ttl_s, rules) for position, ttl_s in marks(request.prompt).items()}
+    if rules.bills_writes:
+        readable, written = _breakpoints(request, rules, wanted, automatic=automatic)
+    else:
+        readable, written = list(wanted), list(wanted.items())[-rules.max_breakpoints :]
+    return CachePlan(
+        readable=tuple(sorted(readable, key=lambda position: position.order, reverse=True)),
+        writable=tuple(PlannedEntry(position, ttl_s) for position, ttl_s in written),
+        min_tokens=rules.min_tokens,
+        salts=salts(request.parameters),
+        any_prefix=automatic and not rules.bills_writes,
+        unmarked_ttl_s=rules.unmarked_ttl_s,
+        read=request.read_cache,
+        store=request.store_cache,
+    )
+
+
+def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
+    """Exact boundaries where writes are billed; else what was skipped, rounded down to `read_step`, from `min_tokens` on."""
+    if plan.any_prefix:
+        read = report.skipped // rules.read_step * rules.read_step
+        read = read if read >= rules.min_tokens else 0
+    else:
+        read = report.hit.offset if report.hit is not None else 0
+    return settle(report, rules, plan, read=read, num_output=num_output)
+
+
+def salts(parameters: dict[str, Any]) -> dict[Level, str]:
+    """One salt for all levels: tools, instructions and conversation stand and fall together."""
+    chosen = {name: parameters[name] for name in PREFIX_PARAMETERS if name in parameters}
+    if not chosen:
+        return {}
+    text = salt(chosen)
+    return {"tools": text, "system": text, "messages": text}
+
+
+def eligible_ends(prompt: Prompt) -> list[Position]:
+    """Message ends that may be an implicit breakpoint, in wire order.
+
+    The end of the initial developer messages, every user message, and the last tool output of a run of them.
+    """
+    ends: list[Position] = []
+    if prompt.system:
+        ends.append(Position("system", len(prompt.system) - 1))
+    for i, message in enumerate(prompt.messages):
+        run_goes_on = i + 1 < len(prompt.messages) and prompt.messages[i + 1].role == "tool"
+        if message.parts and (message.role == "user" or (message.role == "tool" and not run_goes_on)):
+            ends.append(Position("messages", i, len(message.parts) - 1))
+    return ends
+
+
+def _breakpoints(
+    request: Request, rules: DialectRules, wanted: dict[Position, float], *, automatic: bool
+) -> tuple[Iterable[Position], list[tuple[Position, float]]]:
+    """What to look up, and what to write: the latest marks, one of them the automatic one unless it is turned off."""
+    looked_up = list(wanted)[-rules.lookback :]
+    ends = eligible_ends(request.prompt)
+    if not automatic or not ends:
+        return looked_up, list(wanted.items())[-rules.max_breakpoints :]
+    implicit = ends[-1]
+    ttl_s = wanted.get(implicit, class_ttl_s(request.parameters.get("cache_ttl_s", rules.default_ttl_s), rules))
+    others = [(position, mark_ttl_s) for position, mark_ttl_s in wanted.items() if position != implicit]
+    kept = others[max(len(others) - (rules.max_breakpoints - 1), 0) :]
+    written = sorted([*kept, (implicit, ttl_s)], key=lambda entry: entry[0].order)
+    earlier = ends[:-1][-MAX_EARLIER_ENDS:]
+    initial = ends[:1] if request.prompt.system else []
+    return {*looked_up, *earlier, *initial, implicit}, written

@@ -1,0 +1,73 @@
+"""The prompt as the list of places where a cache breakpoint may stand. Knows no provider's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.prompt.types import CacheMark, Message, Part, Position, Prompt, TextPart, ThinkingPart, Tool
+from policies.rules import DialectRules
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One position of the request and what ends there."""
+
+    position: Position
+    part: Tool | Part
+
+    @property
+    def eligible(self) -> bool:
+        """Whether a breakpoint may stand here: not on reasoning and not on empty text."""
+        if isinstance(self.part, ThinkingPart):
+            return False
+        return not (isinstance(self.part, TextPart) and self.part.text == "")
+
+
+def places(prompt: Prompt) -> list[Place]:
+    """Every place in wire order; the same positions as `prompt.positions()`."""
+    found = [Place(Position("tools", i), tool) for i, tool in enumerate(prompt.tools)]
+    found += [Place(Position("system", i), block) for i, block in enumerate(prompt.system)]
+    for i, message in enumerate(prompt.messages):
+        found += [Place(Position("messages", i, j), part) for j, part in enumerate(message.parts)]
+    return found
+
+
+def marks(prompt: Prompt) -> dict[Position, float]:
+    """Marked positions and the TTL each asks for, in wire order."""
+    return {position: mark.ttl_s for position, mark in prompt.positions() if mark is not None}
+
+
+def with_marks(prompt: Prompt, wanted: Mapping[Position, float]) -> Prompt:
+    """The prompt with exactly the `wanted` marks, none of which may stand on reasoning. Touches only what changes."""
+    current = marks(prompt)
+    tools, system, messages = list(prompt.tools), list(prompt.system), list(prompt.messages)
+    for position in current.keys() | wanted.keys():
+        ttl_s = wanted.get(position)
+        if ttl_s == current.get(position):
+            continue
+        mark = None if ttl_s is None else CacheMark(ttl_s)
+        i = position.index
+        match position.level:
+            case "tools":
+                tools[i] = msgspec.structs.replace(tools[i], cache=mark)
+            case "system":
+                system[i] = msgspec.structs.replace(system[i], cache=mark)
+            case "messages":
+                parts = list(messages[i].parts)
+                parts[position.part] = msgspec.structs.replace(parts[position.part], cache=mark)
+                messages[i] = Message(messages[i].role, tuple(parts))
+    return msgspec.structs.replace(prompt, tools=tuple(tools), system=tuple(system), messages=tuple(messages))
+
+
+def class_ttl_s(ttl_s: float, rules: DialectRules) -> float:
+    """The TTL class that serves a wish of `ttl_s`: that class, else the next longer one, else the longest there is.
+
+    A client that speaks one provider's format to another provider's model asks for classes that model does not have.
+    """
+    classes = sorted(rules.ttl_classes.values())
+    if not classes:
+        return ttl_s
+    return next((class_s for class_s in classes if class_s >= ttl_s), classes[-1])

@@ -1,0 +1,183 @@
+"""What the cache did and what it cost, as response headers. Knows the bill, not the body, and no HTTP server.
+
+`Cache-Status` is RFC 9211, `Server-Timing` the W3C draft of 2026-03; `pcg-*` is ours and stable. A prefix hit is never
+`hit` in RFC 9211's sense, because the answer is still generated: reuse is `fwd=partial`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final, Literal, TypeAlias
+
+import http_sf
+from http_sf import Token
+from http_sf.types import BareItemType
+
+from engine.types import CachePlan, CacheReport
+from policies.pricing import Charge, Usage, format_usd
+from policies.rules import DialectRules
+
+CacheWord: TypeAlias = Literal["hit", "partial", "miss", "expired", "bypass", "below-min"]
+
+CACHE_NAME: Final = "pcg-kv"
+
+_FORWARD: Final[Mapping[CacheWord, str]] = {
+    "hit": "partial",
+    "partial": "partial",
+    "miss": "miss",
+    "expired": "stale",
+    "bypass": "bypass",
+    "below-min": "bypass",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """One request's cache report and what was made of it. `final`: the answer is whole, so `charge.output` is known."""
+
+    plan: CachePlan
+    report: CacheReport
+    rules: DialectRules
+    usage: Usage
+    charge: Charge
+    price_version: str
+    final: bool
+
+
+def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Iterable[str] = ()) -> dict[str, str]:
+    """Every header of a request whose counts are known. `timings` maps short names to seconds, in the order to show.
+
+    On a stream (`final` false) the total cost is unknown and `pcg-cost-usd` is absent; `pcg-prompt-cost-usd` never is.
+    Costs are fixed-point decimals and never negative; `pcg-cost-saved-usd` is negative where writing cost more than
+    reading saved.
+    """
+    usage, charge = bill.usage, bill.charge
+    headers = {
+        "Cache-Status": cache_status(bill),
+        "pcg-cache": cache_word(bill),
+        "pcg-cache-read-tokens": str(usage.cache_read),
+        "pcg-cache-write-tokens": str(usage.num_written),
+    }
+    for name, tokens in _writes_by_class(bill).items():
+        headers[f"pcg-cache-write-{name}-tokens"] = str(tokens)
+    headers["pcg-uncached-tokens"] = str(usage.input)
+    headers["pcg-prefill-skipped-tokens"] = str(bill.report.skipped)
+    if bill.final:
+        headers["pcg-cost-usd"] = decimal_text(charge.total)
+    headers["pcg-prompt-cost-usd"] = decimal_text(charge.total - charge.output)
+    headers["pcg-cost-saved-usd"] = decimal_text(charge.saved)
+    headers["pcg-price-version"] = bill.price_version
+    if bill.report.miss is not None:
+        headers["pcg-miss-reason"] = _miss_reason(bill.report)
+    return headers | headers_without_counts(timings=timings, warnings=warnings)
+
+
+def headers_without_counts(*, timings: Mapping[str, float], warnings: Iterable[str] = ()) -> dict[str, str]:
+    """The headers of an answer that must begin before its counts are known: what is unknown is absent."""
+    headers: dict[str, str] = {}
+    if warnings := list(warnings):
+        headers["pcg-warning"] = ", ".join(warnings)
+    if timings:
+        headers["Server-Timing"] = ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in timings.items())
+    return headers
+
+
+def cache_word(bill: Bill) -> CacheWord:
+    """One word for humans and metrics.
+
+    `bypass`: nothing was looked up, because the client forbade it or nothing was marked. `below-min`: marked, but shorter
+    than the model's minimum. `hit`: every planned boundary was read. `partial`: some boundary had to be written.
+    """
+    plan, cause = bill.plan, bill.report.miss.cause if bill.report.miss is not None else None
+    if not plan.read:
+        return "bypass"
+    if bill.usage.cache_read > 0:
+        new = any(boundary.offset > bill.usage.cache_read for boundary in bill.report.boundaries)
+        return "partial" if new else "hit"
+    if not (plan.readable or plan.writable or plan.any_prefix):
+        return "bypass"
+    if bill.usage.num_written == 0 and (cause == "below_min" or bill.report.num_prompt < plan.min_tokens):
+        return "below-min"
+    return "expired" if cause == "expired" else "miss"
+
+
+def cache_status(bill: Bill) -> str:
+    """Our member of the `Cache-Status` list, with token counts as prefixed parameters.
+
+    `ttl` is the time left of the last boundary that lives on after this request; `stored` says that something new does.
+    """
+    plan, report, usage, word = bill.plan, bill.report, bill.usage, cache_word(bill)
+    if word == "bypass" and not plan.store:
+        return _member({"fwd": Token("bypass"), "detail": Token("no-store")})
+    if word == "below-min" or (word == "bypass" and plan.read):
+        why = Token("below-min" if word == "below-min" else "not-marked")
+        return _member({"fwd": Token("bypass"), "detail": why, "pcg-total": report.num_prompt})
+    parameters: dict[str, BareItemType] = {"fwd": Token(_FORWARD[word] if plan.read else "request")}
+    if _stored(bill):
+        parameters["stored"] = True
+    if (ttl_s := _ttl_left_s(bill)) is not None:
+        parameters["ttl"] = int(ttl_s)
+    if (detail := _detail(bill, word)) is not None:
+        parameters["detail"] = Token(detail)
+    parameters |= {"pcg-read": usage.cache_read, "pcg-write": usage.num_written, "pcg-total": report.num_prompt}
+    return _member(parameters)
+
+
+def decimal_text(value: Decimal) -> str:
+    """Money as a header shows it: `0.00123400`."""
+    return format_usd(value)
+
+
+def ttl_name(ttl_s: float, rules: DialectRules) -> str:
+    """The name of a TTL class, or its seconds where the dialect has no such class."""
+    return next((name for name, class_s in rules.ttl_classes.items() if class_s == ttl_s), f"{ttl_s:g}s")
+
+
+def _member(parameters: Mapping[str, BareItemType]) -> str:
+    return http_sf.ser([(Token(CACHE_NAME), dict(parameters))]).replace(";", "; ")
+
+
+def _writes_by_class(bill: Bill) -> dict[str, int]:
+    """Tokens written per class, zeros included, for the classes of a dialect that bills writes."""
+    tokens = dict.fromkeys(bill.rules.ttl_classes, 0) if bill.rules.bills_writes else {}
+    return tokens | {ttl_name(ttl_s, bill.rules): written for ttl_s, written in bill.usage.cache_write}
+
+
+def _stored(bill: Bill) -> bool:
+    if not bill.plan.store:
+        return False
+    new = any(not boundary.existed for boundary in bill.report.boundaries)
+    return new or (bill.plan.any_prefix and bill.plan.unmarked_ttl_s > 0)
+
+
+def _ttl_left_s(bill: Bill) -> float | None:
+    report = bill.report
+    if bill.plan.store and report.boundaries and (report.hit is None or report.boundaries[-1].offset > report.hit.offset):
+        return report.boundaries[-1].ttl_s
+    if report.hit is not None:
+        return report.hit.ttl_left_s
+    return bill.plan.unmarked_ttl_s if _stored(bill) else None
+
+
+def _detail(bill: Bill, word: CacheWord) -> str | None:
+    """Where most of what was read came from, or why nothing was."""
+    if not bill.plan.read:
+        return "no-cache"
+    if word == "expired":
+        return "expired"
+    if bill.usage.cache_read == 0:
+        return None
+    return max(bill.report.tiers, key=lambda tier: bill.report.tiers[tier], default=None)
+
+
+def _miss_reason(report: CacheReport) -> str:
+    """`tools_changed; at=tools/3; token=512`."""
+    assert report.miss is not None
+    parameters: dict[str, BareItemType] = {}
+    if report.miss.position is not None:
+        parameters["at"] = Token(str(report.miss.position))
+    if report.miss.token is not None:
+        parameters["token"] = report.miss.token
+    return http_sf.ser((Token(report.miss.cause), parameters)).replace(";", "; ")

@@ -1,0 +1,124 @@
+"""Errors in OpenAI's shape and words. Source: page "Error codes" (2026-09) and texts quoted in public issues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from gateway import errors
+from gateway.errors import ContextExceeded, GatewayError, InvalidRequest
+from gateway.wire.base import ErrorReply
+from gateway.wire.failures import retry_headers, row_for
+from gateway.wire.fields import FieldError, Path
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one class of errors looks. `code` is used where the error has none of its own."""
+
+    status: int
+    kind: str
+    code: str | None = None
+
+
+TABLE: Final[Mapping[type[GatewayError], Row]] = {
+    GatewayError: Row(500, "server_error"),
+    errors.InvalidRequest: Row(400, "invalid_request_error"),
+    errors.ContextExceeded: Row(400, "invalid_request_error", "context_length_exceeded"),
+    errors.Unauthenticated: Row(401, "invalid_request_error", "invalid_api_key"),
+    errors.UnknownModel: Row(404, "invalid_request_error", "model_not_found"),
+    errors.UnknownPath: Row(404, "invalid_request_error"),
+    errors.MethodNotAllowed: Row(405, "invalid_request_error", "method_not_supported"),
+    errors.BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
+    errors.RateLimited: Row(429, "requests", "rate_limit_exceeded"),
+    errors.Overloaded: Row(503, "server_error", "server_is_overloaded"),
+    errors.EngineFailed: Row(500, "server_error"),
+    errors.TimedOut: Row(504, "server_error", "timeout"),
+}
+
+
+def encode_error(error: GatewayError) -> ErrorReply:
+    """The error as an HTTP answer. The request id travels in a header only."""
+    return ErrorReply(status=row_for(TABLE, error).status, body=error_body(error), headers=retry_headers(error))
+
+
+def error_body(error: GatewayError) -> bytes:
+    """The JSON of an error, in an answer or in a stream: the nested form, which clients raise on."""
+    row = row_for(TABLE, error)
+    message = error.message
+    if isinstance(error, ContextExceeded):
+        message = (
+            f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in "
+            f"{error.num_prompt} tokens. Please reduce the length of the messages."
+        )
+    body = {"message": message, "type": row.kind, "param": error.path, "code": error.code or row.code}
+    return orjson.dumps({"error": body})
+
+
+def param(path: Path) -> str:
+    """`messages[0].content[1].text`."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".")
+
+
+def invalid(path: Path, message: str, code: str | None = None) -> InvalidRequest:
+    """A 400 whose `param` is the path."""
+    return InvalidRequest(message, path=param(path) or None, code=code)
+
+
+def unsupported(path: Path) -> InvalidRequest:
+    """A 400 for a parameter this gateway cannot serve."""
+    message = f"Unsupported parameter: '{param(path)}' is not supported with this model."
+    return invalid(path, message, "unsupported_parameter")
+
+
+def unsupported_value(path: Path, value: str) -> InvalidRequest:
+    """A 400 for a value this gateway cannot serve."""
+    message = f"Unsupported value: '{param(path)}' does not support '{value}' with this model."
+    return invalid(path, message, "unsupported_value")
+
+
+def from_field(error: FieldError) -> InvalidRequest:
+    """What a field reader found, in OpenAI's words."""
+    name = param(error.path)
+    match error.problem:
+        case "json":
+            return invalid((), f"We could not parse the JSON body of your request: {error.got}")
+        case "missing":
+            return invalid(error.path, f"Missing required parameter: '{name}'.", "missing_required_parameter")
+        case "type":
+            message = f"Invalid type for '{name or 'body'}': expected {_a(error.expected)}, but got {_a(error.got)} instead."
+            return invalid(error.path, message, "invalid_type")
+        case "too_small" | "too_large":
+            return _out_of_range(error)
+        case "choice":
+            message = f"Invalid value: '{error.got}'. Supported values are: {_listed(error.expected)}."
+            return invalid(error.path, message, "invalid_value")
+    return invalid(error.path, f"Invalid '{name}': nested more than {error.expected} levels deep.", "invalid_value")
+
+
+def _out_of_range(error: FieldError) -> InvalidRequest:
+    kind, value = error.got
+    kind = "integer" if kind == "integer" else "decimal"
+    side, sign, edge = ("below", ">=", "minimum") if error.problem == "too_small" else ("above", "<=", "maximum")
+    message = (
+        f"Invalid '{param(error.path)}': {kind} {side} {edge} value. Expected a value {sign} {error.expected:g}, "
+        f"but got {value:g} instead."
+    )
+    return invalid(error.path, message, f"{kind}_{side}_{'min' if side == 'below' else 'max'}_value")
+
+
+def _a(kind: str) -> str:
+    if kind == "null":
+        return "null"
+    return f"an {kind}" if kind[0] in "aio" else f"a {kind}"
+
+
+def _listed(choices: Sequence[Any]) -> str:
+    quoted = [f"'{choice}'" for choice in choices]
+    if len(quoted) < 3:
+        return " and ".join(quoted)
+    return f"{', '.join(quoted[:-1])}, and {quoted[-1]}"

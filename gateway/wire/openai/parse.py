@@ -1,0 +1,156 @@
+"""The body of `POST /v1/chat/completions` -> `Request`. Source: openai 3.57 `types/chat/completion_create_params.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from engine.types import Sampling
+from gateway.request import Request
+from gateway.wire.directives import cache_directives
+from gateway.wire.fields import FieldError, Node, clip, decode_body
+from gateway.wire.openai.errors import from_field, invalid, unsupported, unsupported_value
+from gateway.wire.openai.messages import DEFAULT_BREAKPOINT_TTL, TTLS_S, Turns, cache_control
+
+REST_OF_CONTEXT: Final = 2**31 - 1
+"""`max_tokens` of a request without a limit: the engine clamps it to the free context."""
+
+MAX_STOPS: Final = 4
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+VERBOSITIES: Final = ("low", "medium", "high")
+
+CHANGES_THE_ANSWER: Final = ("audio", "functions", "function_call", "logprobs", "top_logprobs", "web_search_options")
+"""Parameters that ask for another kind of answer than the model gives; false, zero and empty ask for nothing."""
+
+
+def parse(body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
+    """Raises `InvalidRequest`, its path in OpenAI's form: `messages[0].content`."""
+    try:
+        return _request(decode_body(body), headers, request_id=request_id)
+    except FieldError as error:
+        raise from_field(error) from None
+
+
+def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Request:
+    model = body.text("model")
+    _check_answerable(body)
+    stream = body.flag("stream")
+    options = body.child("stream_options")
+    if options is not None and not stream:
+        message = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
+        raise invalid(("stream_options",), message)
+    automatic = cache_control(body)
+    directives = cache_directives(headers)
+    parameters = _parameters(body)
+    return Request(
+        id=request_id,
+        wire="openai",
+        model=model,
+        prompt=Turns(ttl=_request_ttl(body) or DEFAULT_BREAKPOINT_TTL).prompt(body),
+        sampling=_sampling(body),
+        stream=stream,
+        automatic=automatic.ttl_s if automatic is not None else None,
+        read_cache=directives.read,
+        store_cache=directives.store,
+        parameters=parameters,
+        wire_options={"include_usage": options is not None and options.flag("include_usage")},
+    )
+
+
+def _check_answerable(body: Node) -> None:
+    """Refuses what would need another kind of answer than the model gives, naming the field."""
+    for name in CHANGES_THE_ANSWER:
+        if body.value.get(name):
+            raise unsupported((name,))
+    count = body.integer("n", low=1)
+    if count not in (None, 1):
+        message = f"Unsupported value: 'n' does not support {count} with this model. Only the default (1) value is supported."
+        raise invalid(("n",), message, "unsupported_value")
+    for modality in body.strings("modalities"):
+        if modality != "text":
+            raise unsupported_value(("modalities",), clip(modality))
+    response_format = body.child("response_format")
+    if response_format is not None and (kind := response_format.text("type")) != "text":
+        raise unsupported_value(("response_format", "type"), clip(kind))
+    choice = body.value.get("tool_choice")
+    if isinstance(choice, dict):
+        raise unsupported_value(("tool_choice",), clip(Node(choice, ("tool_choice",)).text("type")))
+    if choice is not None and body.choice("tool_choice", ("none", "auto", "required")) == "required":
+        raise unsupported_value(("tool_choice",), "required")
+
+
+def _sampling(body: Node) -> Sampling:
+    """Beyond OpenAI's own fields, those that vLLM's server added: top_k, min_p, repetition_penalty, ignore_eos."""
+    temperature = body.number("temperature", 0.0, 2.0)
+    top_p = body.number("top_p", 0.0, 1.0)
+    repetition_penalty = body.number("repetition_penalty", 1e-3, 1e3)
+    limit = body.integer("max_completion_tokens", low=1) or body.integer("max_tokens", low=1) or REST_OF_CONTEXT
+    return Sampling(
+        max_tokens=min(limit, REST_OF_CONTEXT),
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
+        top_k=max(body.integer("top_k", low=-1) or 0, 0),
+        min_p=body.number("min_p", 0.0, 1.0) or 0.0,
+        repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
+        presence_penalty=body.number("presence_penalty", -2.0, 2.0) or 0.0,
+        frequency_penalty=body.number("frequency_penalty", -2.0, 2.0) or 0.0,
+        logit_bias=_logit_bias(body),
+        seed=body.integer("seed", -(2**63), 2**63 - 1),
+        stop=_stop(body),
+        ignore_eos=body.flag("ignore_eos"),
+    )
+
+
+def _stop(body: Node) -> tuple[str, ...]:
+    texts = [body.text("stop")] if type(body.value.get("stop")) is str else body.strings("stop")
+    if len(texts) > MAX_STOPS:
+        message = (
+            f"Invalid 'stop': array too long. Expected an array with maximum length {MAX_STOPS}, but got an array with "
+            f"length {len(texts)} instead."
+        )
+        raise invalid(("stop",), message, "array_above_max_length")
+    if "" in texts:
+        raise invalid(("stop",), "Invalid 'stop': empty string. A stop sequence has at least one character.", "invalid_value")
+    return tuple(texts)
+
+
+def _logit_bias(body: Node) -> dict[int, float]:
+    """Token id -> bias. The keys are the decimal digits of token ids."""
+    node = body.child("logit_bias")
+    if node is None:
+        return {}
+    biases: dict[int, float] = {}
+    for key in node.value:
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise invalid(("logit_bias",), f"Invalid key in 'logit_bias': {clip(key)}. Expected a token id.", "invalid_value")
+        bias = node.number(key, -100.0, 100.0)
+        if bias is not None:
+            biases[int(key)] = bias
+    return biases
+
+
+def _parameters(body: Node) -> dict[str, Any]:
+    """What is not rendered but has a cache of its own, in the dialects' words; defaults are left out."""
+    parameters: dict[str, Any] = {}
+    if not body.flag("parallel_tool_calls", default=True):
+        parameters["parallel_tool_calls"] = False
+    if body.value.get("tool_choice") == "none":
+        parameters["tool_choice"] = "none"
+    if body.has("reasoning_effort"):
+        parameters["effort"] = body.choice("reasoning_effort", EFFORTS)
+    if body.has("verbosity"):
+        parameters["verbosity"] = body.choice("verbosity", VERBOSITIES)
+    if key := body.text_or("prompt_cache_key", ""):
+        parameters["prompt_cache_key"] = key
+    options = body.child("prompt_cache_options")
+    if options is not None and options.has("mode") and options.choice("mode", ("implicit", "explicit")) == "explicit":
+        parameters["cache_mode"] = "explicit"
+    if ttl := _request_ttl(body):
+        parameters["cache_ttl_s"] = TTLS_S[ttl]
+    return parameters
+
+
+def _request_ttl(body: Node) -> str | None:
+    """`prompt_cache_options.ttl`: for every breakpoint that names no TTL of its own."""
+    options = body.child("prompt_cache_options")
+    return options.choice("ttl", tuple(TTLS_S)) if options is not None and options.has("ttl") else None

@@ -1,0 +1,293 @@
+"""Our bytes through the official SDKs: whole answers, streams, model lists, counts. No server."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import anthropic
+import httpx
+import httpx2
+import openai
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from engine.messages import Capabilities
+from engine.types import FinishReason
+from gateway.backends.base import ModelInfo
+from gateway.errors import Overloaded
+from gateway.request import Request
+from gateway.sse import SSE_HEADERS
+from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.base import Answer, Wire
+from gateway.wire.openai import OpenAIWire
+from policies.pricing import Usage
+
+WIRES: Final[dict[str, Wire]] = {"anthropic": AnthropicWire(), "openai": OpenAIWire()}
+USAGE: Final = Usage(input=4, cache_read=2455, cache_write=((3600.0, 30), (300.0, 12)), output=23)
+MODEL: Final = ModelInfo("smol", 8192, "fp", Capabilities(True, True, "generic", "bfloat16", "cpu"), 1_800_000_000.7)
+CREATED_S: Final = 1_800_000_000.0
+
+
+def a_request(wire: Any, **changes: Any) -> Request:
+    body = {"model": f"{wire}-test", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]} | changes
+    return WIRES[wire].parse(orjson.dumps(body), {}, request_id="req_42")
+
+
+def answer(text: str = "Hello 안녕 🙂", reason: FinishReason = "stop", stop: str | None = None) -> Answer:
+    return Answer(text=text, reason=reason, stop=stop, usage=USAGE)
+
+
+def streamed(request: Request, *texts: str, end: Answer | Exception) -> bytes:
+    """A stream as the handler writes it, with a keepalive in every gap."""
+    encoder = WIRES[request.wire].stream(request, created_at_s=CREATED_S)
+    pieces = [encoder.keepalive(), encoder.start(Usage(USAGE.input, USAGE.cache_read, USAGE.cache_write))]
+    for text in texts:
+        pieces += [encoder.keepalive(), encoder.delta(text)]
+    pieces.append(encoder.error(Overloaded("full")) if isinstance(end, Exception) else encoder.finish(end))
+    return b"".join(pieces)
+
+
+def claude(body: bytes, *, stream: bool = False) -> anthropic.Anthropic:
+    """The official client, reading `body` whatever it asks."""
+    headers = dict(SSE_HEADERS) if stream else {"Content-Type": "application/json"}
+    http = httpx2.Client(transport=httpx2.MockTransport(lambda _: httpx2.Response(200, content=body, headers=headers)))
+    return anthropic.Anthropic(api_key="k", http_client=http, max_retries=0)
+
+
+def gpt(body: bytes, *, stream: bool = False) -> openai.OpenAI:
+    headers = dict(SSE_HEADERS) if stream else {"Content-Type": "application/json"}
+    http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, content=body, headers=headers)))
+    return openai.OpenAI(api_key="k", http_client=http, max_retries=0)
+
+
+def events(stream: bytes) -> list[tuple[str | None, Any]]:
+    """(event name, data) of every event; comments left out."""
+    found = []
+    for block in stream.decode().strip("\n").split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
+        if fields:
+            data = fields["data"]
+            found.append((fields.get("event"), data if data == "[DONE]" else orjson.loads(data)))
+    return found
+
+
+# Anthropic --------------------------------------------------------------------------------------------------------------
+
+
+def test_anthropic_message_is_valid_for_the_sdk_model() -> None:
+    """Strict validation against the SDK's own type, and the arithmetic of usage."""
+    body = WIRES["anthropic"].encode_answer(a_request("anthropic"), answer(), created_at_s=CREATED_S)
+    message = anthropic.types.Message.model_validate_json(body, strict=True)
+    assert (message.id, message.model, message.stop_reason, message.stop_sequence) == (
+        "msg_42",
+        "anthropic-test",
+        "end_turn",
+        None,
+    )
+    assert [block.text for block in message.content if block.type == "text"] == ["Hello 안녕 🙂"]
+    usage = message.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (4, 2455, 42)
+    assert usage.cache_creation is not None
+    assert usage.cache_creation.ephemeral_5m_input_tokens == 12
+    assert usage.cache_creation.ephemeral_1h_input_tokens == 30
+    assert (usage.output_tokens, usage.service_tier) == (23, "standard")
+
+
+def test_anthropic_zero_is_zero() -> None:
+    """A cold unmarked request reports zeros, not absences."""
+    body = orjson.loads(
+        WIRES["anthropic"].encode_answer(a_request("anthropic"), Answer("x", "stop", None, Usage(5)), created_at_s=0)
+    )
+    assert body["usage"] == {
+        "input_tokens": 5,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+        "output_tokens": 0,
+        "service_tier": "standard",
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop", "expected"),
+    [
+        ("stop", None, ("end_turn", None)),
+        ("stop_sequence", "END", ("stop_sequence", "END")),
+        ("length", None, ("max_tokens", None)),
+        ("context", None, ("model_context_window_exceeded", None)),
+    ],
+)
+def test_anthropic_stop_reasons(reason: FinishReason, stop: str | None, expected: tuple[str, str | None]) -> None:
+    """Why an answer ended, whole and streamed alike."""
+    request, end = a_request("anthropic"), answer(reason=reason, stop=stop)
+    body = orjson.loads(WIRES["anthropic"].encode_answer(request, end, created_at_s=0))
+    assert (body["stop_reason"], body["stop_sequence"]) == expected
+    delta = events(streamed(request, "x", end=end))[-2][1]["delta"]
+    assert (delta["stop_reason"], delta["stop_sequence"]) == expected
+
+
+def test_anthropic_prewarm_answer() -> None:
+    """No content, stopped at its zero tokens."""
+    request = a_request("anthropic", max_tokens=0)
+    body = WIRES["anthropic"].encode_answer(request, Answer("", "stop", None, Usage(5)), created_at_s=0)
+    message = anthropic.types.Message.model_validate_json(body, strict=True)
+    assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
+
+
+def test_anthropic_event_order() -> None:
+    """The provider's order; every event is named like its type; empty texts leave no trace."""
+    names = [name for name, _ in events(streamed(a_request("anthropic"), "", "a", "", "b", end=answer()))]
+    assert [name for name in names if name != "ping"] == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert all(name == data["type"] for name, data in events(streamed(a_request("anthropic"), "a", end=answer())))
+
+
+def test_anthropic_empty_stream() -> None:
+    """An answer without text has no block."""
+    names = [name for name, _ in events(streamed(a_request("anthropic"), end=answer(text="")))]
+    assert names == ["message_start", "message_delta", "message_stop"]
+
+
+def test_anthropic_stream_through_the_sdk() -> None:
+    """The accumulating helper sees the text, the TTL breakdown of `message_start` and the final counts."""
+    body = streamed(a_request("anthropic"), "Hello ", "안녕 ", "🙂", end=answer())
+    client = claude(body, stream=True)
+    with client, client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", "content": "x"}]) as stream:
+        assert "".join(stream.text_stream) == "Hello 안녕 🙂"
+        message = stream.get_final_message()
+    assert (message.usage.output_tokens, message.usage.cache_read_input_tokens) == (23, 2455)
+    assert message.usage.cache_creation is not None
+    assert message.usage.cache_creation.ephemeral_1h_input_tokens == 30
+    assert message.stop_reason == "end_turn"
+
+
+def test_anthropic_error_in_a_stream_raises() -> None:
+    """An error event ends the stream with an exception in the client."""
+    body = streamed(a_request("anthropic"), "a", end=Overloaded("full"))
+    client = claude(body, stream=True)
+    with client, pytest.raises(anthropic.APIStatusError, match="full"):
+        for _ in client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "x"}], stream=True):
+            pass
+
+
+def test_anthropic_counts_and_models_through_the_sdk() -> None:
+    """count_tokens and the model list, patterns left out."""
+    wire = WIRES["anthropic"]
+    with claude(wire.encode_count(17)) as client:
+        counted = client.messages.count_tokens(model="m", messages=[{"role": "user", "content": "x"}])
+        assert counted.input_tokens == 17
+    with claude(wire.encode_models([MODEL], ["claude-*", "claude-mine", "smol"])) as client:
+        page = client.models.list()
+    assert [model.id for model in page.data] == ["smol", "claude-mine"]
+    assert (page.has_more, page.first_id, page.last_id) == (False, "smol", "claude-mine")
+    info = anthropic.types.ModelInfo.model_validate_json(wire.encode_model(MODEL, "claude-x"), strict=True)
+    assert (info.id, info.display_name, info.max_input_tokens) == ("claude-x", "smol", 8192)
+    assert int(info.created_at.timestamp()) == 1_800_000_000
+
+
+def test_control_the_checks_above_can_fail() -> None:
+    """Without a required count the strict model refuses, and without the final usage the helper reports the first one."""
+    body = orjson.loads(WIRES["anthropic"].encode_answer(a_request("anthropic"), answer(), created_at_s=0))
+    del body["usage"]["input_tokens"]
+    with pytest.raises(ValidationError):
+        anthropic.types.Message.model_validate(body, strict=True)
+    stream = streamed(a_request("anthropic"), "a", end=answer()).replace(b'"output_tokens":23', b'"output_tokens":0')
+    client = claude(stream, stream=True)
+    with client, client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", "content": "x"}]) as events_:
+        assert events_.get_final_message().usage.output_tokens == 0
+
+
+# OpenAI -----------------------------------------------------------------------------------------------------------------
+
+
+def test_openai_completion_is_valid_for_the_sdk_model() -> None:
+    """Strict validation against the SDK's own type; prompt_tokens includes what was read and written."""
+    body = WIRES["openai"].encode_answer(a_request("openai"), answer(), created_at_s=CREATED_S)
+    completion = openai.types.chat.ChatCompletion.model_validate_json(body, strict=True)
+    assert (completion.id, completion.model, completion.created) == ("chatcmpl-42", "openai-test", 1_800_000_000)
+    assert completion.choices[0].message.content == "Hello 안녕 🙂"
+    usage = completion.usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (2501, 23, 2524)
+    assert (usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens_details.cache_write_tokens) == (2455, 42)
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"), [("stop", "stop"), ("stop_sequence", "stop"), ("length", "length"), ("context", "length")]
+)
+def test_openai_finish_reasons(reason: FinishReason, expected: str) -> None:
+    """Why an answer ended, whole and streamed alike."""
+    request, end = a_request("openai"), answer(reason=reason)
+    body = orjson.loads(WIRES["openai"].encode_answer(request, end, created_at_s=0))
+    assert body["choices"][0]["finish_reason"] == expected
+    assert events(streamed(request, "x", end=end))[-2][1]["choices"][0]["finish_reason"] == expected
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_openai_chunks(include_usage: bool) -> None:
+    """Role first, finish reason last; usage is null in every chunk and then whole, if asked for, else nowhere."""
+    request = a_request("openai", stream=True, stream_options={"include_usage": include_usage})
+    *chunks, (_, done) = events(streamed(request, "a", "", "b", end=answer()))
+    assert done == "[DONE]"
+    usages = [chunk.pop("usage", "absent") for _, chunk in chunks]
+    if include_usage:
+        last = chunks.pop()[1]
+        assert usages[:-1] == [None] * 4
+        assert (last["choices"], usages[-1]["prompt_tokens"]) == ([], 2501)
+    else:
+        assert usages == ["absent"] * 4
+    deltas = [chunk["choices"][0]["delta"] for _, chunk in chunks]
+    assert deltas == [{"role": "assistant", "content": "", "refusal": None}, {"content": "a"}, {"content": "b"}, {}]
+    assert [chunk["choices"][0]["finish_reason"] for _, chunk in chunks] == [None, None, None, "stop"]
+    for _, chunk in chunks:
+        openai.types.chat.ChatCompletionChunk.model_validate(chunk, strict=True)
+
+
+def test_openai_stream_through_the_sdk() -> None:
+    """The official client reads text and final usage."""
+    request = a_request("openai", stream=True, stream_options={"include_usage": True})
+    body = streamed(request, "Hello ", "안녕 ", "🙂", end=answer())
+    text, usage = "", None
+    with gpt(body, stream=True) as client:
+        for chunk in client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], stream=True):
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            usage = chunk.usage or usage
+    assert text == "Hello 안녕 🙂"
+    assert usage is not None
+    assert usage.total_tokens == 2524
+
+
+def test_openai_error_in_a_stream_raises() -> None:
+    """The nested form makes the client raise, and the stream still ends as streams do."""
+    body = streamed(a_request("openai", stream=True), "a", end=Overloaded("full"))
+    assert body.endswith(b"data: [DONE]\n\n")
+    with gpt(body, stream=True) as client, pytest.raises(openai.APIError, match="full") as caught:
+        for _ in client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], stream=True):
+            pass
+    assert caught.value.code == "server_is_overloaded"
+
+
+def test_openai_models_through_the_sdk() -> None:
+    """The model list and one model under the id that was asked for."""
+    wire = WIRES["openai"]
+    with gpt(wire.encode_models([MODEL], ["gpt-*", "gpt-mine"])) as client:
+        assert [model.id for model in client.models.list()] == ["smol", "gpt-mine"]
+    one = openai.types.Model.model_validate_json(wire.encode_model(MODEL, "gpt-x"), strict=True)
+    assert (one.id, one.created) == ("gpt-x", 1_800_000_000)
+
+
+def test_streams_hold_no_raw_line_breaks() -> None:
+    """Line breaks in a text are escaped: an event is never cut."""
+    for wire in WIRES:
+        stream = streamed(a_request(wire), "a\n\nb\r\nc", end=answer())
+        assert b'"a\\n\\nb\\r\\nc"' in stream
+        assert b"\r" not in stream

@@ -1,0 +1,161 @@
+"""Whatever a body holds, parsing gives a request or a 400: nothing else, and nothing that fails later."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from typing import Any, Final
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import Submit, decode_to_engine, encode_frame
+from gateway import dialects
+from gateway.errors import InvalidRequest
+from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.base import Wire
+from gateway.wire.openai import OpenAIWire
+from tests.fakes.rules import ANTHROPIC, OPENAI, rules
+
+CC: Final = {"type": "ephemeral", "ttl": "5m"}
+ANTHROPIC_BODY: Final[dict[str, Any]] = {
+    "model": "claude-test",
+    "max_tokens": 4096,
+    "stream": False,
+    "cache_control": None,
+    "temperature": 0.5,
+    "stop_sequences": ["x"],
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "output_config": {"effort": "low"},
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "system": [{"type": "text", "text": "s", "cache_control": CC}],
+    "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "cache_control": CC}],
+    "messages": [
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t", "signature": "s"},
+                {"type": "redacted_thinking", "data": "d"},
+                {"type": "text", "text": "a"},
+                {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": [1, None, {}]}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "r"}], "is_error": False},
+                {"type": "text", "text": "go", "cache_control": CC},
+            ],
+        },
+        {"role": "system", "content": "late"},
+    ],
+}
+OPENAI_BODY: Final[dict[str, Any]] = {
+    "model": "gpt-test",
+    "max_tokens": 5,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 1,
+    "seed": 3,
+    "stop": ["x"],
+    "n": 1,
+    "logit_bias": {"5": 1},
+    "response_format": {"type": "text"},
+    "tool_choice": "auto",
+    "reasoning_effort": "low",
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "messages": [
+        {"role": "developer", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "q", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "r", "cache_control": CC}]},
+    ],
+}  # fmt: skip
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+    st.sampled_from(
+        ["ephemeral", "text", "image", "tool_use", "tool_result", "user", "assistant", "system", "1h", "any", "none"]
+    ),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "ttl", "role", "x"]), inner),
+    max_leaves=6,
+)
+
+
+def paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of everything inside a JSON value."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path for key, child in children for path in [(*prefix, key), *paths(child, (*prefix, key))]]
+
+
+def mutate(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
+    """One to three places of the body replaced, removed, or doubled."""
+    body = copy.deepcopy(body)
+    for _ in range(draw(st.integers(1, 3))):
+        known = paths(body)
+        if not known:
+            break
+        *parents, key = draw(st.sampled_from(known))
+        holder: Any = body
+        for step in parents:
+            holder = holder[step]
+        match draw(st.sampled_from(["replace", "remove", "double"])):
+            case "replace":
+                holder[key] = draw(VALUES)
+            case "remove":
+                del holder[key]
+            case "double" if isinstance(holder, list):
+                holder.insert(key, copy.deepcopy(holder[key]))
+    return body
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> tuple[Wire, bytes]:
+    wire, body = draw(st.sampled_from([(AnthropicWire(), ANTHROPIC_BODY), (OpenAIWire(), OPENAI_BODY)]))
+    return wire, orjson.dumps(mutate(draw, body))
+
+
+@pytest.mark.parametrize(("wire", "body"), [(AnthropicWire(), ANTHROPIC_BODY), (OpenAIWire(), OPENAI_BODY)])
+def test_the_seeds_are_valid(wire: Wire, body: dict[str, Any]) -> None:
+    """What is mutated below is accepted as it is: else the fuzzing would only see refusals."""
+    wire.parse(orjson.dumps(body), {}, request_id="r")
+
+
+@settings(max_examples=300, deadline=None)
+@given(mutated())
+def test_a_mutated_body_parses_or_is_a_400(case: tuple[Wire, bytes]) -> None:
+    """And what parses can be normalized, planned, and sent to the engine unchanged."""
+    wire, body = case
+    for parse in (wire.parse, wire.parse_count):
+        try:
+            request = parse(body, {}, request_id="r")
+        except InvalidRequest as error:
+            orjson.loads(wire.encode_error(error, request_id="r").body)
+            continue
+        for base in (ANTHROPIC, OPENAI):
+            with suppress(InvalidRequest):
+                dialects.normalize(request, base)
+            normal = dialects.normalize(request, rules(base, marker_errors="repair"))
+            frame = Submit("r", "t", normal.prompt, dialects.plan(normal, base), normal.sampling, 0.0)
+            assert decode_to_engine(encode_frame(frame)[4:]) == frame
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60), st.sampled_from([AnthropicWire(), OpenAIWire()]))
+def test_any_bytes_are_a_400(body: bytes, wire: Wire) -> None:
+    """Random bytes are never a request."""
+    with pytest.raises(InvalidRequest):
+        wire.parse(body, {}, request_id="r")

@@ -1,0 +1,452 @@
+"""Chat Completions bodies: what they mean, and what is refused in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+import pytest
+
+from engine.prompt.types import CacheMark, Message, TextPart, Tool, ToolCallPart, ToolResultPart
+from gateway.errors import InvalidRequest
+from gateway.request import Request
+from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai.parse import REST_OF_CONTEXT
+
+WIRE: Final = OpenAIWire()
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+BREAKPOINT: Final = {"mode": "explicit"}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    """A minimal valid body; `...` removes a field."""
+    fields: dict[str, Any] = {"model": "gpt-test", "messages": [{"role": "user", "content": "hi"}]}
+    return {name: value for name, value in (fields | changes).items() if value is not ...}
+
+
+def turns(*messages: Any) -> dict[str, Any]:
+    return body(messages=list(messages))
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return turns({"role": "user", "content": list(parts)})
+
+
+def text(value: str = "x", **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value, **more}
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return body(tools=[{"type": "function", "function": fields}])
+
+
+def parse(fields: Any, headers: Mapping[str, str] = NO_HEADERS) -> Request:
+    return WIRE.parse(orjson.dumps(fields), headers, request_id="req_1")
+
+
+def refused(fields: Any) -> dict[str, Any]:
+    """The `error` object of the 400."""
+    with pytest.raises(InvalidRequest) as caught:
+        parse(fields)
+    reply = WIRE.encode_error(caught.value, request_id="req_1")
+    assert reply.status == 400
+    error = orjson.loads(reply.body)["error"]
+    assert error["type"] == "invalid_request_error"
+    return dict(error)
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+BAD: list[tuple[Any, str | None, str | None, str]] = [
+    ([], None, "invalid_type", "Invalid type for 'body': expected an object, but got an array instead."),
+    (body(model=...), "model", "missing_required_parameter", "Missing required parameter: 'model'."),
+    (body(model=1), "model", "invalid_type", "Invalid type for 'model': expected a string, but got an integer instead."),
+    (body(messages=...), "messages", "missing_required_parameter", "Missing required parameter: 'messages'."),
+    (
+        body(messages=[]),
+        "messages",
+        "empty_array",
+        "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
+    ),
+    (
+        body(messages="hi"),
+        "messages",
+        "invalid_type",
+        "Invalid type for 'messages': expected an array, but got a string instead.",
+    ),
+    (
+        turns({"content": "x"}),
+        "messages[0].role",
+        "missing_required_parameter",
+        "Missing required parameter: 'messages[0].role'.",
+    ),
+    (
+        turns({"role": "bot", "content": "x"}),
+        "messages[0].role",
+        "invalid_value",
+        "Invalid value: 'bot'. Supported values are: 'system', 'assistant', 'user', 'function', 'tool', and 'developer'.",
+    ),
+    (
+        turns({"role": "function", "name": "f", "content": "x"}),
+        "messages[0].role",
+        "unsupported_value",
+        "Unsupported value: 'messages[0].role' does not support 'function' with this model.",
+    ),
+    (
+        turns({"role": "user", "content": None}),
+        "messages[0].content",
+        "invalid_type",
+        "Invalid value for 'content': expected a string, got null.",
+    ),
+    (
+        turns({"role": "assistant"}),
+        "messages[0].content",
+        "invalid_type",
+        "Invalid value for 'content': expected a string, got null.",
+    ),
+    (
+        turns({"role": "user", "content": 3}),
+        "messages[0].content",
+        "invalid_type",
+        "Invalid type for 'messages[0].content': expected an array, but got an integer instead.",
+    ),
+    (
+        user(text(), {"type": "image_url", "image_url": {"url": "x"}}),
+        "messages[0].content[1].type",
+        "unsupported_value",
+        "Unsupported value: 'messages[0].content[1].type' does not support 'image_url' with this model.",
+    ),
+    (
+        user({"type": "text"}),
+        "messages[0].content[0].text",
+        "missing_required_parameter",
+        "Missing required parameter: 'messages[0].content[0].text'.",
+    ),
+    (
+        turns({"role": "tool", "content": "x"}),
+        "messages[0].tool_call_id",
+        "missing_required_parameter",
+        "Missing required parameter: 'messages[0].tool_call_id'.",
+    ),
+    (
+        turns({"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]}),
+        "messages[0].tool_calls[0].function",
+        "missing_required_parameter",
+        "Missing required parameter: 'messages[0].tool_calls[0].function'.",
+    ),
+    (
+        turns({"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": ""}}),
+        "messages[0].function_call",
+        "unsupported_parameter",
+        "Unsupported parameter: 'messages[0].function_call' is not supported with this model.",
+    ),
+    (
+        body(tools=[{"type": "custom", "custom": {"name": "f"}}]),
+        "tools[0].type",
+        "unsupported_value",
+        "Unsupported value: 'tools[0].type' does not support 'custom' with this model.",
+    ),
+    (
+        function(name="a b"),
+        "tools[0].function.name",
+        "invalid_value",
+        "Invalid 'tools[0].function.name': string does not match pattern. Expected a string that matches the pattern "
+        "'^[a-zA-Z0-9_-]{1,64}$'.",
+    ),
+    (
+        function(name="f", parameters=[]),
+        "tools[0].function.parameters",
+        "invalid_type",
+        "Invalid type for 'tools[0].function.parameters': expected an object, but got an array instead.",
+    ),
+    (
+        body(n=2),
+        "n",
+        "unsupported_value",
+        "Unsupported value: 'n' does not support 2 with this model. Only the default (1) value is supported.",
+    ),
+    (
+        body(n=0),
+        "n",
+        "integer_below_min_value",
+        "Invalid 'n': integer below minimum value. Expected a value >= 1, but got 0 instead.",
+    ),
+    (
+        body(temperature=2.5),
+        "temperature",
+        "decimal_above_max_value",
+        "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 2.5 instead.",
+    ),
+    (
+        body(max_tokens=0),
+        "max_tokens",
+        "integer_below_min_value",
+        "Invalid 'max_tokens': integer below minimum value. Expected a value >= 1, but got 0 instead.",
+    ),
+    (
+        body(stop=["a", "b", "c", "d", "e"]),
+        "stop",
+        "array_above_max_length",
+        "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an array with length 5 instead.",
+    ),
+    (body(stop=""), "stop", "invalid_value", "Invalid 'stop': empty string. A stop sequence has at least one character."),
+    (body(logit_bias={"x": 1}), "logit_bias", "invalid_value", "Invalid key in 'logit_bias': x. Expected a token id."),
+    (
+        body(logprobs=True),
+        "logprobs",
+        "unsupported_parameter",
+        "Unsupported parameter: 'logprobs' is not supported with this model.",
+    ),
+    (
+        body(functions=[{"name": "f"}]),
+        "functions",
+        "unsupported_parameter",
+        "Unsupported parameter: 'functions' is not supported with this model.",
+    ),
+    (
+        body(modalities=["text", "audio"]),
+        "modalities",
+        "unsupported_value",
+        "Unsupported value: 'modalities' does not support 'audio' with this model.",
+    ),
+    (
+        body(response_format={"type": "json_schema", "json_schema": {}}),
+        "response_format.type",
+        "unsupported_value",
+        "Unsupported value: 'response_format.type' does not support 'json_schema' with this model.",
+    ),
+    (
+        body(tool_choice="required"),
+        "tool_choice",
+        "unsupported_value",
+        "Unsupported value: 'tool_choice' does not support 'required' with this model.",
+    ),
+    (
+        body(tool_choice={"type": "function", "function": {"name": "f"}}),
+        "tool_choice",
+        "unsupported_value",
+        "Unsupported value: 'tool_choice' does not support 'function' with this model.",
+    ),
+    (
+        body(stream_options={"include_usage": True}),
+        "stream_options",
+        None,
+        "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+    ),
+    (
+        body(prompt_cache_options={"ttl": "9h"}),
+        "prompt_cache_options.ttl",
+        "invalid_value",
+        "Invalid value: '9h'. Supported values are: '5m', '30m', '1h', and '12h'.",
+    ),
+    (
+        user(text(prompt_cache_breakpoint={"mode": "implicit"})),
+        "messages[0].content[0].prompt_cache_breakpoint.mode",
+        "invalid_value",
+        "Invalid value: 'implicit'. Supported values are: 'explicit'.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code", "message"), BAD, ids=[row[3][:60] for row in BAD])
+def test_refused_bodies(fields: Any, param: str | None, code: str | None, message: str) -> None:
+    """Each broken body gets the one message, param and code that name its field."""
+    error = refused(fields)
+    assert (error["param"], error["code"], error["message"]) == (param, code, message)
+
+
+def test_malformed_json() -> None:
+    """Bytes that are no JSON are a 400."""
+    with pytest.raises(InvalidRequest, match="could not parse the JSON body"):
+        WIRE.parse(b'{"model": ', {}, request_id="r")
+
+
+def test_leading_instructions_are_the_system_text() -> None:
+    """Developer and system messages at the head become system blocks; later ones stay in place."""
+    prompt = parse(
+        turns(
+            {"role": "developer", "content": "a"},
+            {"role": "system", "content": [text("b"), text("c")]},
+            {"role": "user", "content": "q"},
+            {"role": "developer", "content": "late"},
+        )
+    ).prompt
+    assert prompt.system == (TextPart("a"), TextPart("b"), TextPart("c"))
+    assert prompt.messages == (Message("user", (TextPart("q"),)), Message("system", (TextPart("late"),)))
+
+
+def test_one_conversation_is_one_prompt_through_both_formats() -> None:
+    """System text, tools, turns and a finished call mean the same; only who carries the result differs."""
+    schema = {"type": "object", "properties": {"x": {"type": "string"}}}
+    openai = parse(
+        body(
+            messages=[
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": "t", "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "c", "content": "r"},
+            ],
+            tools=[{"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}],
+        )
+    ).prompt
+    blocks = [text("t"), {"type": "tool_use", "id": "c", "name": "f", "input": {}}]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
+    anthropic = (
+        AnthropicWire()
+        .parse(
+            orjson.dumps(
+                {
+                    "model": "m",
+                    "max_tokens": 1,
+                    "system": "s",
+                    "tools": [{"name": "f", "description": "d", "input_schema": schema}],
+                    "messages": [
+                        {"role": "user", "content": "q"},
+                        {"role": "assistant", "content": blocks},
+                        {"role": "user", "content": [result]},
+                    ],
+                }
+            ),
+            {},
+            request_id="r",
+        )
+        .prompt
+    )
+    assert (openai.system, openai.tools) == (anthropic.system, anthropic.tools)
+    assert openai.messages[:2] == anthropic.messages[:2]
+    assert openai.messages[2].parts == anthropic.messages[2].parts
+
+
+def test_assistant_turns() -> None:
+    """Text and refusals are text, calls follow; arguments that are no JSON object stay as they were written."""
+    raw = {"id": "d", "type": "function", "function": {"name": "g", "arguments": "not json"}}
+    prompt = parse(
+        turns(
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [text("a"), {"type": "refusal", "refusal": "no"}]},
+            {"role": "assistant", "content": None, "refusal": "never"},
+            {"role": "assistant", "content": [], "tool_calls": [CALL, raw]},
+            {"role": "assistant", "content": ""},
+        )
+    ).prompt
+    assert [message.parts for message in prompt.messages[1:]] == [
+        (TextPart("a"), TextPart("no")),
+        (TextPart("never"),),
+        (ToolCallPart("c", "f", {}), ToolCallPart("d", "g", "not json")),
+        (TextPart(""),),
+    ]
+    assert not prompt.continue_final
+
+
+def test_marks() -> None:
+    """Breakpoints of OpenAI and marks as aggregators pass them on, with the TTL each names or inherits."""
+    prompt = parse(
+        body(
+            prompt_cache_options={"ttl": "12h"},
+            messages=[
+                {"role": "system", "content": [text("s", cache_control={"type": "ephemeral"})]},
+                {
+                    "role": "user",
+                    "content": [
+                        text("a", prompt_cache_breakpoint=BREAKPOINT),
+                        text("b", prompt_cache_breakpoint=BREAKPOINT | {"ttl": "30m"}),
+                        text("c", cache_control={"type": "ephemeral", "ttl": "1h"}),
+                        text("d", cache_control=None),
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c", "content": [text("r", prompt_cache_breakpoint=BREAKPOINT), text("z")]},
+            ],
+            tools=[{"type": "function", "function": {"name": "f"}, "cache_control": {"type": "ephemeral"}}],
+        )
+    ).prompt
+    assert prompt.system == (TextPart("s", CacheMark(300.0)),)
+    assert [part.cache for part in prompt.messages[0].parts] == [CacheMark(43200.0), CacheMark(1800.0), CacheMark(3600.0), None]
+    assert prompt.messages[1].parts == (ToolResultPart("c", "r\nz", cache=CacheMark(43200.0)),)
+    assert prompt.tools == (Tool("f", "", {"type": "object", "properties": {}}, CacheMark(300.0)),)
+
+
+def test_default_breakpoint_ttl() -> None:
+    """A breakpoint without a TTL anywhere lasts thirty minutes."""
+    (message,) = parse(user(text(prompt_cache_breakpoint=BREAKPOINT))).prompt.messages
+    assert message.parts[0].cache == CacheMark(1800.0)
+
+
+def test_sampling() -> None:
+    """Every sampling field, those of vLLM's server included."""
+    sampling = parse(
+        body(
+            max_completion_tokens=7,
+            max_tokens=9,
+            temperature=0,
+            top_p=0.5,
+            seed=-1,
+            stop="x",
+            presence_penalty=1,
+            frequency_penalty=-1,
+            logit_bias={"17": -100},
+            top_k=-1,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            ignore_eos=True,
+        )
+    ).sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (7, 0.0, 0.5, -1)
+    assert (sampling.stop, sampling.logit_bias, sampling.top_k, sampling.min_p) == (("x",), {17: -100.0}, 0, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert (sampling.repetition_penalty, sampling.ignore_eos) == (1.1, True)
+    assert parse(body(max_tokens=2**40)).sampling.max_tokens == REST_OF_CONTEXT
+    assert parse(body()).sampling.max_tokens == REST_OF_CONTEXT
+
+
+def test_what_asks_for_nothing_is_accepted() -> None:
+    """Defaults in words, and fields that change no answer."""
+    request = parse(
+        body(
+            n=1,
+            logprobs=False,
+            top_logprobs=0,
+            tool_choice="auto",
+            response_format={"type": "text"},
+            modalities=["text"],
+            parallel_tool_calls=True,
+            store=True,
+            metadata={"a": "b"},
+            user="u",
+            service_tier="auto",
+            prompt_cache_retention="24h",
+            new_field={},
+        )
+    )
+    assert request.parameters == {}
+
+
+def test_parameters_and_options() -> None:
+    """What has a cache of its own is kept in the dialects' words; what concerns the stream, apart from it."""
+    request = parse(
+        body(
+            stream=True,
+            stream_options={"include_usage": True},
+            parallel_tool_calls=False,
+            tool_choice="none",
+            reasoning_effort="low",
+            verbosity="high",
+            prompt_cache_key="k",
+            prompt_cache_options={"mode": "explicit", "ttl": "12h"},
+            cache_control={"type": "ephemeral", "ttl": "1h"},
+        ),
+        {"cache-control": "no-cache"},
+    )
+    assert request.parameters == {
+        "parallel_tool_calls": False,
+        "tool_choice": "none",
+        "effort": "low",
+        "verbosity": "high",
+        "prompt_cache_key": "k",
+        "cache_mode": "explicit",
+        "cache_ttl_s": 43200.0,
+    }
+    assert (request.stream, request.wire_options, request.automatic) == (True, {"include_usage": True}, 3600.0)
+    assert (request.read_cache, request.store_cache) == (False, True)
