@@ -1,0 +1,189 @@
+"""The composition root: puts policy, backends, wires and HTTP together, runs them, and takes them down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import structlog
+from aiohttp import web
+
+from engine.config import EngineConfig
+from gateway.admin import Admin
+from gateway.backends.base import Backend
+from gateway.backends.local import WORKER, LocalBackend
+from gateway.catalogue import Catalogue
+from gateway.clock import Clock
+from gateway.handler import Handler
+from gateway.ledger import Ledger, Record
+from gateway.limits import InFlight
+from gateway.logs import log_record
+from gateway.metrics import Metrics
+from gateway.request import WireName
+from gateway.server import Server
+from gateway.signals import stop_signals
+from gateway.waits import first_of
+from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.base import Wire
+from gateway.wire.openai import OpenAIWire
+from policies.schema import Policy
+
+KEEPALIVE_S: Final = 3630.0
+"""Idle connections stay open longer than any load balancer's, so that it never reuses one we are closing."""
+
+GOODBYE_S: Final = 5.0
+"""For streams still open after the drain to send their error event."""
+
+MAX_LINE_NBYTES: Final = 64 * 1024
+"""Of a request line and of one header field."""
+
+_log = structlog.get_logger("pcg")
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Everything of one gateway but the process it runs in."""
+
+    policy: Policy
+    app: web.Application
+    server: Server
+    admin: Admin
+    in_flight: InFlight
+    metrics: Metrics
+    ledger: Ledger
+
+
+def build_app(
+    policy: Policy,
+    backends: Mapping[str, Backend],
+    clock: Clock,
+    *,
+    metrics: Metrics | None = None,
+    on_record: Callable[[Record], None] = log_record,
+) -> Gateway:
+    """A gateway over backends, one per model name of the policy. Starts nothing."""
+    metrics, ledger = metrics or Metrics(), Ledger()
+    in_flight = InFlight(sum(m.engine.max_queue + m.engine.max_sequences for m in policy.models))
+
+    def record(finished: Record) -> None:
+        ledger.add(finished)
+        metrics.add(finished)
+        on_record(finished)
+
+    wires: dict[WireName, Wire] = {"anthropic": AnthropicWire(), "openai": OpenAIWire()}
+    server = Server(Handler(policy, Catalogue(policy, backends), in_flight, record), wires, clock)
+    admin = Admin(policy, backends, metrics, ledger, in_flight)
+    app = web.Application(client_max_size=policy.server.max_body)
+    server.add_routes(app)
+    admin.add_routes(app)
+    return Gateway(policy, app, server, admin, in_flight, metrics, ledger)
+
+
+@dataclass(slots=True)
+class Listener:
+    """Where the gateway can be reached; `stop` takes no more connections and leaves those that are open."""
+
+    site: web.TCPSite
+    host: str
+    port: int
+    open: bool = True
+
+    @property
+    def url(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+    async def stop(self) -> None:
+        await self.site.stop()
+        self.open = False
+
+
+@asynccontextmanager
+async def listening(gateway: Gateway) -> AsyncIterator[Listener]:
+    """The gateway on its port. Raises `OSError` when the port is taken.
+
+    A client that leaves cancels its handler; bodies are decompressed by us, within bounds; nothing logs requests but us.
+    """
+    runner = web.AppRunner(
+        gateway.app,
+        handler_cancellation=True,
+        access_log=None,
+        auto_decompress=False,
+        keepalive_timeout=KEEPALIVE_S,
+        max_line_size=MAX_LINE_NBYTES,
+        max_field_size=MAX_LINE_NBYTES,
+        shutdown_timeout=1.0,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, gateway.policy.server.host, gateway.policy.server.port)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        yield Listener(site, str(host), int(port))
+    finally:
+        await runner.cleanup()
+
+
+async def drain(gateway: Gateway, listener: Listener, *, delay_s: float, hurry: asyncio.Event) -> None:
+    """Not ready but serving for `delay_s`, then nothing new, then what is in flight may finish within `drain.timeout`.
+
+    `hurry` cuts every wait short. What is left afterwards is for the backends' end to answer with an error.
+    """
+    gateway.admin.draining = gateway.server.closing = True
+    _log.info("draining", in_flight=len(gateway.in_flight))
+    await _within(delay_s, hurry.wait())
+    gateway.in_flight.close()
+    await listener.stop()
+    await _within(gateway.policy.server.drain.timeout, first_of(gateway.in_flight.wait_idle(), hurry.wait()))
+
+
+async def serve(
+    policy: Policy,
+    engines: Mapping[str, EngineConfig],
+    clock: Clock,
+    on_ready: Callable[[str], None],
+    *,
+    command: Sequence[str] = WORKER,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return. SIGINT skips the delay, a second signal every wait.
+
+    Raises `ModelError` when a model cannot be loaded at start, `OSError` when the port is taken. `on_ready` is told the
+    base URL once every model is loaded; until then requests wait and `/readyz` says so. `command` starts a worker.
+    """
+    metrics = Metrics()
+    backends = {
+        name: LocalBackend(config, clock, command=command, on_restart=partial(metrics.restarted, name))
+        for name, config in engines.items()
+    }
+    gateway = build_app(policy, backends, clock, metrics=metrics)
+    try:
+        with stop_signals() as stop:
+            async with listening(gateway) as listener, asyncio.TaskGroup() as group:
+                running = [group.create_task(backend.run()) for backend in backends.values()]
+                ready = group.create_task(_tell_ready(backends, listener, on_ready))
+                await stop.asked.wait()
+                ready.cancel()
+                delay_s = 0.0 if stop.interrupted else policy.server.drain.delay
+                await drain(gateway, listener, delay_s=delay_s, hurry=stop.insisted)
+                for engine in running:
+                    engine.cancel()
+                await _within(GOODBYE_S, gateway.in_flight.wait_idle())
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _tell_ready(backends: Mapping[str, LocalBackend], listener: Listener, on_ready: Callable[[str], None]) -> None:
+    for backend in backends.values():
+        await backend.wait_loaded()
+    on_ready(listener.url)
+
+
+async def _within(seconds: float, wait: Coroutine[Any, Any, Any]) -> None:
+    """Await, but not for longer than `seconds`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wait

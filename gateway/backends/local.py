@@ -1,0 +1,220 @@
+"""The backend that generates with an engine in a worker process of its own, and keeps one running.
+
+Knows nothing of HTTP and of models; a worker that dies costs its requests an `Overloaded`, and is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import structlog
+
+from engine.config import EngineConfig
+from engine.errors import ModelError
+from engine.messages import (
+    Abort,
+    Count,
+    Counted,
+    EngineStats,
+    Finished,
+    Flush,
+    Flushed,
+    Snapshot,
+    Started,
+    Submit,
+    TextDelta,
+    Tick,
+)
+from engine.prompt.types import Prompt
+from gateway.backends.base import Event, ModelInfo
+from gateway.backends.link import Link, ProtocolError
+from gateway.backends.mailbox import RETRY_AFTER_S
+from gateway.backends.process import Limits, Worker, run_worker
+from gateway.clock import Clock
+from gateway.errors import EngineFailed, Overloaded
+from gateway.request import Request
+
+A = TypeVar("A", Counted, Flushed, EngineStats)
+
+WORKER: Final[tuple[str, ...]] = (sys.executable, "-m", "engine.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things may take, in seconds."""
+
+    ready_s: float = 30.0
+    """A request waits this long for a worker that is loading."""
+    tick_s: float = 1.0
+    healthy_s: float = 60.0
+    """A worker that lived this long is restarted at once, whatever happened before it."""
+    backoff_s: tuple[float, ...] = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+    """Waits before the first, second, ... restart in a row; the last repeats."""
+
+
+class LocalBackend:
+    """A `Backend`. `run` keeps the worker alive and must be running while requests are made."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: Clock,
+        *,
+        command: Sequence[str] = WORKER,
+        limits: Limits | None = None,
+        patience: Patience | None = None,
+        on_restart: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._command = command
+        self._limits = limits or Limits()
+        self._patience = patience or Patience()
+        self._on_restart = on_restart
+        self._worker: Worker | None = None
+        self._loaded = asyncio.Event()
+        self._model: ModelInfo | None = None
+        self._log = structlog.get_logger("pcg.engine").bind(model=config.model)
+
+    @property
+    def ready(self) -> bool:
+        return self._worker is not None
+
+    @property
+    def model(self) -> ModelInfo | None:
+        return self._model
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker serving now."""
+        return self._worker.pid if self._worker else None
+
+    @property
+    def num_open(self) -> int:
+        """Requests and questions in flight at the worker serving now."""
+        return self._worker.link.num_open if self._worker else 0
+
+    async def wait_loaded(self) -> None:
+        """Returns when a worker is serving."""
+        await self._loaded.wait()
+
+    # Keeping a worker alive -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled: one worker after the other. Raises `ModelError` if the very first cannot load its model."""
+        num_failures = 0
+        while True:
+            began_s = asyncio.get_running_loop().time()
+            try:
+                await self._live()
+                self._log.warning("engine died")
+            except ModelError as error:
+                if self._model is None:
+                    raise
+                self._log.error("engine did not load", reason=str(error))
+            if asyncio.get_running_loop().time() - began_s > self._patience.healthy_s:
+                num_failures = 0
+            waits = self._patience.backoff_s
+            await asyncio.sleep(waits[min(num_failures, len(waits) - 1)])
+            num_failures += 1
+            self._on_restart()
+
+    async def _live(self) -> None:
+        """One worker from start to end."""
+        async with run_worker(self._command, self._config, self._limits) as worker:
+            self._serve(worker)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    ticking = group.create_task(self._tick(worker.link))
+                    await worker.link.run()
+                    ticking.cancel()
+            except* ProtocolError as errors:
+                self._log.error("engine broke the protocol", reason=str(errors.exceptions[0]))
+            finally:
+                self._worker = None
+                self._loaded.clear()
+
+    def _serve(self, worker: Worker) -> None:
+        hello = worker.hello
+        self._model = ModelInfo(
+            name=self._config.model,
+            context=hello.context,
+            fingerprint=hello.fingerprint,
+            capabilities=hello.capabilities,
+            created_at_s=self._model.created_at_s if self._model else self._clock(),
+        )
+        worker.link.post(Tick(self._clock()))
+        self._worker = worker
+        self._loaded.set()
+        self._log.info("engine ready", pid=worker.pid, load_s=round(hello.load_s, 3), fingerprint=hello.fingerprint)
+
+    async def _tick(self, link: Link) -> None:
+        while True:
+            await asyncio.sleep(self._patience.tick_s)
+            link.post(Tick(self._clock()))
+
+    async def _link(self) -> Link:
+        """The connection to a loaded worker, waited for within bounds; `Overloaded` beyond them."""
+        try:
+            async with asyncio.timeout(self._patience.ready_s):
+                while self._worker is None:
+                    await self._loaded.wait()
+                return self._worker.link
+        except TimeoutError:
+            raise Overloaded("the engine is loading; please try again", retry_after_s=5.0) from None
+
+    # Serving ----------------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
+        """See `Backend.generate`."""
+        link = await self._link()
+        with link.open(request.id) as (frame_id, mailbox):
+            submit = Submit(
+                request_id=frame_id,
+                tenant=request.tenant,
+                prompt=request.prompt,
+                plan=request.plan,
+                sampling=request.sampling,
+                started_at_s=request.started_at_s,
+            )
+            over = False
+            try:
+                await link.send(submit)
+                while not over:
+                    event = await mailbox.get()
+                    if not isinstance(event, Started | TextDelta | Finished):
+                        raise EngineFailed(f"the engine answered with {type(event).__name__}")
+                    over = isinstance(event, Finished)
+                    if isinstance(event, Finished) and event.reason == "cancelled":
+                        raise Overloaded("the engine is stopping; please try again", retry_after_s=RETRY_AFTER_S)
+                    yield event
+            finally:
+                if not over:
+                    link.post(Abort(frame_id))  # of a request the engine has failed itself, this is ignored there
+
+    async def count(self, prompt: Prompt) -> int:
+        """See `Backend.count`. Raises as `generate` does."""
+        reply = await self._ask(lambda frame_id: Count(frame_id, prompt), Counted)
+        return reply.num_prompt
+
+    async def flush(self, tenant: str | None = None) -> int:
+        """Forget what is cached for `tenant`, or for everyone; the number of blocks dropped."""
+        reply = await self._ask(lambda frame_id: Flush(frame_id, tenant), Flushed)
+        return reply.num_blocks
+
+    async def stats(self) -> EngineStats | None:
+        """The engine's counters and gauges; None while no worker serves."""
+        return await self._ask(Snapshot, EngineStats) if self.ready else None
+
+    async def _ask(self, question: Callable[[str], Count | Flush | Snapshot], kind: type[A]) -> A:
+        link = await self._link()
+        with link.open("ask") as (frame_id, mailbox):
+            await link.send(question(frame_id))
+            reply = await mailbox.get()
+        if not isinstance(reply, kind):
+            raise EngineFailed(f"the engine answered with {type(reply).__name__}")
+        return reply

@@ -1,0 +1,65 @@
+"""What the engine said to one request and the request has not read yet. Knows no sockets and no processes.
+
+A slow reader costs no unbounded memory: consecutive text deltas that wait are joined, so a mailbox holds at most the one
+answer it is for, in a handful of items, and a stalled client never holds up the frames of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from engine.messages import Counted, EngineStats, Failed, Finished, Flushed, Started, TextDelta
+from gateway.errors import BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
+
+Reply = Started | TextDelta | Finished | Failed | Counted | Flushed | EngineStats
+
+RETRY_AFTER_S = 1.0
+
+
+class Mailbox:
+    """One writer (the link's reader) and one reader (the request's coroutine), both on the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Reply] = deque()
+        self._closed: str | None = None
+        self._arrived = asyncio.Event()
+
+    def put(self, reply: Reply) -> None:
+        """Deliver one frame; never blocks and never raises."""
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(reply, TextDelta) and isinstance(last, TextDelta):
+            self._waiting[-1] = TextDelta(reply.request_id, last.text + reply.text, last.token_ids + reply.token_ids)
+        else:
+            self._waiting.append(reply)
+        self._arrived.set()
+
+    def close(self, reason: str) -> None:
+        """Nothing more will come: once what waits is read, `get` raises `Overloaded(reason)`."""
+        self._closed = reason
+        self._arrived.set()
+
+    async def get(self) -> Reply:
+        """The next frame, in order. Raises the failure the engine reported, as the client is to be told of it."""
+        while not self._waiting:
+            if self._closed is not None:
+                raise Overloaded(self._closed, retry_after_s=RETRY_AFTER_S)
+            self._arrived.clear()
+            await self._arrived.wait()
+        reply = self._waiting.popleft()
+        if isinstance(reply, Failed):
+            raise told(reply)
+        return reply
+
+
+def told(failure: Failed) -> GatewayError:
+    """The gateway's error for a failure of the engine."""
+    match failure.kind:
+        case "overloaded":
+            return Overloaded(failure.message, retry_after_s=RETRY_AFTER_S)
+        case "context_exceeded":
+            return ContextExceeded(failure.num_prompt or 0, failure.limit or 0)
+        case "bad_prompt":
+            return BadPrompt(failure.message, path="messages")
+        case "internal":
+            return EngineFailed(failure.message)

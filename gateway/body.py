@@ -1,0 +1,54 @@
+"""Reads a request's body within bounds, compressed or not. Knows nothing of what is in it."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from aiohttp import web
+
+from gateway.errors import BodyTooLarge, InvalidRequest
+
+_GZIP: Final = 16 + zlib.MAX_WBITS
+
+
+async def read_body(http: web.Request, max_nbytes: int) -> bytes:
+    """The whole body, decoded. Never holds more than `max_nbytes` of it in either form.
+
+    Raises `BodyTooLarge` when the body as sent or as decoded exceeds `max_nbytes`, and `InvalidRequest` for an encoding
+    other than gzip or for damaged gzip. The server must be set up not to decompress by itself.
+    """
+    encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", "x-gzip", ""):
+        raise InvalidRequest(f"Content-Encoding {encoding!r} is not supported; send gzip or nothing")
+    if (http.content_length or 0) > max_nbytes:
+        raise _too_large(max_nbytes)
+    inflate = zlib.decompressobj(_GZIP) if "gzip" in encoding else None
+    chunks: list[bytes] = []
+    num_sent = num_read = 0
+    async for chunk in http.content.iter_any():
+        num_sent += len(chunk)
+        if num_sent > max_nbytes:
+            raise _too_large(max_nbytes)
+        piece = _inflated(inflate, chunk, max_nbytes - num_read) if inflate else chunk
+        num_read += len(piece)
+        chunks.append(piece)
+    if inflate and num_sent and not inflate.eof:
+        raise InvalidRequest("the gzip body ends early")
+    return b"".join(chunks)
+
+
+def _inflated(inflate: zlib._Decompress, chunk: bytes, room: int) -> bytes:
+    try:
+        piece = inflate.decompress(chunk, room + 1)
+    except zlib.error:
+        raise InvalidRequest("the body is not valid gzip") from None
+    if len(piece) > room:
+        raise BodyTooLarge("the body is too large once decoded")
+    if inflate.unused_data:
+        raise InvalidRequest("the gzip body has more than one member")
+    return piece
+
+
+def _too_large(max_nbytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body exceeds the maximum of {max_nbytes} bytes")

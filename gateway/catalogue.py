@@ -1,0 +1,58 @@
+"""Which model answers for a requested model id, and with what backend. Knows no wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.backends.base import Backend, ModelInfo
+from gateway.errors import UnknownModel
+from policies.schema import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model that answers. `name` is the policy's, whatever id was asked for."""
+
+    name: str
+    backend: Backend
+
+
+class Catalogue:
+    """The models of a policy with their backends, by model name."""
+
+    def __init__(self, policy: Policy, backends: Mapping[str, Backend]) -> None:
+        missing = {model.name for model in policy.models} - set(backends)
+        if missing:
+            raise ValueError(f"no backend for {sorted(missing)}")
+        self._policy = policy
+        self._backends = backends
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model would be served now."""
+        return all(backend.ready for backend in self._backends.values())
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Patterns of further ids that are served."""
+        return tuple(alias for model in self._policy.models for alias in model.aliases)
+
+    def find(self, model_id: str) -> Served:
+        """Raises `UnknownModel`."""
+        model = self._policy.resolve_model(model_id)
+        if model is None:
+            raise UnknownModel(f"model: {model_id}", path="model")
+        return Served(model.name, self._backends[model.name])
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Models that have been loaded, in the policy's order."""
+        infos = (self._backends[model.name].model for model in self._policy.models)
+        return tuple(info for info in infos if info is not None)
+
+    def info(self, model_id: str) -> ModelInfo:
+        """Raises `UnknownModel`, also for a model that has not been loaded yet."""
+        info = self.find(model_id).backend.model
+        if info is None:
+            raise UnknownModel(f"model: {model_id}", path="model")
+        return info

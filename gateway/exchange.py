@@ -1,0 +1,54 @@
+"""The client's side of one request, as the handler sees it: no HTTP library in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.wire.base import Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that has arrived and whose wire format is known. `headers` has lower-case names.
+
+    `arrived_s` is on the event loop's monotonic clock, `started_at_s` is epoch seconds on the gateway's clock: the moment
+    every TTL of this request counts from.
+    """
+
+    id: str
+    route: str
+    wire: Wire
+    headers: Mapping[str, str]
+    arrived_s: float
+    started_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole HTTP answer."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Client(Protocol):
+    """Where the answer goes. Every method raises `ConnectionError` once the client has gone, or is cancelled."""
+
+    async def read(self, max_nbytes: int) -> bytes:
+        """The request's body, decoded. Raises `BodyTooLarge`, `InvalidRequest`."""
+        ...
+
+    async def send(self, reply: Reply) -> None:
+        """The whole answer, once; not after `open`."""
+        ...
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        """Begin a streamed answer with status 200: the headers leave now."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """More of a streamed answer; waits while the client is slow to read."""
+        ...

@@ -1,0 +1,59 @@
+"""Waiting for a backend's next event with a deadline that does not disturb the backend. Knows no wire format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.backends.base import Event
+from gateway.errors import EngineFailed
+
+
+class EventFeed:
+    """Reads one backend iterator for one request.
+
+    A deadline that cancelled `anext` would end the generator it waits in; here the step goes on and is picked up by the
+    next call.
+    """
+
+    def __init__(self, events: AsyncIterator[Event]) -> None:
+        self._events = events
+        self._step: asyncio.Task[Event] | None = None
+
+    async def next(self, within_s: float | None = None) -> Event | None:
+        """The next event, or None when there was none within `within_s` seconds. Raises what the backend raises."""
+        if self._step is None:
+            self._step = asyncio.create_task(self._advance())
+        done, _ = await asyncio.wait((self._step,), timeout=within_s)
+        if not done:
+            return None
+        step, self._step = self._step, None
+        return step.result()
+
+    async def close(self) -> None:
+        """The backend has been told to stop when this returns. Idempotent."""
+        if self._step is not None:
+            self._step.cancel()
+            await asyncio.wait((self._step,))
+            if not self._step.cancelled():
+                self._step.exception()  # seen: nobody is left to tell
+            self._step = None
+        if isinstance(self._events, AsyncGenerator):
+            await self._events.aclose()
+
+    async def _advance(self) -> Event:
+        try:
+            return await anext(self._events)
+        except StopAsyncIteration:
+            raise EngineFailed("the engine stopped without finishing the answer") from None
+
+
+@asynccontextmanager
+async def feed(events: AsyncIterator[Event]) -> AsyncIterator[EventFeed]:
+    """An `EventFeed` that is closed at the end of the block, however it ends."""
+    reader = EventFeed(events)
+    try:
+        yield reader
+    finally:
+        await reader.close()

@@ -1,0 +1,220 @@
+"""One request, top to bottom: the file to read first. Knows no HTTP library and no engine, only their contracts.
+
+    client bytes -> authenticate -> wire.parse -> dialects.normalize, plan -> backend.generate
+    Started (the prompt's bill) -> TextDelta ... -> Finished -> headers and body, or a stream -> ledger, metrics, log
+
+Whatever ends a request (an answer, an error, a client that left) ends here, and is recorded once.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import structlog
+
+from engine.messages import Finished, Started, TextDelta
+from gateway import dialects
+from gateway.auth import authenticate
+from gateway.backends.base import Backend, Event
+from gateway.catalogue import Catalogue
+from gateway.errors import EngineFailed, GatewayError
+from gateway.exchange import Call, Client, Reply
+from gateway.feed import EventFeed, feed
+from gateway.headers import billing_headers, headers_without_counts
+from gateway.ids import id_headers, native_id
+from gateway.ledger import Record
+from gateway.limits import InFlight
+from gateway.progress import Progress
+from gateway.request import Request
+from gateway.sse import SSE_HEADERS
+from gateway.wire.base import StreamEncoder
+from policies.schema import Policy
+
+JSON_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+
+_log = structlog.get_logger("pcg.handler")
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """Serves every provider-compatible route. `record` is told of each request once, when it is over."""
+
+    policy: Policy
+    catalogue: Catalogue
+    in_flight: InFlight
+    record: Callable[[Record], None]
+
+    # The routes -------------------------------------------------------------------------------------------------------
+
+    async def generate(self, call: Call, client: Client) -> None:
+        """POST /v1/messages, POST /v1/chat/completions."""
+        progress = Progress(call)
+        async with self._recorded(progress, client):
+            with self.in_flight.slot():
+                request, backend = await self._admit(progress, client)
+                async with feed(backend.generate(request)) as events:
+                    if request.stream:
+                        await self._stream(progress, events, client)
+                    else:
+                        await self._whole(progress, events, client)
+
+    async def count(self, call: Call, client: Client) -> None:
+        """POST /v1/messages/count_tokens: free, and exactly what the same body would be billed."""
+        progress = Progress(call)
+        async with self._recorded(progress, client):
+            with self.in_flight.slot():
+                progress.tenant = authenticate(self.policy, call.headers).name
+                body = await client.read(self.policy.server.max_body)
+                request = call.wire.parse_count(body, call.headers, request_id=native_id(call.wire.name, call.id))
+                served = self.catalogue.find(request.model)
+                progress.request, progress.served_by = request, served.name
+                request = dialects.normalize(request, self.policy.rules_for(request.model, request.wire))
+                num_prompt = await served.backend.count(request.prompt)
+            await client.send(self._reply(call, call.wire.encode_count(num_prompt)))
+            progress.answered()
+
+    async def models(self, call: Call, client: Client) -> None:
+        """GET /v1/models."""
+        progress = Progress(call)
+        async with self._recorded(progress, client):
+            progress.tenant = authenticate(self.policy, call.headers).name
+            body = call.wire.encode_models(self.catalogue.models(), self.catalogue.aliases)
+            await client.send(self._reply(call, body))
+            progress.answered()
+
+    async def model(self, call: Call, client: Client, model_id: str) -> None:
+        """GET /v1/models/{id}."""
+        progress = Progress(call)
+        async with self._recorded(progress, client):
+            progress.tenant = authenticate(self.policy, call.headers).name
+            body = call.wire.encode_model(self.catalogue.info(model_id), model_id)
+            await client.send(self._reply(call, body))
+            progress.answered()
+
+    async def refuse(self, call: Call, client: Client, error: GatewayError) -> None:
+        """A request that no route takes."""
+        async with self._recorded(Progress(call), client):
+            raise error
+
+    # The steps of `generate` ------------------------------------------------------------------------------------------
+
+    async def _admit(self, progress: Progress, client: Client) -> tuple[Request, Backend]:
+        """The request as the backend is to serve it: nothing downstream asks a policy again."""
+        call = progress.call
+        progress.tenant = authenticate(self.policy, call.headers).name
+        with progress.phase("read"):
+            body = await client.read(self.policy.server.max_body)
+        with progress.phase("parse"):
+            request = call.wire.parse(body, call.headers, request_id=native_id(call.wire.name, call.id))
+        progress.request = request
+        served = self.catalogue.find(request.model)
+        progress.served_by = served.name
+        with progress.phase("plan"):
+            rules = self.policy.rules_for(request.model, request.wire)
+            request = dialects.normalize(request, rules)
+            request = msgspec.structs.replace(
+                request,
+                tenant=progress.tenant,
+                plan=dialects.plan(request, rules),
+                started_at_s=call.started_at_s,
+            )
+        progress.request, progress.rules, progress.prices = request, rules, self.policy.prices_for(request.model)
+        return request, served.backend
+
+    async def _whole(self, progress: Progress, events: EventFeed, client: Client) -> None:
+        while progress.finished is None:
+            _note(progress, await events.next())
+        call, request = progress.call, progress.request
+        assert request is not None
+        body = call.wire.encode_answer(request, progress.answer(), created_at_s=call.started_at_s)
+        await client.send(self._reply(call, body, _billing(progress)))
+        progress.answered()
+
+    async def _stream(self, progress: Progress, events: EventFeed, client: Client) -> None:
+        """Headers leave with the exact bill, or without counts when that takes too long; then silence is filled."""
+        call, request, sse = progress.call, progress.request, self.policy.server.sse
+        assert request is not None
+        encoder = call.wire.stream(request, created_at_s=call.started_at_s)
+        event = await events.next(sse.early_headers_after)
+        _note(progress, event)
+        await client.open(dict(SSE_HEADERS) | id_headers(call.wire.name, call.id) | _billing(progress))
+        try:
+            while progress.finished is None:
+                await client.write(_encode(progress, event, encoder))
+                event = await events.next(sse.keepalive)
+                _note(progress, event)
+            await client.write(encoder.finish(progress.answer()))
+            progress.answered()
+        except ConnectionError:
+            raise
+        except Exception as error:
+            known = _known(error, call)
+            progress.failed(known, 200)
+            await client.write(encoder.error(known))
+
+    @asynccontextmanager
+    async def _recorded(self, progress: Progress, client: Client) -> AsyncIterator[None]:
+        """Tells the client of errors raised before its answer began, and records the outcome, whatever it is."""
+        try:
+            yield
+        except ConnectionError:
+            raise  # the client has gone: nobody to tell
+        except Exception as error:
+            await self._tell(progress, client, _known(error, progress.call))
+        finally:
+            self.record(progress.record())
+
+    async def _tell(self, progress: Progress, client: Client, error: GatewayError) -> None:
+        call = progress.call
+        told = call.wire.encode_error(error, request_id=native_id(call.wire.name, call.id))
+        progress.failed(error, told.status)
+        headers = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(told.headers)
+        await client.send(Reply(told.status, told.body, headers))
+
+    def _reply(self, call: Call, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
+        return Reply(200, body, dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(headers or {}))
+
+
+def _known(error: Exception, call: Call) -> GatewayError:
+    """The error as a client may see it. A bug is logged by kind and place only: its message may quote the prompt."""
+    if isinstance(error, GatewayError):
+        return error
+    _log.error("bug", id=call.id, error=type(error).__name__, at=traceback.format_tb(error.__traceback__))
+    return EngineFailed("internal error")
+
+
+def _note(progress: Progress, event: Event | None) -> None:
+    match event:
+        case Started():
+            progress.on_started(event)
+        case TextDelta():
+            progress.on_delta(event)
+        case Finished():
+            progress.on_finished(event)
+
+
+def _encode(progress: Progress, event: Event | None, encoder: StreamEncoder) -> bytes:
+    """One event as the stream shows it; None is silence."""
+    match event:
+        case Started():
+            bill = progress.bill()
+            assert bill is not None
+            return encoder.start(bill.usage)
+        case TextDelta():
+            return encoder.delta(event.text)
+        case _:
+            return encoder.keepalive()
+
+
+def _billing(progress: Progress) -> dict[str, str]:
+    """Headers about cache and cost: exact once the engine has started, else only what is known."""
+    bill, request = progress.bill(), progress.request
+    assert request is not None
+    if bill is None:
+        return headers_without_counts(timings=progress.timings(), warnings=request.warnings)
+    return billing_headers(bill, timings=progress.timings(), warnings=request.warnings)

@@ -1,0 +1,81 @@
+"""What every request used and cost, kept in memory: exact totals, and the latest records. Holds no prompt text and no keys.
+
+Owned by the event loop; append-only. Totals are bounded because tenants and served models come from the policy file.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Literal, TypeAlias
+
+from gateway.headers import Bill
+from gateway.request import WireName
+
+Outcome: TypeAlias = Literal["answered", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One request, over. What was never learned is None.
+
+    `model` is the id asked for, `served_by` the policy's model that answers for it. `error` is the class name of the
+    `GatewayError`. `bill` is None where nothing is owed: refused, failed, or cancelled before the engine started. `phases`
+    are seconds by name: where gateway and engine spent time besides computing tokens.
+    """
+
+    request_id: str
+    route: str
+    wire: WireName
+    outcome: Outcome
+    status: int
+    at_s: float
+    total_s: float
+    stream: bool = False
+    tenant: str | None = None
+    model: str | None = None
+    served_by: str | None = None
+    error: str | None = None
+    bill: Bill | None = None
+    ttft_s: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over billed requests."""
+
+    num_requests: int = 0
+    input: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    output: int = 0
+    cost_usd: Decimal = Decimal(0)
+    saved_usd: Decimal = Decimal(0)
+
+    def add(self, bill: Bill) -> None:
+        self.num_requests += 1
+        self.input += bill.usage.input
+        self.cache_read += bill.usage.cache_read
+        self.cache_write += bill.usage.num_written
+        self.output += bill.usage.output
+        self.cost_usd += bill.charge.total
+        self.saved_usd += bill.charge.saved
+
+
+class Ledger:
+    """`totals` by (tenant, served model), and the last `num_recent` records, newest last."""
+
+    def __init__(self, num_recent: int = 1000) -> None:
+        self.totals: dict[tuple[str, str], Totals] = {}
+        self.recent: deque[Record] = deque(maxlen=num_recent)
+
+    def add(self, record: Record) -> None:
+        """Enter one request, once. Requests that owe nothing are only remembered."""
+        self.recent.append(record)
+        if record.bill is not None:
+            assert record.tenant is not None
+            assert record.served_by is not None
+            self.totals.setdefault((record.tenant, record.served_by), Totals()).add(record.bill)

@@ -1,0 +1,55 @@
+"""How the gateway speaks to its operator: one line per request on standard error. Never prompt text, completions or keys."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+
+from gateway.headers import cache_word, decimal_text
+from gateway.ledger import Record
+
+
+def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:
+    """JSON lines on `stream` (standard error), or columns when it is a terminal.
+
+    Called once, by the command; everything else only gets loggers.
+    """
+    stream = sys.stderr if stream is None else stream
+    people = stream.isatty()
+    renderer = structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S" if people else "iso", utc=not people),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+    )
+
+
+def log_record(record: Record) -> None:
+    """One line for one finished request."""
+    fields: dict[str, object] = {
+        "id": record.request_id,
+        "wire": record.wire,
+        "route": record.route,
+        "status": record.status,
+        "outcome": record.outcome,
+        "tenant": record.tenant,
+        "model": record.model,
+        "error": record.error,
+        "ms": round(record.total_s * 1000, 1),
+    }
+    if record.ttft_s is not None:
+        fields["ttft_ms"] = round(record.ttft_s * 1000, 1)
+    if record.bill is not None:
+        usage, report = record.bill.usage, record.bill.report
+        fields |= {"cache": cache_word(record.bill), "prompt": report.num_prompt, "skipped": report.skipped}
+        fields |= {"read": usage.cache_read, "write": usage.num_written, "input": usage.input, "output": usage.output}
+        fields["usd"] = decimal_text(record.bill.charge.total)
+    log = structlog.get_logger("pcg")
+    log.info("request", **{name: value for name, value in fields.items() if value is not None})

@@ -1,0 +1,143 @@
+"""Everything `/metrics` shows, in a registry of its own. Fed with finished records and engine snapshots; measures nothing.
+
+Label values come from closed sets (routes, error classes, TTL classes, causes), so the number of series is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from engine.messages import EngineStats
+from gateway.engine_metrics import Described, engine_metrics
+from gateway.headers import Bill, cache_word, ttl_name
+from gateway.ledger import Record
+
+__all__ = ["CONTENT_TYPE", "Described", "Metrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SHORT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5)
+
+
+class Metrics:
+    """All metrics of one gateway."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._shown = CollectorRegistry()
+        self._shown.register(_WithoutCreated(self.registry))
+        self._described: list[Described] = []
+        self._requests = self._counter(
+            "pcg_requests", "Requests answered, by outcome.", "api", "route", "status_class", "error_type"
+        )
+        self._prompt = self._counter("pcg_prompt_tokens", "Prompt tokens as billed; the kinds add up to the prompt.", "kind")
+        self._output = self._counter("pcg_output_tokens", "Tokens generated and billed.")
+        self._lookups = self._counter("pcg_prefix_lookup", "Requests by what the prefix cache did for them.", "result")
+        self._skipped = self._counter("pcg_prefill_skipped_tokens", "Prompt tokens whose prefill was really skipped.")
+        self._broken = self._counter(
+            "pcg_promise_broken_tokens", "Tokens of live entries that could not be read after all.", "cause"
+        )
+        self._cost = self._counter("pcg_cost_usd", "What requests cost, in USD.", "kind")
+        self._saved = self._counter("pcg_cost_saved_usd", "What cache reads saved against input price, in USD.")
+        self._premium = self._counter("pcg_cost_premium_usd", "What cache writes cost beyond input price, in USD.")
+        self._ttft = self._histogram("pcg_ttft_seconds", "From the request's arrival to its first text.", _SECONDS, "cache")
+        self._overhead = self._histogram(
+            "pcg_overhead_seconds", "Time spent on a request besides computing tokens.", _SHORT_SECONDS, "phase"
+        )
+        self._inflight = self._gauge("pcg_inflight", "Requests being served now.")
+        self._restarts = self._counter("pcg_worker_restarts", "Engine workers started to replace one that died.", "model")
+        self._up = self._gauge("pcg_worker_up", "Whether the model's engine worker is serving.", "model")
+        self._engine = _EngineCollector()
+        self.registry.register(self._engine)
+        self._described += [shown.described for shown in engine_metrics()]
+
+    def describe(self) -> tuple[Described, ...]:
+        """Every metric this gateway can show, engine included, in the order of `/metrics`."""
+        return tuple(self._described)
+
+    def scrape(self, engines: Mapping[str, EngineStats | None], num_inflight: int) -> bytes:
+        """The text exposition format. `engines` holds, per model, what its engine said now; None: it is not serving."""
+        self._inflight.set(num_inflight)
+        for model, stats in engines.items():
+            self._up.labels(model).set(stats is not None)
+            self._restarts.labels(model)
+        self._engine.latest = engines
+        return generate_latest(self._shown)
+
+    def restarted(self, model: str) -> None:
+        """A worker was replaced."""
+        self._restarts.labels(model).inc()
+
+    def add(self, record: Record) -> None:
+        """Count one request, once, when it is over."""
+        self._requests.labels(record.wire, record.route, f"{record.status // 100}xx", record.error or "").inc()
+        for phase, seconds in record.phases.items():
+            self._overhead.labels(phase).observe(seconds)
+        word = cache_word(record.bill) if record.bill else "unknown"
+        if record.ttft_s is not None:
+            self._ttft.labels(word).observe(record.ttft_s)
+        if record.bill is not None:
+            self._lookups.labels(word.replace("-", "_")).inc()
+            self._add_bill(record.bill)
+
+    def _add_bill(self, bill: Bill) -> None:
+        report, usage, charge = bill.report, bill.usage, bill.charge
+        self._skipped.inc(report.skipped)
+        if report.broken_tokens:
+            self._broken.labels(report.miss.cause if report.miss else "unknown").inc(report.broken_tokens)
+        self._prompt.labels("read").inc(usage.cache_read)
+        self._prompt.labels("uncached").inc(usage.input)
+        for ttl_s, num_tokens in usage.cache_write:
+            self._prompt.labels(f"write_{ttl_name(ttl_s, bill.rules)}").inc(num_tokens)
+        self._output.inc(usage.output)
+        for kind in ("input", "cache_read", "cache_write", "output", "storage"):
+            self._cost.labels(kind).inc(float(getattr(charge, kind)))
+        (self._saved if charge.saved >= 0 else self._premium).inc(float(abs(charge.saved)))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        self._described.append(Described(f"{name}_total", "counter", labels, text))
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        self._described.append(Described(name, "gauge", labels, text))
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
+        self._described.append(Described(name, "histogram", labels, text))
+        return Histogram(name, text, labels, registry=self.registry, buckets=tuple(buckets))
+
+
+class _WithoutCreated:
+    """A registry's metrics without the time each series began, which would be half of all lines and serve nobody."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+
+
+class _EngineCollector:
+    """Shows the latest snapshots as metrics."""
+
+    def __init__(self) -> None:
+        self.latest: Mapping[str, EngineStats | None] = {}
+
+    def describe(self) -> Iterator[Metric]:
+        return (shown.family() for shown in engine_metrics())
+
+    def collect(self) -> Iterator[Metric]:
+        for shown in engine_metrics():
+            family = shown.family()
+            for model, stats in self.latest.items():
+                values = {} if stats is None else stats.counters | stats.gauges
+                for key, labels in shown.sources.items():
+                    if key in values:
+                        family.add_metric((model, *labels), values[key])
+            yield family

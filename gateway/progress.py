@@ -1,0 +1,138 @@
+"""What one request has come to so far, from arrival to its record. Decides nothing and sends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from engine.messages import Finished, Started, TextDelta
+from gateway import dialects
+from gateway.errors import GatewayError
+from gateway.exchange import Call
+from gateway.headers import Bill
+from gateway.ledger import Outcome, Record
+from gateway.request import Request
+from gateway.wire.base import Answer
+from policies.pricing import Prices, charge
+from policies.rules import DialectRules
+
+CLIENT_GONE = 499
+"""The status recorded, never sent, when the client left before its answer."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Filled in step by step by the handler; `bill` and `record` may be asked for at any time."""
+
+    call: Call
+    tenant: str | None = None
+    request: Request | None = None
+    rules: DialectRules | None = None
+    prices: Prices | None = None
+    served_by: str | None = None
+    started: Started | None = None
+    text: list[str] = field(default_factory=list)
+    num_output: int = 0
+    finished: Finished | None = None
+    ttft_s: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    outcome: Outcome = "cancelled"
+    status: int = CLIENT_GONE
+    error: str | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a step that is not computing tokens."""
+        begin_s = _now_s()
+        yield
+        self.phases[name] = _now_s() - begin_s
+
+    def on_started(self, event: Started) -> None:
+        self.started = event
+        self.phases |= {"render": event.render_s, "match": event.match_s, "queue": event.queue_s}
+
+    def on_delta(self, event: TextDelta) -> None:
+        if self.ttft_s is None:
+            self.ttft_s = _now_s() - self.call.arrived_s
+        if not self._prewarms:
+            self.text.append(event.text)
+            self.num_output += len(event.token_ids)
+
+    def on_finished(self, event: Finished) -> None:
+        self.finished = event
+        self.num_output = 0 if self._prewarms else event.num_output
+
+    @property
+    def _prewarms(self) -> bool:
+        """The request wants its prompt cached and no answer: the one token that is always sampled is nobody's."""
+        return self.request is not None and self.request.prewarm
+
+    def answered(self) -> None:
+        """The client has its whole answer."""
+        self.outcome, self.status = "answered", 200
+
+    def failed(self, error: GatewayError, status: int) -> None:
+        """The client was told of `error`, with `status` (200 where a stream had already begun)."""
+        self.outcome, self.status, self.error = "failed", status, type(error).__name__
+
+    def bill(self) -> Bill | None:
+        """What is owed for the prompt and the output so far; None before the engine started."""
+        if self.started is None:
+            return None
+        assert self.request is not None
+        assert self.rules is not None
+        assert self.prices is not None
+        report = self.started.report
+        usage = dialects.usage(report, self.rules, self.request.plan, self.num_output)
+        return Bill(
+            plan=self.request.plan,
+            report=report,
+            rules=self.rules,
+            usage=usage,
+            charge=charge(usage, self.prices),
+            price_version=self.prices.version,
+            final=self.finished is not None,
+        )
+
+    def answer(self) -> Answer:
+        """The whole answer; only after `on_finished`."""
+        bill = self.bill()
+        assert bill is not None
+        assert self.finished is not None
+        reason = "length" if self._prewarms else self.finished.reason
+        return Answer(text="".join(self.text), reason=reason, stop=self.finished.stop, usage=bill.usage)
+
+    def timings(self) -> dict[str, float]:
+        """Seconds by the short names of `Server-Timing`."""
+        timings = dict(self.phases)
+        if self.finished is not None:
+            timings |= {"prefill": self.finished.prefill_s, "decode": self.finished.decode_s}
+        if self.ttft_s is not None:
+            timings["ttft"] = self.ttft_s
+        return timings
+
+    def record(self) -> Record:
+        """The request as it is remembered. A failed request owes nothing."""
+        return Record(
+            request_id=self.call.id,
+            route=self.call.route,
+            wire=self.call.wire.name,
+            outcome=self.outcome,
+            status=self.status,
+            at_s=self.call.started_at_s,
+            total_s=_now_s() - self.call.arrived_s,
+            stream=self.request is not None and self.request.stream,
+            tenant=self.tenant,
+            model=self.request.model if self.request else None,
+            served_by=self.served_by,
+            error=self.error,
+            bill=None if self.outcome == "failed" else self.bill(),
+            ttft_s=self.ttft_s,
+            phases=self.phases,
+        )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,160 @@
+"""The handler behind aiohttp: routes, the client's side of a request, and which provider's format speaks. No policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from aiohttp import web
+
+from gateway.body import read_body
+from gateway.clock import Clock
+from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
+from gateway.exchange import Call, Reply
+from gateway.handler import Handler
+from gateway.ids import request_id
+from gateway.request import WireName
+from gateway.wire.base import Wire
+
+UNROUTED: Final = "other"
+"""The route label of requests that match none, so that paths chosen by clients never become metric labels."""
+
+GREETING: Final = (
+    "Prompt Cache Gateway\n\n"
+    "POST /v1/messages, /v1/messages/count_tokens   Anthropic's format\n"
+    "POST /v1/chat/completions                      OpenAI's format\n"
+    "GET  /v1/models, /metrics, /readyz\n"
+)
+
+Route = Callable[[Call, "HttpClient"], Awaitable[None]]
+
+
+class HttpClient:
+    """A `Client` over one aiohttp request. `response` is what the server is to finish the request with."""
+
+    def __init__(self, http: web.Request, *, closing: bool) -> None:
+        self._http = http
+        self._closing = closing
+        self._stream: web.StreamResponse | None = None
+        self._whole: web.Response | None = None
+
+    async def read(self, max_nbytes: int) -> bytes:
+        return await read_body(self._http, max_nbytes)
+
+    async def send(self, reply: Reply) -> None:
+        assert self._stream is None
+        self._whole = web.Response(status=reply.status, body=reply.body, headers=reply.headers)
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        self._stream = web.StreamResponse(headers=headers)
+        if self._closing:
+            self._stream.force_close()
+        await self._stream.prepare(self._http)
+
+    async def write(self, data: bytes) -> None:
+        assert self._stream is not None
+        await self._stream.write(data)
+
+    @property
+    def leftover(self) -> web.StreamResponse:
+        """For a client that has gone: whatever aiohttp may try to write to nobody."""
+        return self._stream or web.Response(status=400)
+
+    async def finish(self) -> web.StreamResponse:
+        """What aiohttp is to be given; a stream has ended when this returns."""
+        if self._stream is not None:
+            await self._stream.write_eof()
+            return self._stream
+        assert self._whole is not None
+        if self._closing:
+            self._whole.force_close()
+        return self._whole
+
+
+class Server:
+    """Turns aiohttp requests into calls of the handler."""
+
+    def __init__(self, handler: Handler, wires: Mapping[WireName, Wire], clock: Clock) -> None:
+        self._handler = handler
+        self._wires = wires
+        self._clock = clock
+        self.closing = False
+        """Draining: answers ask clients to close their connections."""
+
+    def add_routes(self, app: web.Application) -> None:
+        """The provider-compatible routes, and the middleware that answers for every other path."""
+        app.middlewares.append(self._catch)
+        app.router.add_post("/v1/messages", self._route("messages", self._handler.generate))
+        app.router.add_post("/v1/messages/count_tokens", self._route("count_tokens", self._handler.count))
+        app.router.add_post("/v1/chat/completions", self._route("chat_completions", self._handler.generate))
+        app.router.add_get("/v1/models", self._route("models", self._handler.models))
+        app.router.add_get("/v1/models/{id:.+}", self._model)
+        app.router.add_get("/", self._greet)
+        app.on_response_prepare.append(self._sign)
+
+    def _route(self, name: str, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def serve(http: web.Request) -> web.StreamResponse:
+            return await self._serve(http, name, route)
+
+        return serve
+
+    async def _model(self, http: web.Request) -> web.StreamResponse:
+        async def route(call: Call, client: HttpClient) -> None:
+            await self._handler.model(call, client, http.match_info["id"])
+
+        return await self._serve(http, "model", route)
+
+    async def _greet(self, http: web.Request) -> web.Response:
+        return web.Response(text=GREETING)
+
+    async def _serve(self, http: web.Request, name: str, route: Route) -> web.StreamResponse:
+        client = HttpClient(http, closing=self.closing)
+        try:
+            await route(self._call(http, name), client)
+        except ConnectionError:  # the client has gone, and the handler has recorded it: aiohttp need not know
+            return client.leftover
+        return await client.finish()
+
+    def _call(self, http: web.Request, route: str) -> Call:
+        headers = {name.lower(): value for name, value in http.headers.items()}
+        started_at_s = self._clock()
+        return Call(
+            id=request_id(headers.get("x-request-id"), started_at_s),
+            route=route,
+            wire=self._wires[wire_for(http.path, headers)],
+            headers=headers,
+            arrived_s=asyncio.get_running_loop().time(),
+            started_at_s=started_at_s,
+        )
+
+    @web.middleware
+    async def _catch(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """A path or method that does not exist, in the shape of the provider the client speaks."""
+        try:
+            return await handler(request)
+        except web.HTTPMethodNotAllowed as refusal:
+            allowed = ", ".join(sorted(refusal.allowed_methods))
+            response = await self._refuse(request, MethodNotAllowed(f"{request.method} is not allowed here; use {allowed}"))
+            response.headers["Allow"] = allowed
+            return response
+        except web.HTTPNotFound:
+            return await self._refuse(request, UnknownPath(f"no such path: {request.method} {request.path}"))
+
+    async def _refuse(self, http: web.Request, error: GatewayError) -> web.StreamResponse:
+        return await self._serve(http, UNROUTED, lambda call, client: self._handler.refuse(call, client, error))
+
+    async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Server"] = "pcg"
+        response.headers.setdefault("pcg-request-id", request_id(http.headers.get("x-request-id"), self._clock()))
+
+
+def wire_for(path: str, headers: Mapping[str, str]) -> WireName:
+    """Whose format a request speaks, from its path and lower-case header names."""
+    if path.startswith("/v1/messages"):
+        return "anthropic"
+    if path.startswith(("/v1/chat/", "/v1/responses")):
+        return "openai"
+    return "anthropic" if "anthropic-version" in headers or "x-api-key" in headers else "openai"

@@ -1,0 +1,59 @@
+"""A gateway as production runs it, on a free port of this machine, over whatever backend a test gives it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from gateway.app import Gateway, Listener, build_app, listening
+from gateway.backends.base import Backend
+from policies.load import parse_policy
+from policies.schema import Policy
+from tests.fakes.clock import FakeClock
+
+ANTHROPIC = {"anthropic-version": "2023-06-01", "content-type": "application/json"}
+OPENAI = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running gateway and an HTTP client pointed at it."""
+
+    gateway: Gateway
+    listener: Listener
+    http: aiohttp.ClientSession
+    clock: FakeClock
+
+    @property
+    def url(self) -> str:
+        return self.listener.url
+
+
+def make_policy(text: str = "") -> Policy:
+    """The shipped policy with `text` on top, listening on a free port."""
+    return parse_policy(text, file="test.yaml", environ={}, folder=Path(), overrides={"server": {"port": 0}})
+
+
+@asynccontextmanager
+async def serving(backend: Backend, policy: str = "") -> AsyncIterator[Served]:
+    """`backend` behind a real socket for the length of the block."""
+    clock = FakeClock()
+    effective = make_policy(policy)
+    backends = {model.name: backend for model in effective.models}
+    gateway = build_app(effective, backends, clock, on_record=lambda record: None)
+    async with listening(gateway) as listener, aiohttp.ClientSession(listener.url) as http:
+        yield Served(gateway, listener, http, clock)
+
+
+def anthropic_body(**more: object) -> dict[str, object]:
+    """A minimal body of Anthropic's format."""
+    return {"model": "claude-sonnet-5", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]} | more
+
+
+def openai_body(**more: object) -> dict[str, object]:
+    """A minimal body of OpenAI's format."""
+    return {"model": "gpt-5.6", "messages": [{"role": "user", "content": "Hi"}]} | more

@@ -1,0 +1,142 @@
+"""Where settings come from: environment, options, secret file, machine."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gateway.clock import FileClock, SystemClock
+from gateway.config import (
+    ConfigError,
+    choose_clock,
+    engine_config,
+    machine_memory_nbytes,
+    read_policy,
+    read_settings,
+    root_secret,
+)
+from policies.errors import PolicyError
+from tests.gateway.serving import make_policy
+
+
+def test_options_beat_the_environment_beats_the_policy(tmp_path: Path) -> None:
+    """Port and policy file: the option, then the environment, then the file."""
+    file = tmp_path / "policy.yaml"
+    file.write_text("server: {port: 1000}")
+    environ = {"PCG_HOME": str(tmp_path), "PCG_POLICY": str(file)}
+    assert read_policy(read_settings(environ)).server.port == 1000
+    assert read_policy(read_settings(environ | {"PORT": "2000"})).server.port == 2000
+    assert read_policy(read_settings(environ | {"PORT": "2000"}, port=0)).server.port == 0
+    other = tmp_path / "other.yaml"
+    other.write_text("server: {port: 3000}")
+    assert read_policy(read_settings(environ, policy=other)).server.port == 3000
+
+
+def test_home_has_a_default() -> None:
+    """Without `PCG_HOME` everything lives in `~/.cache/pcg`."""
+    assert read_settings({"HOME": "/somewhere"}).home == Path("/somewhere/.cache/pcg")
+    assert read_settings({"HOME": "/somewhere", "PCG_HOME": "/else"}).home == Path("/else")
+
+
+@pytest.mark.parametrize("port", ["x", "-1", "65536", "8.0"])
+def test_bad_ports_are_refused(port: str) -> None:
+    """`PORT` must be a port."""
+    with pytest.raises(ConfigError, match="PORT"):
+        read_settings({"PORT": port})
+
+
+def test_listening_beyond_loopback_needs_tenants(tmp_path: Path) -> None:
+    """Also when the address comes from an option."""
+    with pytest.raises(PolicyError):
+        read_policy(read_settings({"PCG_HOME": str(tmp_path)}, host="0.0.0.0"))
+
+
+def test_the_test_clock_only_on_loopback(tmp_path: Path) -> None:
+    """A file clock reads its file each time; anywhere but on loopback it is refused."""
+    file = tmp_path / "now"
+    file.write_text("1000.5")
+    settings = read_settings({"PCG_HOME": str(tmp_path), "PCG_TEST_CLOCK": str(file)})
+    clock = choose_clock(settings, make_policy())
+    assert isinstance(clock, FileClock)
+    assert clock() == 1000.5
+    file.write_text("2000")
+    assert clock() == 2000
+    file.write_text("not yet wri")
+    assert clock() == 2000
+    open_policy = make_policy("server: {host: 0.0.0.0, allow_anonymous: true}")
+    with pytest.raises(ConfigError, match="loopback"):
+        choose_clock(settings, open_policy)
+    file.unlink()
+    with pytest.raises(ConfigError, match="epoch"):
+        choose_clock(settings, make_policy())
+    assert isinstance(choose_clock(read_settings({}), make_policy()), SystemClock)
+
+
+def test_the_system_clock_never_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A correction of the wall clock must not revive what has expired."""
+    now = iter([100.0, 90.0, 101.0])
+    monkeypatch.setattr("time.time", lambda: next(now))
+    clock = SystemClock()
+    assert [clock(), clock(), clock()] == [100.0, 100.0, 101.0]
+
+
+def test_the_secret_is_made_once(tmp_path: Path) -> None:
+    """Sixteen starts at one moment agree on one secret, readable by its owner only, with nothing left beside it."""
+    settings = read_settings({"PCG_HOME": str(tmp_path / "home")})
+    with ThreadPoolExecutor(16) as pool:
+        secrets = set(pool.map(lambda _: root_secret(settings), range(16)))
+    assert len(secrets) == 1
+    assert len(secrets.pop()) == 64
+    assert (settings.home / "secret").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in settings.home.iterdir()] == ["secret"]
+
+
+def test_a_given_secret_file(tmp_path: Path) -> None:
+    """`PCG_SECRET_FILE` is used as it is and never made; a short or missing one is an error that names it."""
+    file = tmp_path / "given"
+    settings = read_settings({"PCG_HOME": str(tmp_path), "PCG_SECRET_FILE": str(file)})
+    with pytest.raises(ConfigError, match="given"):
+        root_secret(settings)
+    file.write_text("short")
+    with pytest.raises(ConfigError, match="16"):
+        root_secret(settings)
+    file.write_text("0123456789abcdef\n")
+    assert root_secret(settings) == b"0123456789abcdef"
+    assert not (tmp_path / "secret").exists()
+
+
+def test_a_secret_others_can_read_is_refused(tmp_path: Path) -> None:
+    """Our own file must stay private."""
+    settings = read_settings({"PCG_HOME": str(tmp_path)})
+    root_secret(settings)
+    os.chmod(tmp_path / "secret", 0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        root_secret(settings)
+
+
+def test_the_engine_is_set_up_as_the_policy_says(tmp_path: Path) -> None:
+    """Every key of a model's section reaches the engine; shares of memory become bytes."""
+    policy = make_policy(
+        "models: [{name: m, dtype: float32, context: 100, template: model, "
+        "engine: {exact: 'on', kv_bytes: 50%, block_size: 8, max_sequences: 2, "
+        "max_step_tokens: 64, max_queue: 3, num_threads: 1}}]\n"
+        "eviction: {score: lru}\ntiers: {ram: {bytes: 1MiB, force: true}}"
+    )
+    config = engine_config(policy, policy.models[0], tmp_path, b"s" * 32)
+    assert config.kv_nbytes == machine_memory_nbytes() // 2
+    assert (config.model, config.model_path, config.dtype, config.context) == ("m", str(tmp_path), "float32", 100)
+    assert (config.template, config.exact, config.block_size, config.num_threads) == ("model", "on", 8, 1)
+    assert (config.max_sequences, config.max_step_tokens, config.max_queue) == (2, 64, 3)
+    assert (config.eviction, config.ram_nbytes, config.force_ram) == ("lru", 1024**2, True)
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    """Memory is the smaller of the machine's and the container's."""
+    limit = tmp_path / "memory.max"
+    limit.write_text("12345")
+    assert machine_memory_nbytes(limit) == 12345
+    limit.write_text("max")
+    assert machine_memory_nbytes(limit) == machine_memory_nbytes(tmp_path / "none") > 12345

@@ -1,0 +1,302 @@
+"""The small parts: ids, limits, feeds, the catalogue, metrics, logs and the text to paste."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import uuid
+from collections.abc import AsyncIterator
+from decimal import Decimal
+
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.messages import EngineStats, Finished
+from engine.stats import COUNTERS, GAUGES
+from engine.types import CachePlan, CacheReport
+from gateway.backends.base import Event
+from gateway.catalogue import Catalogue
+from gateway.errors import EngineFailed, Overloaded, UnknownModel
+from gateway.feed import feed
+from gateway.headers import Bill
+from gateway.ids import id_headers, request_id
+from gateway.ledger import Ledger, Record
+from gateway.limits import InFlight
+from gateway.logs import log_record, set_up_logging
+from gateway.metrics import Metrics
+from gateway.paste import paste_block
+from gateway.server import wire_for
+from gateway.waits import first_of
+from policies.pricing import Usage, charge
+from tests.fakes.backend import ScriptedBackend
+from tests.gateway.serving import make_policy
+
+
+def make_record(**more: object) -> Record:
+    """A billed request of 1,000 tokens: 600 read, 300 written for 5 minutes, 7 generated."""
+    policy = make_policy()
+    rules, prices = policy.rules_for("claude-sonnet-5", "anthropic"), policy.prices_for("claude-sonnet-5")
+    usage = Usage(input=100, cache_read=600, cache_write=((300.0, 300),), output=7)
+    report = CacheReport(num_prompt=1000, skipped=610)
+    bill = Bill(CachePlan(), report, rules, usage, charge(usage, prices), prices.version, final=True)
+    fields: dict[str, object] = {
+        "request_id": "r",
+        "route": "messages",
+        "wire": "anthropic",
+        "outcome": "answered",
+        "status": 200,
+        "at_s": 0.0,
+        "total_s": 1.5,
+        "tenant": "default",
+        "model": "claude-sonnet-5",
+        "served_by": "m",
+        "bill": bill,
+        "ttft_s": 0.2,
+        "phases": {"parse": 0.001},
+    }
+    return Record(**fields | more)  # type: ignore[arg-type]
+
+
+# Ids ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("client", ["abc", "A-1_2.3:4", "x" * 128])
+def test_sane_client_ids_are_kept(client: str) -> None:
+    """Plain short ids are echoed."""
+    assert request_id(client, 0.0) == client
+
+
+@pytest.mark.parametrize("client", [None, "", "a b", "x" * 129, "a\r\nb", "ä", '"'])
+def test_other_ids_are_replaced(client: str | None) -> None:
+    """Anything else becomes a version 7 UUID of the time."""
+    made = uuid.UUID(request_id(client, 1_700_000_000.123))
+    assert (made.version, made.variant, made.int >> 80) == (7, uuid.RFC_4122, 1_700_000_000_123)
+
+
+def test_ids_sort_by_time() -> None:
+    """Later requests have later ids."""
+    assert request_id(None, 1000.0) < request_id(None, 1000.002)
+
+
+def test_ids_in_the_providers_form() -> None:
+    """Anthropic's begin with `req_`, OpenAI's are as they are."""
+    assert id_headers("anthropic", "a-b") == {"pcg-request-id": "a-b", "request-id": "req_ab"}
+    assert id_headers("anthropic", "req_1")["request-id"] == "req_1"
+    assert id_headers("openai", "a-b") == {"pcg-request-id": "a-b", "x-request-id": "a-b"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "wire"),
+    [
+        ("/v1/messages", {}, "anthropic"),
+        ("/v1/messages/count_tokens", {}, "anthropic"),
+        ("/v1/chat/completions", {"x-api-key": ""}, "openai"),
+        ("/v1/responses", {"anthropic-version": ""}, "openai"),
+        ("/v1/models", {"anthropic-version": ""}, "anthropic"),
+        ("/v1/models", {"x-api-key": ""}, "anthropic"),
+        ("/v1/models", {}, "openai"),
+        ("/", {}, "openai"),
+    ],
+)
+def test_whose_format(path: str, headers: dict[str, str], wire: str) -> None:
+    """The path decides where it can, then the headers, else OpenAI."""
+    assert wire_for(path, headers) == wire
+
+
+# Limits and waits -----------------------------------------------------------------------------------------------------
+
+
+async def test_places_are_bounded_and_given_back() -> None:
+    """The place after the last is refused; a place is free again however its request ended."""
+    in_flight = InFlight(1)
+    with in_flight.slot(), pytest.raises(Overloaded), in_flight.slot():
+        raise AssertionError
+    with pytest.raises(KeyError), in_flight.slot():
+        raise KeyError
+    await in_flight.wait_idle()
+    in_flight.close()
+    with pytest.raises(Overloaded, match="shutting down"), in_flight.slot():
+        raise AssertionError
+
+
+async def test_first_of_leaves_nothing_behind() -> None:
+    """The losers are cancelled and over when the winner's result is returned, and when the wait itself is cancelled."""
+    ended: list[str] = []
+
+    async def never(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    async def soon() -> str:
+        await asyncio.sleep(0)
+        return "won"
+
+    assert await first_of(never("a"), soon()) == "won"
+    assert ended == ["a"]
+    waiting = asyncio.create_task(first_of(never("b"), never("c")))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert sorted(ended) == ["a", "b", "c"]
+
+
+# Feeds ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_deadline_does_not_disturb_the_backend() -> None:
+    """Silence is None; the event that was waited for comes with the next call, once."""
+    gate = asyncio.Event()
+
+    async def events() -> AsyncIterator[Event]:
+        await gate.wait()
+        yield Finished("r", "stop", 0)
+
+    async with feed(events()) as reader:
+        assert await reader.next(0.0) is None
+        assert await reader.next(0.001) is None
+        gate.set()
+        assert isinstance(await reader.next(), Finished)
+        with pytest.raises(EngineFailed):
+            await reader.next()
+
+
+async def test_closing_a_feed_closes_the_backend() -> None:
+    """Also in the middle of a step, and when the step fails while it is being closed."""
+    closed = asyncio.Event()
+
+    async def events() -> AsyncIterator[Event]:
+        try:
+            await asyncio.Event().wait()
+            yield Finished("r", "stop", 0)
+        finally:
+            closed.set()
+            raise ValueError
+
+    async with feed(events()) as reader:
+        assert await reader.next(0.001) is None
+    assert closed.is_set()
+
+
+# Catalogue ------------------------------------------------------------------------------------------------------------
+
+
+def test_models_by_name_and_alias() -> None:
+    """Aliases find their model; what is not loaded is not listed; every model needs a backend."""
+    policy = make_policy("models: [{name: a, aliases: ['claude-*']}, {name: b, aliases: []}]")
+    first, second = ScriptedBackend(), ScriptedBackend()
+    second.model = None
+    catalogue = Catalogue(policy, {"a": first, "b": second})
+    assert catalogue.find("claude-x").backend is first
+    assert catalogue.find("b").backend is second
+    assert [info.name for info in catalogue.models()] == ["smollm2-135m-instruct"]
+    for unknown in ("c", "gpt-5"):
+        with pytest.raises(UnknownModel):
+            catalogue.find(unknown)
+    with pytest.raises(UnknownModel):
+        catalogue.info("b")
+    with pytest.raises(ValueError, match="b"):
+        Catalogue(policy, {"a": first})
+
+
+# Ledger, metrics, logs ------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_adds_up_exactly() -> None:
+    """Totals are sums of `Decimal`s; what owes nothing is remembered and not added; memory is bounded."""
+    ledger, record = Ledger(num_recent=3), make_record()
+    assert record.bill is not None
+    for _ in range(10):
+        ledger.add(record)
+    ledger.add(make_record(outcome="failed", bill=None))
+    (totals,) = ledger.totals.values()
+    assert totals.cost_usd == record.bill.charge.total * 10
+    assert isinstance(totals.cost_usd, Decimal)
+    assert (totals.num_requests, totals.input, totals.cache_read, totals.cache_write) == (10, 1000, 6000, 3000)
+    assert len(ledger.recent) == 3
+
+
+def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of an exposition, by name and labels."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_what_was_billed() -> None:
+    """One record: each number is where its meaning says."""
+    metrics = Metrics()
+    metrics.add(make_record())
+    shown = samples(metrics.scrape({}, 3))
+    assert shown["pcg_prompt_tokens_total", (("kind", "read"),)] == 600
+    assert shown["pcg_prompt_tokens_total", (("kind", "write_5m"),)] == 300
+    assert shown["pcg_prompt_tokens_total", (("kind", "uncached"),)] == 100
+    assert shown["pcg_prefill_skipped_tokens_total", ()] == 610
+    assert shown["pcg_output_tokens_total", ()] == 7
+    assert shown["pcg_inflight", ()] == 3
+    assert shown["pcg_overhead_seconds_count", (("phase", "parse"),)] == 1
+
+
+def test_failed_requests_are_counted_and_not_billed() -> None:
+    """An error is one more request of its class, and no tokens."""
+    metrics = Metrics()
+    metrics.add(make_record(outcome="failed", status=529, error="Overloaded", bill=None, ttft_s=None))
+    shown = samples(metrics.scrape({}, 0))
+    labels = (("api", "anthropic"), ("error_type", "Overloaded"), ("route", "messages"), ("status_class", "5xx"))
+    assert shown["pcg_requests_total", labels] == 1
+    assert shown["pcg_output_tokens_total", ()] == 0
+
+
+def test_every_number_of_the_engine_is_shown_once() -> None:
+    """Each counter and gauge of `engine/stats.py` appears as exactly one sample, for each model that serves."""
+    stats = EngineStats(
+        "s",
+        {name: float(i) for i, name in enumerate(COUNTERS, start=1000)},
+        {name: float(i) for i, name in enumerate(GAUGES, start=2000)},
+    )
+    shown = samples(Metrics().scrape({"a": stats, "down": None}, 0))
+    of_engine = [value for (_, labels), value in shown.items() if ("model", "a") in labels and value >= 1000]
+    assert sorted(of_engine) == sorted([*stats.counters.values(), *stats.gauges.values()])
+    assert shown["pcg_kv_bytes", (("model", "a"), ("tier", "device"))] == stats.gauges["cache_device_nbytes"]
+    assert shown["pcg_worker_up", (("model", "a"),)] == 1
+    assert shown["pcg_worker_up", (("model", "down"),)] == 0
+
+
+def test_the_description_is_complete() -> None:
+    """`describe` lists each family of the exposition, with the same help, and nothing else."""
+    metrics = Metrics()
+    described = {metric.name: metric.help for metric in metrics.describe()}
+    families = list(metrics.registry.collect())
+    shown = {f.name + ("_total" if f.type == "counter" else ""): f.documentation for f in families}
+    assert described == shown
+    assert all(text.endswith(".") for text in described.values())
+
+
+def test_logs_are_json_without_prompts() -> None:
+    """One line per request with counts and cost; fields that are unknown are absent."""
+    out = io.StringIO()
+    set_up_logging(out)
+    try:
+        log_record(make_record())
+        log_record(make_record(bill=None, ttft_s=None, tenant=None))
+    finally:
+        structlog.reset_defaults()
+    billed, refused = (json.loads(line) for line in out.getvalue().splitlines())
+    assert (billed["read"], billed["write"], billed["input"], billed["output"]) == (600, 300, 100, 7)
+    assert billed["ttft_ms"] == 200.0
+    assert Decimal(billed["usd"]) > 0
+    assert {"read", "usd", "tenant", "ttft_ms"}.isdisjoint(refused)
+
+
+def test_what_to_paste_names_the_address() -> None:
+    """Each command and program points at the gateway."""
+    text = paste_block("http://127.0.0.1:1", {"m": ("claude-*",)})
+    assert text.count("http://127.0.0.1:1") >= 5
+    assert "m (also as claude-*)" in text
