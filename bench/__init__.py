@@ -1,0 +1,1 @@
+"""Measurements of the running product; no part of the wheel."""
