@@ -124,6 +124,7 @@ class Handler:
                 started_at_s=call.started_at_s,
             )
         progress.request, progress.rules, progress.prices = request, rules, self.policy.prices_for(request.model)
+        progress.context = None if served.backend.model is None else served.backend.model.context
         return request, served.backend
 
     async def _whole(self, progress: Progress, events: EventFeed, client: Client) -> None:
@@ -213,8 +214,7 @@ def _encode(progress: Progress, event: Event | None, encoder: StreamEncoder) -> 
 
 def _billing(progress: Progress) -> dict[str, str]:
     """Headers about cache and cost: exact once the engine has started, else only what is known."""
-    bill, request = progress.bill(), progress.request
-    assert request is not None
+    bill = progress.bill()
     if bill is None:
-        return headers_without_counts(timings=progress.timings(), warnings=request.warnings)
-    return billing_headers(bill, timings=progress.timings(), warnings=request.warnings)
+        return headers_without_counts(timings=progress.timings(), warnings=progress.warnings())
+    return billing_headers(bill, timings=progress.timings(), warnings=progress.warnings())

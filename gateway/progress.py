@@ -15,11 +15,16 @@ from gateway.headers import Bill
 from gateway.ledger import Outcome, Record
 from gateway.request import Request
 from gateway.wire.base import Answer
+from gateway.wire.openai.parse import REST_OF_CONTEXT
 from policies.pricing import Prices, charge
 from policies.rules import DialectRules
 
 CLIENT_GONE = 499
 """The status recorded, never sent, when the client left before its answer."""
+
+
+CLAMPED = "max_tokens-clamped-to-context"
+"""The answer may end earlier than the client allowed, because prompt and answer share the context."""
 
 
 @dataclass(slots=True)
@@ -32,6 +37,7 @@ class Progress:
     rules: DialectRules | None = None
     prices: Prices | None = None
     served_by: str | None = None
+    context: int | None = None
     started: Started | None = None
     text: list[str] = field(default_factory=list)
     num_output: int = 0
@@ -103,6 +109,15 @@ class Progress:
         assert self.finished is not None
         reason = "length" if self._prewarms else self.finished.reason
         return Answer(text="".join(self.text), reason=reason, stop=self.finished.stop, usage=bill.usage)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What was changed on the client's behalf, as `pcg-warning` names it."""
+        assert self.request is not None
+        wanted = self.request.sampling.max_tokens
+        if self.started is None or self.context is None or wanted == REST_OF_CONTEXT:
+            return self.request.warnings
+        clamped = wanted > self.context - self.started.report.num_prompt
+        return (*self.request.warnings, CLAMPED) if clamped else self.request.warnings
 
     def timings(self) -> dict[str, float]:
         """Seconds by the short names of `Server-Timing`."""

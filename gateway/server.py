@@ -117,7 +117,7 @@ class Server:
         return await client.finish()
 
     def _call(self, http: web.Request, route: str) -> Call:
-        headers = {name.lower(): value for name, value in http.headers.items()}
+        headers = plain_headers(http)
         started_at_s = self._clock()
         return Call(
             id=request_id(headers.get("x-request-id"), started_at_s),
@@ -149,6 +149,15 @@ class Server:
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "pcg"
         response.headers.setdefault("pcg-request-id", request_id(http.headers.get("x-request-id"), self._clock()))
+
+
+def plain_headers(http: web.Request) -> dict[str, str]:
+    """Lower-case names; a field sent more than once becomes one list (RFC 9110, section 5.3)."""
+    headers: dict[str, str] = {}
+    for name, value in http.headers.items():
+        name = name.lower()
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
 def wire_for(path: str, headers: Mapping[str, str]) -> WireName:

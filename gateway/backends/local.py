@@ -111,7 +111,7 @@ class LocalBackend:
             began_s = asyncio.get_running_loop().time()
             try:
                 await self._live()
-                self._log.warning("engine died")
+                self._log.warning("engine died: starting another")
             except ModelError as error:
                 if self._model is None:
                     raise

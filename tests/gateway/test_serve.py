@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -217,6 +218,19 @@ def test_no_broken_characters(claude: anthropic.Anthropic, question: str) -> Non
         pieces = list(stream.text_stream)
         assert "".join(pieces) == stream.get_final_text()
     assert "\ufffd" not in "".join(pieces).removesuffix("\ufffd")
+
+
+def test_leaving_a_stream_stops_the_engine(served: Process, claude: anthropic.Anthropic) -> None:
+    """After the client has closed its stream nothing runs in the engine any more, long before the answer's end."""
+    story = [{"role": "user", "content": "Tell a very long story."}]
+    with claude.messages.stream(model=MODEL, max_tokens=6000, messages=story) as stream:  # type: ignore[arg-type]
+        next(iter(stream.text_stream))
+    before = served.metric("pcg_engine_aborted_total")
+    deadline_s = time.monotonic() + 60
+    while served.metric("pcg_engine_open") and time.monotonic() < deadline_s:
+        pass
+    assert served.metric("pcg_engine_open") == 0
+    assert served.metric("pcg_engine_aborted_total") >= max(before, 1)
 
 
 def test_killing_the_worker(served: Process, claude: anthropic.Anthropic) -> None:

@@ -182,3 +182,20 @@ async def test_the_clock_is_the_gateways() -> None:
         async with served.http.post(CHAT, json=openai_body(), headers=OPENAI) as response:
             assert response.status == 200
         assert backend.requests[0].started_at_s == served.clock()
+
+
+@pytest.mark.parametrize(("max_tokens", "warned"), [(8182, False), (8183, True), (None, False)])
+async def test_clamped_answers_are_announced(max_tokens: int | None, warned: bool) -> None:
+    """An answer allowed to be longer than the free context is said to be clamped; one without a limit is not."""
+    body = openai_body() if max_tokens is None else openai_body(max_completion_tokens=max_tokens)
+    async with serving(ScriptedBackend()) as served, served.http.post(CHAT, json=body, headers=OPENAI) as response:
+        assert ("max_tokens-clamped" in response.headers.get("pcg-warning", "")) is warned
+
+
+async def test_repeated_header_fields_are_one_list() -> None:
+    """A directive in a second `Cache-Control` field counts like one in the first."""
+    backend = ScriptedBackend()
+    headers = [*OPENAI.items(), ("Cache-Control", "max-age=1"), ("Cache-Control", "no-store")]
+    async with serving(backend) as served, served.http.post(CHAT, json=openai_body(), headers=headers) as response:
+        assert response.status == 200
+        assert (backend.requests[0].plan.read, backend.requests[0].plan.store) == (False, False)
