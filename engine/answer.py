@@ -97,10 +97,8 @@ class Answer:
         return self._piece(matched.text) if matched.text else None
 
     def _end(self, reason: FinishReason, text: str = "") -> Piece:
-        matched = self._matcher.push(self._detokenizer.flush())
-        if matched.stop is not None:
-            return self._piece(text + matched.text, "stop_sequence", matched.stop)
-        return self._piece(text + matched.text + self._matcher.flush(), reason)
+        """The last piece. A character that was never finished is left out: half of one is no text."""
+        return self._piece(text + self._matcher.flush(), reason)
 
     def _piece(self, text: str, finish: FinishReason | None = None, stop: str | None = None) -> Piece:
         token_ids, self._unsent = tuple(self._unsent), []

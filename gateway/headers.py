@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Final, Literal, TypeAlias
 
 import http_sf
@@ -65,9 +64,9 @@ def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Itera
     headers["pcg-uncached-tokens"] = str(usage.input)
     headers["pcg-prefill-skipped-tokens"] = str(bill.report.skipped)
     if bill.final:
-        headers["pcg-cost-usd"] = decimal_text(charge.total)
-    headers["pcg-prompt-cost-usd"] = decimal_text(charge.total - charge.output)
-    headers["pcg-cost-saved-usd"] = decimal_text(charge.saved)
+        headers["pcg-cost-usd"] = format_usd(charge.total)
+    headers["pcg-prompt-cost-usd"] = format_usd(charge.prompt)
+    headers["pcg-cost-saved-usd"] = format_usd(charge.saved)
     headers["pcg-price-version"] = bill.price_version
     if bill.report.miss is not None:
         headers["pcg-miss-reason"] = _miss_reason(bill.report)
@@ -123,11 +122,6 @@ def cache_status(bill: Bill) -> str:
         parameters["detail"] = Token(detail)
     parameters |= {"pcg-read": usage.cache_read, "pcg-write": usage.num_written, "pcg-total": report.num_prompt}
     return _member(parameters)
-
-
-def decimal_text(value: Decimal) -> str:
-    """Money as a header shows it: `0.00123400`."""
-    return format_usd(value)
 
 
 def ttl_name(ttl_s: float, rules: DialectRules) -> str:

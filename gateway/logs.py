@@ -8,8 +8,9 @@ from typing import TextIO
 
 import structlog
 
-from gateway.headers import cache_word, decimal_text
+from gateway.headers import cache_word
 from gateway.ledger import Record
+from policies.pricing import format_usd
 
 
 def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:
@@ -50,6 +51,6 @@ def log_record(record: Record) -> None:
         usage, report = record.bill.usage, record.bill.report
         fields |= {"cache": cache_word(record.bill), "prompt": report.num_prompt, "skipped": report.skipped}
         fields |= {"read": usage.cache_read, "write": usage.num_written, "input": usage.input, "output": usage.output}
-        fields["usd"] = decimal_text(record.bill.charge.total)
+        fields["usd"] = format_usd(record.bill.charge.total)
     log = structlog.get_logger("pcg")
     log.info("request", **{name: value for name, value in fields.items() if value is not None})

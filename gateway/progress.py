@@ -13,9 +13,8 @@ from gateway.errors import GatewayError
 from gateway.exchange import Call
 from gateway.headers import Bill
 from gateway.ledger import Outcome, Record
-from gateway.request import Request
+from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.base import Answer
-from gateway.wire.openai.parse import REST_OF_CONTEXT
 from policies.pricing import Prices, charge
 from policies.rules import DialectRules
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -10,6 +10,9 @@ from engine.prompt.types import Prompt
 from engine.types import CachePlan, Sampling
 
 WireName: TypeAlias = Literal["anthropic", "openai"]
+
+REST_OF_CONTEXT: Final = 2**31 - 1
+"""`sampling.max_tokens` of a request without a limit: the engine clamps it to the free context."""
 
 
 class MarkerProblem(msgspec.Struct, frozen=True):

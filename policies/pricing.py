@@ -69,8 +69,16 @@ class Charge:
     storage: Decimal = Decimal(0)
 
     @property
+    def prompt(self) -> Decimal:
+        """What the prompt cost, exact."""
+        with localcontext(_EXACT):
+            return self.input + self.cache_read + self.cache_write + self.storage
+
+    @property
     def total(self) -> Decimal:
-        return self.input + self.cache_read + self.cache_write + self.output + self.storage
+        """What the request cost, exact."""
+        with localcontext(_EXACT):
+            return self.prompt + self.output
 
 
 def charge(usage: Usage, prices: Prices) -> Charge:

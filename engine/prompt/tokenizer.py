@@ -169,8 +169,8 @@ class HfTokenizer:
 class Detokenizer:
     """Turns sampled tokens into text as they come; owned by one sequence.
 
-    What was pushed so far is always a prefix of the whole text that ends on a character boundary. Control tokens show as
-    nothing. Costs the same for the first token as for the last.
+    What was pushed so far is always a prefix of the whole text that ends on a character boundary: a character that is never
+    finished never shows. Control tokens show as nothing. Costs the same for the first token as for the last.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -182,10 +182,6 @@ class Detokenizer:
         """The text that became certain with `token_ids`, often empty inside a character."""
         shown = (self._tokenizer.token_bytes(token_id) for token_id in token_ids if token_id not in self._hidden)
         return self._utf8.decode(b"".join(shown))
-
-    def flush(self) -> str:
-        """The rest at the end of the answer: U+FFFD for a character that was never finished, else nothing."""
-        return self._utf8.decode(b"", final=True)
 
 
 class _Memo:

@@ -9,7 +9,7 @@ import msgspec
 from engine.prompt.types import Level, Position
 from engine.types import CachePlan, CacheReport, PlannedEntry
 from gateway.dialects.billing import settle
-from gateway.dialects.places import class_ttl_s, marks
+from gateway.dialects.places import marks
 from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
@@ -27,7 +27,7 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
     order = [position for position, _ in request.prompt.positions()]
     return CachePlan(
         readable=_readable(order, [i for i, position in enumerate(order) if position in wanted], rules.lookback),
-        writable=tuple(PlannedEntry(position, class_ttl_s(ttl_s, rules)) for position, ttl_s in wanted.items()),
+        writable=tuple(PlannedEntry(position, rules.lifetime_s(ttl_s)) for position, ttl_s in wanted.items()),
         min_tokens=rules.min_tokens,
         salts=salts(request.parameters),
         unmarked_ttl_s=rules.unmarked_ttl_s,

@@ -13,7 +13,7 @@ from engine.prompt.types import Level, Position, Prompt
 from engine.types import CachePlan, CacheReport, PlannedEntry
 from gateway.dialects.anthropic import salt
 from gateway.dialects.billing import settle
-from gateway.dialects.places import class_ttl_s, marks
+from gateway.dialects.places import marks
 from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
@@ -28,7 +28,7 @@ PREFIX_PARAMETERS: Final[tuple[str, ...]] = ("parallel_tool_calls", "effort", "v
 def plan(request: Request, rules: DialectRules) -> CachePlan:
     """The plan of either class; `cache_mode: explicit` turns everything automatic off."""
     automatic = rules.automatic and request.parameters.get("cache_mode", "implicit") == "implicit"
-    wanted = {position: class_ttl_s(ttl_s, rules) for position, ttl_s in marks(request.prompt).items()}
+    wanted = {position: rules.lifetime_s(ttl_s) for position, ttl_s in marks(request.prompt).items()}
     if rules.bills_writes:
         readable, written = _breakpoints(request, rules, wanted, automatic=automatic)
     else:
@@ -88,7 +88,8 @@ def _breakpoints(
     if not automatic or not ends:
         return looked_up, list(wanted.items())[-rules.max_breakpoints :]
     implicit = ends[-1]
-    ttl_s = wanted.get(implicit, class_ttl_s(request.parameters.get("cache_ttl_s", rules.default_ttl_s), rules))
+    asked_s = request.parameters.get("cache_ttl_s")
+    ttl_s = wanted.get(implicit, rules.default_ttl_s if asked_s is None else rules.lifetime_s(asked_s))
     others = [(position, mark_ttl_s) for position, mark_ttl_s in wanted.items() if position != implicit]
     kept = others[max(len(others) - (rules.max_breakpoints - 1), 0) :]
     written = sorted([*kept, (implicit, ttl_s)], key=lambda entry: entry[0].order)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.prompt.types import CacheMark, Message, Part, Position, Prompt, TextPart, ThinkingPart, Tool
-from policies.rules import DialectRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +59,3 @@ def with_marks(prompt: Prompt, wanted: Mapping[Position, float]) -> Prompt:
                 parts[position.part] = msgspec.structs.replace(parts[position.part], cache=mark)
                 messages[i] = Message(messages[i].role, tuple(parts))
     return msgspec.structs.replace(prompt, tools=tuple(tools), system=tuple(system), messages=tuple(messages))
-
-
-def class_ttl_s(ttl_s: float, rules: DialectRules) -> float:
-    """The TTL class that serves a wish of `ttl_s`: that class, else the next longer one, else the longest there is.
-
-    A client that speaks one provider's format to another provider's model asks for classes that model does not have.
-    """
-    classes = sorted(rules.ttl_classes.values())
-    if not classes:
-        return ttl_s
-    return next((class_s for class_s in classes if class_s >= ttl_s), classes[-1])

@@ -130,6 +130,6 @@ def test_a_stop_string_may_end_inside_a_long_piece() -> None:
     assert ("".join(piece.text for piece in pieces), pieces[-1].stop) == ("좋아요 ", "그만")
 
 
-def test_an_unfinished_character_at_the_limit_is_replaced() -> None:
-    """An answer cut inside a character ends with U+FFFD, as the provider's own do."""
-    assert play([*"é".encode()], max_tokens=1) == [Piece("\ufffd", (0xC3,), "length")]
+def test_an_unfinished_character_at_the_limit_is_left_out() -> None:
+    """An answer cut inside a character ends before it; the token still counts."""
+    assert play([*"é".encode()], max_tokens=1) == [Piece("", (0xC3,), "length")]

@@ -11,10 +11,9 @@ import pytest
 
 from engine.prompt.types import CacheMark, Message, TextPart, Tool, ToolCallPart, ToolResultPart
 from gateway.errors import InvalidRequest
-from gateway.request import Request
+from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.parse import REST_OF_CONTEXT
 
 WIRE: Final = OpenAIWire()
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from engine.types import Sampling
-from gateway.request import Request
+from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, clip, decode_body
 from gateway.wire.openai.errors import from_field, invalid, unsupported, unsupported_value
 from gateway.wire.openai.messages import DEFAULT_BREAKPOINT_TTL, TTLS_S, Turns, cache_control
-
-REST_OF_CONTEXT: Final = 2**31 - 1
-"""`max_tokens` of a request without a limit: the engine clamps it to the free context."""
 
 MAX_STOPS: Final = 4
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
