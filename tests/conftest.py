@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -14,6 +15,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # After the environment was set: the hub client reads it when it is imported.
 from engine.model.prepare import prepare
+
+# No deadlines: how long one example takes says nothing on a shared machine. CI draws the same examples every time.
+settings.register_profile("pcg", deadline=None, print_blob=True)
+settings.register_profile("pcg-ci", settings.get_profile("pcg"), derandomize=True)
+settings.load_profile("pcg-ci" if os.environ.get("CI") else "pcg")
 
 
 @pytest.fixture(scope="session")

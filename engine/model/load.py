@@ -50,7 +50,7 @@ def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None) -> 
     fit_context(model_config, config.context)
     placement = _place(config)
     torch.set_num_threads(placement.num_threads)
-    exact = choose_exact(config, placement.device)
+    exact = choose_exact(config)
     model = _load_model(files, model_config, placement, exact=exact)
     identity = Identity(
         fingerprint=_fingerprint(config, files, placement, exact=exact),
@@ -66,10 +66,12 @@ def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None) -> 
     return runner
 
 
-def choose_exact(config: EngineConfig, device: torch.device) -> bool:
-    """The rule of `exact: auto`."""
-    if config.exact == "auto":
-        return False
+def choose_exact(config: EngineConfig) -> bool:
+    """The rule of `exact: auto`: off, because exact mode costs more than 10 % of cold TTFT wherever it was measured.
+
+    At 4,096 tokens on the default model (AVX512-BF16 CPU, torch 2.13): 17 to 21 % of cold TTFT, 3 to 7 % of decode. Most
+    of it is the padding of keys to a multiple of 512, which bit-equality needs.
+    """
     return config.exact == "on"
 
 
@@ -96,7 +98,12 @@ def _place(config: EngineConfig) -> _Placement:
         raise ModelError(f"device {name!r}: unknown to torch") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {name!r}: this torch sees no CUDA device")
-    return _Placement(device, DTYPES[config.dtype], config.num_threads or len(os.sched_getaffinity(0)))
+    return _Placement(device, DTYPES[config.dtype], config.num_threads or _num_cores())
+
+
+def _num_cores() -> int:
+    """Cores this process may use: fewer than the machine has inside a container or under taskset."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _load_model(files: ModelFiles, model_config: PreTrainedConfig, placement: _Placement, *, exact: bool) -> Any:

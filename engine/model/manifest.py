@@ -130,7 +130,7 @@ def _weight_names(folder: Path) -> tuple[str, ...]:
     if index.is_file():
         try:
             names: Iterable[str] = json.loads(index.read_bytes())["weight_map"].values()
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelDamaged(f"{index}: not a weight index") from error
         wanted = tuple(sorted(set(names)))
         if missing := [name for name in wanted if not (folder / name).is_file()]:

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.prompt.types import Position
@@ -60,7 +60,6 @@ ALL_RULES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(reports(), plans(), ALL_RULES, st.integers(0, 100))
 def test_parts_add_up(report: CacheReport, plan: CachePlan, base: DialectRules, num_output: int) -> None:
     """read + writes + input is the prompt, no part is negative, no zero is listed, and no more is read than was skipped."""
@@ -75,7 +74,6 @@ def test_parts_add_up(report: CacheReport, plan: CachePlan, base: DialectRules, 
         assert usage.cache_write == ()
 
 
-@settings(deadline=None)
 @given(reports(), ALL_RULES)
 def test_writes_end_at_a_boundary(report: CacheReport, base: DialectRules) -> None:
     """Read and written tokens together end at the last boundary, or where the read ended."""

@@ -451,7 +451,7 @@ def setups(draw: st.DrawFn) -> Stepper:
     return Stepper(runner, store=store, force_store=draw(st.booleans()), max_step_tokens=draw(st.integers(4, 40)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(stepper=setups(), actions=workloads(), data=st.data())
 def test_cached_answers_equal_uncached_ones(stepper: Stepper, actions: list[tuple[str, object]], data: st.DataObject) -> None:
     """Random conversations, aborts, expiry and small pools: every token is the one a cold engine gives, every count adds

@@ -188,7 +188,7 @@ def test_removing_the_first_gives_the_next_its_own_patience() -> None:
     assert late.status is Status.PREFILL
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_everybody_finishes_and_no_step_is_too_large(data: st.DataObject) -> None:
     """Random arrivals and ends: every sequence gets its tokens in order, and decoding ones are in every step."""

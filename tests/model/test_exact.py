@@ -132,7 +132,7 @@ def test_neighbouring_garbage_does_not_matter(cold: Cold) -> None:
     assert all(bool(row.isfinite().all()) for row in driver.logits["beside"].values())
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, NUM_PROMPT - 1), max_size=6, unique=True).map(sorted))
 def test_any_split(cold: Cold, cuts: list[int]) -> None:
     """Any split into steps gives the cold run's logits."""

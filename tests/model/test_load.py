@@ -8,7 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    GptOssConfig,
+    GraniteConfig,
+    LlamaConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen3Config,
+)
 
 from engine.config import EngineConfig
 from engine.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported
@@ -19,6 +32,15 @@ from tests.fakes.tiny_models import FAMILIES, WINDOW, tiny_config
 from tests.fakes.torch_driver import Driver
 
 pytestmark = pytest.mark.engine
+
+TINY: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
 
 Folder = Callable[[str], Path]
 
@@ -63,8 +85,6 @@ def load(folder: Path, **options: Any) -> None:
 )
 def test_unsupported_is_refused_by_name(folder: Path, changes: dict[str, Any], words: str) -> None:
     """Each architecture we do not implement is refused before its weights are read, and named."""
-    for path in folder.glob("*.safetensors"):
-        assert path.is_file()
     edit_config(folder, **changes)
     with pytest.raises(ModelUnsupported, match=words):
         load(folder)
@@ -78,11 +98,37 @@ def test_unknown_attention_arguments_raise(argument: dict[str, Any]) -> None:
         paged_attention(LlamaConfig(), nothing, nothing, nothing, None, pcg_pass=object(), **argument)  # type: ignore[arg-type]
 
 
-def test_sinks_are_refused(folder: Path) -> None:
-    """A model whose attention has learned sinks reaches the attention function with `s_aux`, and stops there."""
-    edit_config(folder, model_type="gpt_oss", architectures=["GptOssForCausalLM"], num_local_experts=2, num_experts_per_tok=1)
-    with pytest.raises((ModelUnsupported, ModelDamaged)):
-        load(folder)
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (GptOssConfig(**TINY, num_key_value_heads=2, head_dim=16, num_local_experts=2, num_experts_per_tok=1), "s_aux"),
+        (BloomConfig(vocab_size=320, hidden_size=32, n_layer=2, n_head=2), "Bloom"),
+    ],
+    ids=["sinks", "alibi"],
+)
+def test_what_only_the_model_shows_is_refused(config: PreTrainedConfig, words: str, tmp_path: Path, folder: Path) -> None:
+    """Attention sinks, and attention that is not transformers' interface at all, are found before the model serves."""
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    with pytest.raises(ModelUnsupported, match=words):
+        load(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=2, n_positions=2048, bos_token_id=1, eos_token_id=2),
+        Phi3Config(**TINY, num_key_value_heads=2, pad_token_id=0, sliding_window=None),
+        GraniteConfig(**TINY, num_key_value_heads=2, logits_scaling=4.0, attention_multiplier=0.3),
+        Olmo2Config(**TINY, num_key_value_heads=2),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_other_families_load(config: PreTrainedConfig, tmp_path: Path, folder: Path) -> None:
+    """Families without a test of their own pass the check against transformers at load, exact mode's check included."""
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    load(tmp_path / "other", exact="on", dtype="float32")
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

@@ -43,9 +43,10 @@ def write_gguf(path: Path, architecture: str = "llama") -> Path:
     writer.add_rope_freq_base(10_000.0)
     writer.add_vocab_size(VOCABULARY)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([chr(0x100 + index) for index in range(VOCABULARY)])
+    letters = [chr(0x100 + index) for index in range(VOCABULARY - 2)]
+    writer.add_token_list([*letters, letters[0] + letters[1], letters[2] + letters[3]])
     writer.add_token_types([1] * VOCABULARY)
-    writer.add_token_merges([])
+    writer.add_token_merges([f"{letters[0]} {letters[1]}", f"{letters[2]} {letters[3]}"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     shapes = {"token_embd": (VOCABULARY, HIDDEN), "output": (VOCABULARY, HIDDEN), "output_norm": (HIDDEN,)}
@@ -108,7 +109,9 @@ def test_unusable_gguf(tmp_path: Path, home: Path, keep: float, architecture: st
     assert [path.name for path in (home / "models").iterdir() if not path.name.endswith(".lock")] == []
 
 
-@pytest.mark.parametrize("source", ["/no/such/folder", "/no/such/file.gguf", "no-such-thing", "pypi:some-wheel", "hf:no-org/no-model"])
+@pytest.mark.parametrize(
+    "source", ["/no/such/folder", "/no/such/file.gguf", "no-such-thing", "pypi:some-wheel", "hf:no-org/no-model"]
+)
 def test_nothing_there(source: str, home: Path) -> None:
     """A source that names nothing is not found; offline, so is a hub model."""
     with pytest.raises(ModelNotFound):

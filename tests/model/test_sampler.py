@@ -82,7 +82,7 @@ def test_greedy_takes_the_best_after_bias() -> None:
     assert sample(rows, [biased, sequence([0], temperature=0.0)]) == [4, 0]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(-(2**63), 2**63 - 1), num_output=st.integers(0, 50), place=st.integers(0, 3))
 def test_seeded_choice_is_the_same_in_any_batch(seed: int, num_output: int, place: int) -> None:
     """A seeded row's token is the same alone and anywhere in a batch."""

@@ -279,7 +279,7 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.one_of(st.text(max_size=200), st.dictionaries(names, values, max_size=4).map(json.dumps)))
 def test_no_text_breaks_the_reader(text: str) -> None:
     """Any text is a policy that answers every question, or a list of problems; nothing else is raised."""

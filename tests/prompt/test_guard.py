@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import BadPrompt
@@ -89,7 +89,6 @@ def test_no_free_private_character_is_the_clients_fault() -> None:
         Guard((), (), "").apply(Prompt(messages=(say("user", everything),)))
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("ab<|", min_size=1, max_size=4), min_size=1, max_size=6), st.text("ab<|", max_size=12))
 def test_any_of_finds_the_longest(texts: list[str], text: str) -> None:
     """The factored pattern matches as an alternation sorted by length does."""

@@ -310,7 +310,7 @@ def marked(prompt: Prompt, cache: CacheMark | None) -> Prompt:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompt=PROMPTS)
 def test_every_prompt(name: str, prompt: Prompt) -> None:
     """Ids are the text's; offsets are in wire order and in range; marks change nothing; nothing of ours is left in the text."""
@@ -332,7 +332,7 @@ def test_every_prompt(name: str, prompt: Prompt) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(prompt=PROMPTS, more=st.lists(MESSAGES, min_size=1, max_size=3))
 def test_every_conversation_goes_on(name: str, prompt: Prompt, more: list[Message]) -> None:
     """Messages that are appended change neither offset nor token of any position that was there before."""
@@ -344,7 +344,7 @@ def test_every_conversation_goes_on(name: str, prompt: Prompt, more: list[Messag
     assert after.token_ids[:end] == before.token_ids[:end]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(prompt=PROMPTS)
 def test_every_prompt_of_the_default_model(renderer: Renderer, tokenizer: Any, prompt: Prompt) -> None:
     """With a real vocabulary the ids still are the text's, and each offset is a cut in it."""

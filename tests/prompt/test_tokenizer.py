@@ -85,7 +85,7 @@ def test_a_piece_is_its_text(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", MADE)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(a=st.text(), b=st.text())
 def test_pieces_join(name: str, a: str, b: str) -> None:
     """The bytes of two pieces are the bytes of the text they were cut from."""
@@ -117,7 +117,7 @@ def test_ids_outside_the_vocabulary_are_nothing(tokenizer: HfTokenizer) -> None:
     assert tokenizer.token_bytes(10**6) == b""
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(text=st.text(st.characters(exclude_categories=("Cs", "Cn", "Co", "Cc"))))
 def test_token_by_token(tokenizer: HfTokenizer, text: str) -> None:
     """Whatever the text, its tokens one by one give it back, each time a prefix of it.

@@ -134,7 +134,7 @@ def test_the_seeds_are_valid(wire: Wire, body: dict[str, Any]) -> None:
     wire.parse(orjson.dumps(body), {}, request_id="r")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(mutated())
 def test_a_mutated_body_parses_or_is_a_400(case: tuple[Wire, bytes]) -> None:
     """And what parses can be normalized, planned, and sent to the engine unchanged."""
@@ -153,7 +153,7 @@ def test_a_mutated_body_parses_or_is_a_400(case: tuple[Wire, bytes]) -> None:
             assert decode_to_engine(encode_frame(frame)[4:]) == frame
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=60), st.sampled_from([AnthropicWire(), OpenAIWire()]))
 def test_any_bytes_are_a_400(body: bytes, wire: Wire) -> None:
     """Random bytes are never a request."""
