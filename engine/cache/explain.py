@@ -49,12 +49,9 @@ def explain(view: View, entries: EntryTable, reading: Reading, reach: Reach, *, 
     for position in missed:
         if entries.find(view.key(position)) is not None:
             return Miss("expired", position, view.offset(position))
-    if (
-        view.plan.any_prefix
-        and min(reach.num_tokens, view.limit) > reading.offset
-        and reach.num_tokens > view.rendered.preamble
-    ):
-        return Miss("expired", _containing(view, reading.offset), reading.offset)
+    known = min(reach.num_tokens, view.limit)
+    if view.plan.any_prefix and known > max(reading.skipped, view.rendered.preamble):
+        return Miss("expired", _containing(view, reading.skipped), reading.skipped)
     for position in missed:
         offset = view.offset(position)
         if entries.at(view.keys.ancestor(offset), view.keys.tail(offset)):

@@ -186,11 +186,13 @@ class PrefixCache:
             for lease in self._leases:
                 if lease.space is space:
                     lease.num_kept = 0
-            for block in list(self._index.walk(space.root)):
-                num_blocks += 1
+            blocks = list(self._index.walk(space.root))
+            self._supply.forget(blocks)
+            for block in blocks:
                 block.expires_at_s = block.promised_until_s = 0.0
                 if not block.pins:
                     self._supply.drop(block)
+            num_blocks += len(blocks)
         self._counters.num_flushed_blocks += num_blocks
         return num_blocks
 

@@ -131,7 +131,7 @@ class RadixIndex:
         return block
 
     def remove(self, block: Block) -> None:
-        """Take a leaf out of the tree. Its page is the caller's to free."""
+        """Take a leaf out of the tree. Its page is the caller's to free, its parent the caller's to schedule."""
         parent = block.parent
         assert parent is not None, "removed already, or a root"
         assert not block.children, "only leaves can go"
@@ -142,7 +142,6 @@ class RadixIndex:
         del parent.order[bisect_left(parent.order, block.ids)]
         block.parent = None
         self.num_blocks -= 1
-        self.schedule(parent)
 
     def extend(self, block: Block, until_s: float, *, promised: bool = False) -> list[Block]:
         """Keep the block and all above it at least until `until_s`. Returns those that live in a lower tier alone.

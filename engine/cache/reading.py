@@ -13,11 +13,13 @@ from engine.types import Boundary, PlannedEntry
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The boundary that is read: `position` is None when none is; `entry` is None where any prefix may be read.
+    """The boundary that is read, within the tokens that are `skipped`; `position` is None when none is.
 
+    `entry` is the one that was read, None where any prefix may be.
     `broken` is the readable position with the largest live offset past what was skipped: a promise that was not kept.
     """
 
+    skipped: int
     position: Position | None = None
     offset: int = 0
     entry: Entry | None = None
@@ -28,7 +30,7 @@ def read(view: View, entries: EntryTable, skipped: int, now_s: float) -> Reading
     """The first readable position with a live entry whose KV is there, or the longest prefix where any may be read."""
     plan = view.plan
     if not plan.read:
-        return Reading()
+        return Reading(skipped)
     broken: Position | None = None
     for position in plan.readable if len(entries) else ():
         offset = view.offset(position)
@@ -40,12 +42,12 @@ def read(view: View, entries: EntryTable, skipped: int, now_s: float) -> Reading
         if offset <= skipped:
             if plan.any_prefix:
                 break
-            return Reading(position, offset, entry, broken)
+            return Reading(skipped, position, offset, entry, broken)
         if broken is None or offset > view.offset(broken):
             broken = position
     if plan.any_prefix and skipped >= max(plan.min_tokens, 1):
-        return Reading(last_position(view, skipped), skipped, None, broken)
-    return Reading(broken=broken)
+        return Reading(skipped, last_position(view, skipped), skipped, None, broken)
+    return Reading(skipped, broken=broken)
 
 
 def last_position(view: View, num_tokens: int) -> Position | None:

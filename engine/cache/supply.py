@@ -117,11 +117,17 @@ class PageSupply:
             self._index.remove(node)
             if node.page is not None:
                 self._pool.free([node.page])
-        if self._spill is not None:
-            self._spill.forget(doomed)
+        self.forget(doomed)
         if parent is not None:
             self._offer(parent)
         return len(doomed)
+
+    def forget(self, blocks: Sequence[Block]) -> None:
+        """Delete what lower tiers hold of the blocks: their keys may be those of other blocks from now on."""
+        if self._spill is not None:
+            self._spill.forget(blocks)
+        for block in blocks:
+            block.stored = False
 
     def sweep(self, max_blocks: int) -> int:
         """Drop up to `max_blocks` expired blocks; how many there were."""
