@@ -35,7 +35,7 @@ venv: $(INSTALLED) ## make .venv and install everything in it
 	@:
 
 model: $(INSTALLED) ## bring the default model into $PCG_HOME (~/.cache/pcg)
-	@$(BIN)/pcg model fetch
+	@$(BIN)/pcg model fetch >/dev/null
 
 serve: model ## start the gateway on 127.0.0.1:$PORT
 	@exec $(BIN)/pcg serve --port $(PORT) $(ARGS)

@@ -48,6 +48,12 @@ class Pair:
     def ratio(self) -> float:
         return self.warm.ttft_s / self.cold.ttft_s
 
+    @property
+    def counts_agree(self) -> bool:
+        """What was written is read, and the billed read is what was skipped, but for less than two blocks."""
+        warm = self.warm
+        return warm.num_read == self.cold.num_written and 0 <= warm.num_skipped - warm.num_read < MAX_UNBILLED
+
 
 @dataclass(frozen=True, slots=True)
 class Mode:
@@ -88,47 +94,49 @@ async def measure_overhead(base_url: str, num_tokens: int, num_answers: int = 20
         return statistics.median([await client.overhead(system, QUESTIONS[0]) for _ in range(num_answers)])
 
 
-async def measure_mode(base_url: str, exact: str, repetitions: int) -> Mode:
+async def measure_modes(base_urls: Mapping[str, str], repetitions: int) -> list[Mode]:
+    """One mode per gateway. They take turns, so that whatever else the machine does slows down all of them."""
+    runs: dict[str, list[Pair]] = {exact: [] for exact in base_urls}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
-        client = Client(session, base_url)
-        runs = [await measure_pair(client, MODE_LENGTH, 1, MODE_TOKENS) for _ in range(repetitions)]
+        for _ in range(repetitions):
+            for exact, base_url in base_urls.items():
+                runs[exact].append(await measure_pair(Client(session, base_url), MODE_LENGTH, 1, MODE_TOKENS))
+    return [mode_of(exact, pairs) for exact, pairs in runs.items()]
+
+
+def mode_of(exact: str, pairs: Sequence[Pair]) -> Mode:
+    """Medians over repetitions."""
     return Mode(
         exact,
-        cold_s=statistics.median(run.cold.ttft_s for run in runs),
-        warm_s=statistics.median(run.warm.ttft_s for run in runs),
-        decode_s=statistics.median(answer.decode_s for run in runs for answer in (run.cold, run.warm)),
+        cold_s=statistics.median(pair.cold.ttft_s for pair in pairs),
+        warm_s=statistics.median(pair.warm.ttft_s for pair in pairs),
+        decode_s=statistics.median(answer.decode_s for pair in pairs for answer in (pair.cold, pair.warm)),
     )
 
 
-def measure_modes(repetitions: int) -> list[Mode]:
-    """Exact and fast mode, each in a gateway of its own."""
-    modes = []
-    for exact in ("off", "on"):
-        with serving(f"{POLICY}models: [{{engine: {{exact: {exact}}}}}]\n") as base_url:
-            modes.append(asyncio.run(measure_mode(base_url, exact, repetitions)))
-    return modes
+def mode_policy(exact: str) -> str:
+    return f"{POLICY}models: [{{engine: {{exact: {exact}, kv_bytes: 1GiB}}}}]\n"
 
 
-def show_pairs(pairs: Iterable[Pair]) -> bool:
-    """Print the table of lengths; true if both targets are met."""
+def show_pairs(pairs: Sequence[Pair]) -> bool:
+    """Print the table of lengths and the targets; true if all are met."""
     table = Table(title="one client, system text marked for five minutes", title_justify="left")
     for column in ("prompt tokens", "cold TTFT", "warm TTFT", "warm/cold", "written", "read", "skipped", "decode"):
         table.add_column(column, justify="right")
-    good = True
     for pair in pairs:
         cold, warm = pair.cold, pair.warm
         counts = (str(cold.num_written), str(warm.num_read), str(warm.num_skipped))
         times = (f"{cold.ttft_s:.2f} s", f"{warm.ttft_s:.3f} s", f"{pair.ratio:.1%}")
         table.add_row(str(warm.num_prompt), *times, *counts, f"{1000 * warm.decode_s:.0f} ms")
-        good &= 0 <= warm.num_skipped - warm.num_read < MAX_UNBILLED and warm.num_read == cold.num_written
-        if pair.num_tokens == TARGET_LENGTH:
-            good &= pair.ratio <= TARGET_RATIO
     console.print(table)
-    target = (
-        f"warm TTFT <= {TARGET_RATIO:.0%} of cold at {TARGET_LENGTH} tokens, read == written, skipped - read < {MAX_UNBILLED}"
-    )
-    console.print(f"{'PASS' if good else 'FAIL'}: {target}\n")
-    return good
+    targets = {f"read == written, 0 <= skipped - read < {MAX_UNBILLED}": all(pair.counts_agree for pair in pairs)}
+    for pair in pairs:
+        if pair.num_tokens == TARGET_LENGTH:
+            targets[f"warm TTFT <= {TARGET_RATIO:.0%} of cold at {TARGET_LENGTH} tokens"] = pair.ratio <= TARGET_RATIO
+    for target, met in targets.items():
+        console.print(f"{'PASS' if met else 'FAIL'}: {target}", highlight=False)
+    console.print()
+    return all(targets.values())
 
 
 def show_modes(modes: Sequence[Mode]) -> None:
@@ -175,8 +183,10 @@ def main() -> int:
     console.print(
         f"a warm request of {max(arguments.lengths)} tokens spends {1000 * overhead_s:.1f} ms besides computing tokens\n"
     )
-    modes = [] if arguments.no_modes else measure_modes(arguments.repetitions)
-    if modes:
+    modes = []
+    if not arguments.no_modes:
+        with serving(mode_policy("off")) as fast, serving(mode_policy("on")) as exact:
+            modes = asyncio.run(measure_modes({"off": fast, "on": exact}, arguments.repetitions))
         show_modes(modes)
     index = measure_index()
     show_index(index)

@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 
 DOCUMENT = Path(__file__).parents[1] / "examples" / "documents" / "prompt-caching.txt"
-MODEL = "claude-sonnet-5-5"
+MODEL = "smollm2-135m-instruct"
+"""The model's own id: its rules cache prompts from 64 tokens on."""
 
 
 @dataclass(frozen=True, slots=True)
