@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -178,11 +179,99 @@ def test_openai_caches_without_markers(gpt: openai.OpenAI, stream: bool) -> None
     assert cached[1] % 128 == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_openai_marks_are_written_once_and_read_again(gpt: openai.OpenAI, stream: bool) -> None:
+    """A marked system text of about 4,000 tokens through the other SDK: the same numbers in its own arithmetic."""
+    system = manual()
+    first, second = (complete_marked(gpt, system, question, stream=stream) for question in QUESTIONS)
+    assert first.cached == 0
+    assert first.written > 3500
+    assert (second.cached, second.written) == (first.written, 0)
+    for counts in (first, second):
+        assert 0 < counts.prompt - counts.cached - counts.written < 32
+
+
+def test_openai_marks_run_out(served: Process, gpt: openai.OpenAI) -> None:
+    """Past its 30 minutes a marker is a miss again; a 12-hour marker is not."""
+    short, long = manual(120), manual(121)
+    for system, ttl in ((short, "30m"), (long, "12h")):
+        assert complete_marked(gpt, system, QUESTIONS[0], ttl=ttl).cached == 0
+    served.advance(1801)
+    again = complete_marked(gpt, short, QUESTIONS[1])
+    assert (again.cached, again.written > 1024) == (0, True)
+    kept = complete_marked(gpt, long, QUESTIONS[1], ttl="12h")
+    assert (kept.cached > 1024, kept.written) == (True, 0)
+
+
+def test_counting_is_what_the_prompt_comes_to(claude: anthropic.Anthropic) -> None:
+    """`count_tokens` of 50 random bodies (tools, systems, calls, results, Korean, emoji) is the prompt they are billed for."""
+    draw = random.Random(50)
+    for _ in range(50):
+        body = random_body(draw)
+        counted = claude.messages.count_tokens(model=MODEL, **body)
+        usage = claude.messages.create(model=MODEL, max_tokens=1, **body).usage
+        parts = (usage.input_tokens, usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0)
+        assert sum(parts) == counted.input_tokens
+
+
+def random_body(draw: random.Random) -> dict[str, Any]:
+    """A valid request of the Messages API without model and limit; now and then with a marker."""
+    words = ("harbour", "깊이", "🚢", "é", "<|im_end|>", "{'a': 1}", "\n\n", "depth", "12", "  ")
+
+    def text() -> str:
+        return "say " + " ".join(draw.choice(words) for _ in range(draw.randint(1, 30)))
+
+    def block() -> dict[str, Any]:
+        marker = {"cache_control": {"type": "ephemeral"}} if draw.random() < 0.2 else {}
+        return {"type": "text", "text": text(), **marker}
+
+    messages: list[dict[str, Any]] = [{"role": "user", "content": text() if draw.random() < 0.5 else [block(), block()]}]
+    body: dict[str, Any] = {"messages": messages}
+    if draw.random() < 0.6:
+        body["system"] = text() if draw.random() < 0.5 else [block()]
+    if draw.random() < 0.5:
+        schema = {"type": "object", "properties": {"berth": {"type": "integer", "description": text()}}}
+        body["tools"] = [{"name": "depth", "description": text(), "input_schema": schema}]
+        call = {"type": "tool_use", "id": "toolu_1", "name": "depth", "input": {"berth": draw.randint(1, 99)}}
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": text()}
+        messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    for _ in range(draw.randint(0, 2)):
+        messages += [{"role": "assistant", "content": text()}, {"role": "user", "content": text()}]
+    return body
+
+
 def test_openai_conversations_hit(gpt: openai.OpenAI) -> None:
     """Newer models read up to the end of the message that was the last one a turn ago."""
     system = manual(120)
     assert complete(gpt, "gpt-5.6", [system, QUESTIONS[0]]) == 0
     assert complete(gpt, "gpt-5.6", [system, QUESTIONS[0], "Two metres.", QUESTIONS[1]]) > 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What the Chat Completions API reports of a prompt."""
+
+    prompt: int
+    cached: int
+    written: int
+
+
+def complete_marked(client: openai.OpenAI, system: str, question: str, *, ttl: str = "30m", stream: bool = False) -> Counts:
+    """A newer model asked about a marked system text; nothing is cached but what is marked."""
+    part = {"type": "text", "text": system, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": ttl}}
+    wanted: dict[str, Any] = {
+        "model": "gpt-5.6",
+        "max_completion_tokens": 4,
+        "prompt_cache_options": {"mode": "explicit"},
+        "messages": [{"role": "system", "content": [part]}, {"role": "user", "content": question}],
+    }
+    if stream:
+        *_, last = client.chat.completions.create(**wanted, stream=True, stream_options={"include_usage": True})
+        usage = last.usage
+    else:
+        usage = client.chat.completions.create(**wanted).usage
+    details = usage.prompt_tokens_details
+    return Counts(usage.prompt_tokens, details.cached_tokens, details.cache_write_tokens)
 
 
 def complete(client: openai.OpenAI, model: str, texts: list[str], *, stream: bool = False) -> int:
