@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 import anthropic
-import httpx
 import httpx2
 import openai
 import orjson
@@ -57,7 +56,7 @@ def claude(body: bytes, *, stream: bool = False) -> anthropic.Anthropic:
 
 def gpt(body: bytes, *, stream: bool = False) -> openai.OpenAI:
     headers = dict(SSE_HEADERS) if stream else {"Content-Type": "application/json"}
-    http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, content=body, headers=headers)))
+    http = httpx2.Client(transport=httpx2.MockTransport(lambda _: httpx2.Response(200, content=body, headers=headers)))
     return openai.OpenAI(api_key="k", http_client=http, max_retries=0)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 import anthropic
-import httpx
 import httpx2
 import openai
 import orjson
@@ -137,8 +136,8 @@ def test_the_anthropic_sdk_raises_its_own_class(name: str) -> None:
 def test_the_openai_sdk_raises_its_own_class(name: str) -> None:
     """The official client reads code, param and type from our bytes."""
     reply = OpenAIWire().encode_error(an_error(name), request_id="req_7")
-    answer = httpx.Response(reply.status, content=reply.body, headers=dict(reply.headers))
-    with httpx.Client(transport=httpx.MockTransport(lambda _: answer)) as http:
+    answer = httpx2.Response(reply.status, content=reply.body, headers=dict(reply.headers))
+    with httpx2.Client(transport=httpx2.MockTransport(lambda _: answer)) as http:
         client = openai.OpenAI(api_key="k", http_client=http, max_retries=0)
         with pytest.raises(openai.APIStatusError) as caught:
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
