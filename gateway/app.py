@@ -172,7 +172,7 @@ async def serve(
                 for engine in running:
                     engine.cancel()
                 await _within(GOODBYE_S, gateway.in_flight.wait_idle())
-    except* Exception as errors:
+    except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
 
