@@ -9,14 +9,15 @@ from typing import NamedTuple, Protocol, Self
 
 
 class Found(NamedTuple):
-    """What a tier says of an item without reading it."""
+    """What a tier says of an item without reading it; `tier` names the place where a store has several."""
 
     nbytes: int
     expires_at_s: float
+    tier: str = ""
 
 
 class Item(NamedTuple):
-    """Something to store. `payload=None` refreshes the expiry of what is there and stores nothing."""
+    """Something to store under a key of 1 to 64 bytes. Without a payload: the expiry of what is there becomes this."""
 
     key: bytes
     payload: bytes | None
@@ -25,7 +26,13 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters since the store opened; `nbytes` and `num_items` are what it holds now."""
+    """Counters since the store opened; `nbytes` and `num_items` are what it holds now, as far as it can know.
+
+    `nbytes` is everything that counts against the cap: for a folder the allocated blocks of all files and directories,
+    bytes reserved for writes under way included; a store shared with others does not know and says 0. `num_put_drops`
+    counts payloads and refreshes that were not stored, `num_damaged` items found not to be what was put, `num_errors`
+    calls of the medium that failed. `problem` is why the tier does not work now, None while it does.
+    """
 
     nbytes: int = 0
     num_items: int = 0
@@ -34,20 +41,28 @@ class StoreStats:
     num_gets: int = 0
     num_hits: int = 0
     num_evictions: int = 0
+    num_expired: int = 0
+    num_damaged: int = 0
+    num_errors: int = 0
+    problem: str | None = None
 
 
 class BlockStore(Protocol):
-    """A tier. A get returns exactly the bytes that were put, or None; losing an item is allowed, corrupting one is not.
+    """A tier. A get returns exactly the bytes that were put last, or None; losing an item is allowed, corrupting one is not.
 
-    The bytes held never exceed the store's cap, not even for a moment. An expired item is never returned. All calls are
-    batched and may block: only I/O threads, or the engine thread for the memory store, may call them. No call raises for
-    a missing key. Lifecycle is a context manager; after exit nothing may be called.
+    A put that is dropped leaves nothing under its key. The bytes held never exceed the store's cap, not even for a
+    moment. An expired item is never returned. All calls are batched, may block, and may come from several threads at
+    once: only I/O threads, or the engine thread for the memory store, may call them. No call raises for a missing key or
+    for a medium that fails: what cannot be stored is dropped and counted, what cannot be read is None, and the store
+    works again when its medium does. Entering may raise `StoreError`. Lifecycle is a context manager; after exit nothing
+    may be called.
     """
 
     stats: StoreStats
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
-        """One answer per key, in order, without reading payloads."""
+        """One answer per key, in order, without reading payloads. Asked for nothing, a store still learns the time: it may
+        drop some of what has expired."""
         ...
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
@@ -55,7 +70,7 @@ class BlockStore(Protocol):
         ...
 
     def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh; what does not fit is dropped and counted in `stats.num_put_drops`."""
+        """Store or refresh, in order; what does not fit is dropped and counted in `stats.num_put_drops`."""
         ...
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
@@ -69,3 +84,10 @@ class BlockStore(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class NamedStore(NamedTuple):
+    """A store and the tier it is in reports: `ram`, `ssd`, `redis`."""
+
+    name: str
+    store: BlockStore

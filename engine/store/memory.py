@@ -2,72 +2,76 @@
 
 from __future__ import annotations
 
+import heapq
+import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from engine.store.base import Found, Item, StoreStats
 
+SWEEP: Final = 16
+"""Expired items that one look or put drops at most."""
+
 
 class MemoryStore:
-    """Least recently used out first. An item counts its key and payload against `cap_nbytes`; room is made before it enters."""
+    """Expired items out first, then the least recently used. An item counts its key and payload against `cap_nbytes`; room is
+    made before it enters.
+
+    `on_evict`, when set, is given what had to make room, at the end of the put and outside the lock; till then the put
+    holds those bytes, the store no more.
+    """
 
     def __init__(self, cap_nbytes: int) -> None:
         if cap_nbytes < 0:
             raise ValueError(f"cap_nbytes must not be negative: {cap_nbytes}")
         self.cap_nbytes = cap_nbytes
+        self.on_evict: Callable[[Item], None] | None = None
         self.stats = StoreStats()
+        self._lock = threading.Lock()
         self._items: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+        self._expiring: list[tuple[float, bytes]] = []
+        self._watched: set[bytes] = set()
+        self._now_s = float("-inf")
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
         """One answer per key, in order; does not count as use."""
-        return [self._find(key, now_s) for key in keys]
+        with self._lock:
+            self._now_s = max(self._now_s, now_s)
+            self._sweep()
+            return [self._find(key, now_s) for key in keys]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
         """One payload or None per key, in order; counts as use."""
-        payloads: list[bytes | None] = []
-        for key in keys:
-            payload, expires_at_s = self._items.get(key, (None, 0.0))
-            if payload is not None and expires_at_s > now_s:
-                self._items.move_to_end(key)
-                self.stats.num_hits += 1
-                payloads.append(payload)
-            else:
-                payloads.append(None)
-        self.stats.num_gets += len(keys)
-        return payloads
+        with self._lock:
+            self._now_s = max(self._now_s, now_s)
+            self.stats.num_gets += len(keys)
+            return [self._get(key, now_s) for key in keys]
 
     def put_many(self, items: Sequence[Item]) -> None:
         """Store or refresh, in order. An item larger than the cap is dropped, and so is what was under its key."""
-        for key, payload, expires_at_s in items:
-            held = self._items.get(key)
-            if payload is None:
-                if held is not None:
-                    self._items[key] = (held[0], expires_at_s)
-                continue
-            self._remove(key)
-            nbytes = len(key) + len(payload)
-            if nbytes > self.cap_nbytes:
-                self.stats.num_put_drops += 1
-                continue
-            while self.stats.nbytes + nbytes > self.cap_nbytes:
-                self._remove(next(iter(self._items)))
-                self.stats.num_evictions += 1
-            self._items[key] = (payload, expires_at_s)
-            self.stats.nbytes += nbytes
-            self.stats.num_items += 1
-            self.stats.num_puts += 1
+        evicted: list[Item] = []
+        with self._lock:
+            for item in items:
+                if item.payload is None:
+                    self._refresh(item)
+                else:
+                    self._put(item, item.payload, evicted)
+        if self.on_evict is not None:
+            for item in evicted:
+                self.on_evict(item)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys; unknown ones are ignored."""
-        for key in keys:
-            self._remove(key)
+        with self._lock:
+            for key in keys:
+                self._remove(key)
 
     def scan(self) -> Iterator[tuple[bytes, Found]]:
         """Every item held when the scan began, expired ones included."""
-        for key, (payload, expires_at_s) in list(self._items.items()):
-            yield key, Found(len(payload), expires_at_s)
+        with self._lock:
+            return iter([(key, Found(len(payload), expires_at_s)) for key, (payload, expires_at_s) in self._items.items()])
 
     def __enter__(self) -> Self:
         return self
@@ -78,6 +82,62 @@ class MemoryStore:
     def _find(self, key: bytes, now_s: float) -> Found | None:
         payload, expires_at_s = self._items.get(key, (None, 0.0))
         return Found(len(payload), expires_at_s) if payload is not None and expires_at_s > now_s else None
+
+    def _get(self, key: bytes, now_s: float) -> bytes | None:
+        payload, expires_at_s = self._items.get(key, (None, 0.0))
+        if payload is None or expires_at_s <= now_s:
+            return None
+        self._items.move_to_end(key)
+        self.stats.num_hits += 1
+        return payload
+
+    def _refresh(self, item: Item) -> None:
+        held = self._items.get(item.key)
+        if held is not None:
+            self._items[item.key] = (held[0], item.expires_at_s)
+
+    def _put(self, item: Item, payload: bytes, evicted: list[Item]) -> None:
+        self._remove(item.key)
+        nbytes = len(item.key) + len(payload)
+        if nbytes > self.cap_nbytes:
+            self.stats.num_put_drops += 1
+            return
+        while self.stats.nbytes + nbytes > self.cap_nbytes and self._sweep():
+            pass
+        while self.stats.nbytes + nbytes > self.cap_nbytes:
+            oldest, (oldest_payload, expires_at_s) = next(iter(self._items.items()))
+            self._remove(oldest)
+            self.stats.num_evictions += 1
+            if self.on_evict is not None:
+                evicted.append(Item(oldest, oldest_payload, expires_at_s))
+        self._items[item.key] = (payload, item.expires_at_s)
+        self._watch(item.key, item.expires_at_s)
+        self.stats.nbytes += nbytes
+        self.stats.num_items += 1
+        self.stats.num_puts += 1
+
+    def _sweep(self) -> int:
+        """Drop some of what has expired by the latest time seen; how many."""
+        num_dropped = 0
+        while self._expiring and self._expiring[0][0] <= self._now_s and num_dropped < SWEEP:
+            _, key = heapq.heappop(self._expiring)
+            self._watched.discard(key)
+            _, expires_at_s = self._items.get(key, (b"", None))
+            if expires_at_s is None:
+                continue
+            if expires_at_s > self._now_s:
+                self._watch(key, expires_at_s)
+                continue
+            self._remove(key)
+            self.stats.num_expired += 1
+            num_dropped += 1
+        return num_dropped
+
+    def _watch(self, key: bytes, expires_at_s: float) -> None:
+        """Have `_sweep` look at the item by then; one record a key is enough, as it looks again where it came too early."""
+        if key not in self._watched:
+            self._watched.add(key)
+            heapq.heappush(self._expiring, (expires_at_s, key))
 
     def _remove(self, key: bytes) -> None:
         held = self._items.pop(key, None)

@@ -1,115 +1,255 @@
-"""One suite for every store: what `engine.store.base.BlockStore` promises in words."""
+"""What every store promises, run against every store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+import threading
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.store.base import BlockStore, Found, Item
+from engine.store.disk.store import DiskStore
 from engine.store.memory import MemoryStore
-from engine.store.null import NullStore
+from tests.store.conftest import Kind
 
-CAP_NBYTES = 200
-STORES: dict[str, Callable[[], BlockStore]] = {
-    "memory": lambda: MemoryStore(CAP_NBYTES),
-    "memory without room": lambda: MemoryStore(0),
-    "null": NullStore,
-}
-KEYS = [bytes([i]) * 8 for i in range(6)]
-NOW_S = 100.0
+T0 = 1_700_000_000.0
+A, B, C = b"a" * 32, b"b" * 32, b"c"
 
 
-@pytest.fixture(params=STORES.values(), ids=STORES.keys())
-def store(request: pytest.FixtureRequest) -> Iterator[BlockStore]:
-    """An open, empty store that may hold at most `CAP_NBYTES`."""
-    with request.param() as opened:
-        yield opened
+def payload(seed: int, nbytes: int) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
 
 
-def nbytes_held(store: BlockStore) -> int:
-    """Keys and payloads, counted by hand."""
-    return sum(len(key) + found.nbytes for key, found in store.scan())
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a store was last told of a key. `sure`: a store that keeps what fits must still have it."""
+
+    payload: bytes
+    expires_at_s: float
+    sure: bool = True
 
 
-def test_a_get_returns_what_was_put_or_nothing(store: BlockStore) -> None:
-    """Answers come in the order of the keys, unknown ones are None, twice asked is twice answered."""
-    store.put_many([Item(KEYS[0], b"zero", NOW_S + 1), Item(KEYS[1], b"", NOW_S + 1)])
-    payloads = store.get_many([KEYS[1], KEYS[2], KEYS[0], KEYS[0]], NOW_S)
-    assert payloads[0] in (b"", None)
-    assert payloads[1] is None
-    assert payloads[2] in (b"zero", None)
-    assert payloads[2] == payloads[3]
-    for key, payload in zip([KEYS[1], KEYS[2], KEYS[0]], payloads, strict=False):
-        expected = None if payload is None else Found(len(payload), NOW_S + 1)
-        assert store.find_many([key], NOW_S) == [expected]
+@dataclass(slots=True)
+class Model:
+    """What any store may answer."""
+
+    keeps: bool
+    now_s: float = T0
+    items: dict[bytes, Held] = field(default_factory=dict)
+
+    def put(self, item: Item) -> None:
+        if item.payload is not None:
+            self.items[item.key] = Held(item.payload, item.expires_at_s)
+        elif item.key in self.items:
+            held = self.items[item.key]
+            revived = held.expires_at_s <= self.now_s
+            self.items[item.key] = Held(held.payload, item.expires_at_s, sure=held.sure and not revived)
+
+    def check_get(self, key: bytes, got: bytes | None) -> None:
+        held = self.items.get(key)
+        live = held is not None and held.expires_at_s > self.now_s
+        assert got is None or (live and held is not None and got == held.payload)
+        assert got is not None or not (live and held is not None and held.sure and self.keeps)
+
+    def check_find(self, key: bytes, found: Found | None) -> None:
+        held = self.items.get(key)
+        live = held is not None and held.expires_at_s > self.now_s
+        if found is None:
+            assert not (live and held is not None and held.sure and self.keeps)
+        else:
+            assert live
+            assert held is not None
+            assert found[:2] == (len(held.payload), held.expires_at_s)
 
 
-def test_an_expired_item_is_never_returned(store: BlockStore) -> None:
-    """Neither found nor read from its expiry on."""
-    store.put_many([Item(KEYS[0], b"zero", NOW_S)])
-    assert store.find_many([KEYS[0]], NOW_S) == [None]
-    assert store.get_many([KEYS[0]], NOW_S) == [None]
-
-
-def test_a_put_without_payload_moves_the_expiry_and_stores_nothing(store: BlockStore) -> None:
-    """Both ways, for a known key; an unknown one stays unknown."""
-    store.put_many([Item(KEYS[0], b"zero", NOW_S + 1), Item(KEYS[0], None, NOW_S + 50), Item(KEYS[1], None, NOW_S + 50)])
-    assert store.find_many(KEYS[:2], NOW_S + 2) in ([Found(4, NOW_S + 50), None], [None, None])
-    store.put_many([Item(KEYS[0], None, NOW_S)])
-    assert store.get_many([KEYS[0]], NOW_S) == [None]
-
-
-def test_a_second_put_replaces_the_first(store: BlockStore) -> None:
-    """Nothing of the first is ever seen again, not even when the second does not fit."""
-    store.put_many([Item(KEYS[0], b"first", NOW_S + 1), Item(KEYS[0], b"second", NOW_S + 2)])
-    assert store.get_many([KEYS[0]], NOW_S)[0] in (b"second", None)
-    store.put_many([Item(KEYS[0], bytes(2 * CAP_NBYTES), NOW_S + 2)])
-    assert store.get_many([KEYS[0]], NOW_S) == [None]
-    assert store.stats.num_put_drops >= 1
-
-
-def test_deleted_is_gone(store: BlockStore) -> None:
-    """Unknown keys are ignored."""
-    store.put_many([Item(KEYS[0], b"zero", NOW_S + 1)])
-    store.delete_many([KEYS[0], KEYS[1]])
-    assert store.get_many([KEYS[0]], NOW_S) == [None]
-    assert list(store.scan()) == []
-    assert store.stats.nbytes == store.stats.num_items == 0
-
-
-def test_empty_batches_are_fine(store: BlockStore) -> None:
-    """No keys, no answers."""
-    store.put_many([])
-    store.delete_many([])
-    assert store.find_many([], NOW_S) == store.get_many([], NOW_S) == []
-
-
-ITEMS = st.builds(
-    Item,
-    st.sampled_from(KEYS),
-    st.one_of(st.none(), st.binary(max_size=120)),
-    st.sampled_from([NOW_S - 1, NOW_S + 1, NOW_S + 9]),
+KEYS = st.sampled_from([bytes([n]) * 32 for n in range(5)] + [b"k", b"z" * 64])
+SIZES = st.sampled_from([0, 1, 100, 5000, 30_000])
+TTLS = st.sampled_from([-5.0, 1.0, 60.0, 3600.0])
+PUTS = st.tuples(st.just("put"), KEYS, st.integers(0, 3), SIZES, TTLS)
+REFRESHES = st.tuples(st.just("refresh"), KEYS, TTLS)
+STEPS = st.one_of(
+    PUTS,
+    PUTS,
+    REFRESHES,
+    st.tuples(st.just("delete"), KEYS),
+    st.tuples(st.just("look"), st.lists(KEYS, max_size=4)),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 30.0, 3600.0])),
+    st.tuples(st.just("batch"), st.lists(st.one_of(PUTS, REFRESHES), max_size=4)),
 )
 
 
-@pytest.mark.parametrize("make", STORES.values(), ids=STORES.keys())
-@given(batches=st.lists(st.lists(ITEMS, max_size=4), max_size=8))
-@settings(suppress_health_check=[HealthCheck.too_slow])
-def test_random_puts_never_pass_the_cap_nor_mix_items(make: Callable[[], BlockStore], batches: list[list[Item]]) -> None:
-    """After every batch: what is there is the last put, the statistics are those of a scan, the cap holds."""
-    with make() as store:
-        last: dict[bytes, bytes] = {}
-        expiry: dict[bytes, float] = {}
-        for batch in batches:
-            store.put_many(batch)
-            for key, payload, expires_at_s in batch:
-                if payload is not None:
-                    last[key] = payload
-                expiry[key] = expires_at_s
-            assert nbytes_held(store) == store.stats.nbytes <= CAP_NBYTES
-            assert len(list(store.scan())) == store.stats.num_items
-            for key, payload in zip(KEYS, store.get_many(KEYS, NOW_S), strict=True):
-                assert payload is None or (payload == last[key] and expiry[key] > NOW_S)
+def to_item(step: tuple[object, ...], now_s: float) -> Item:
+    match step:
+        case ("put", bytes(key), int(seed), int(nbytes), float(ttl_s)):
+            return Item(key, payload(seed, nbytes), now_s + ttl_s)
+        case ("refresh", bytes(key), float(ttl_s)):
+            return Item(key, None, now_s + ttl_s)
+    raise AssertionError(step)
+
+
+def check_invariants(store: BlockStore) -> None:
+    assert store.stats.nbytes <= getattr(store, "cap_nbytes", float("inf"))
+    if isinstance(store, DiskStore):
+        store.check()
+
+
+@given(steps=st.lists(STEPS, max_size=25))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_history(kind: Kind, steps: list[tuple[object, ...]]) -> None:
+    """Whatever is done to it, a store returns what was put last or None, nothing expired, and within its cap."""
+    model = Model(kind.keeps)
+    with kind.make() as store:
+        for step in steps:
+            match step:
+                case ("put" | "refresh", *_):
+                    items = [to_item(step, model.now_s)]
+                case ("batch", list(parts)):
+                    items = [to_item(part, model.now_s) for part in parts]
+                case _:
+                    items = []
+            for item in items:
+                model.put(item)
+            if items:
+                store.put_many(items)
+            match step:
+                case ("delete", bytes(key)):
+                    store.delete_many([key, b"unknown"])
+                    model.items.pop(key, None)
+                case ("wait", float(seconds)):
+                    model.now_s += seconds
+                case ("look", list(keys)):
+                    for key, found in zip(keys, store.find_many(keys, model.now_s), strict=True):
+                        model.check_find(key, found)
+                    for key, got in zip(keys, store.get_many(keys, model.now_s), strict=True):
+                        model.check_get(key, got)
+            check_invariants(store)
+        for key in list(model.items):
+            model.check_get(key, store.get_many([key], model.now_s)[0])
+        for key, found in store.scan():
+            assert found.nbytes == len(model.items[key].payload)
+
+
+def test_the_model_notices_a_store_that_loses() -> None:
+    """Control: a store that keeps nothing does not pass as one that keeps."""
+    model = Model(keeps=True)
+    model.put(Item(A, b"x", T0 + 1))
+    with pytest.raises(AssertionError):
+        model.check_get(A, None)
+
+
+def test_the_model_notices_a_store_that_lies() -> None:
+    """Control: other bytes, or bytes after the expiry, do not pass."""
+    model = Model(keeps=False)
+    model.put(Item(A, b"x", T0 + 1))
+    with pytest.raises(AssertionError):
+        model.check_get(A, b"y")
+    model.now_s = T0 + 1
+    with pytest.raises(AssertionError):
+        model.check_get(A, b"x")
+
+
+def test_answers_come_in_the_order_of_the_keys(kind: Kind) -> None:
+    """A batch has one answer per key, in order, unknown and repeated keys included."""
+    with kind.make() as store:
+        store.put_many([Item(A, b"1", T0 + 9), Item(B, b"22", T0 + 9)])
+        got = store.get_many([B, C, A, B], T0)
+        found = store.find_many([B, C, A], T0)
+    assert got == ([b"22", None, b"1", b"22"] if kind.name != "null" else [None] * 4)
+    assert [f and f.nbytes for f in found] == ([2, None, 1] if kind.name != "null" else [None] * 3)
+
+
+def test_an_item_lives_until_its_expiry_and_no_longer(kind: Kind) -> None:
+    """At the expiry an item is gone from find and get; a refresh before it moves it, either way."""
+    with kind.make() as store:
+        store.put_many([Item(A, b"x", T0 + 10), Item(B, b"y", T0 + 10)])
+        store.find_many([A], T0)
+        store.put_many([Item(A, None, T0 + 100), Item(B, None, T0 + 5)])
+        assert store.get_many([B], T0 + 5) == [None]
+        if kind.keeps:
+            assert store.get_many([A], T0 + 99) == [b"x"]
+        assert store.get_many([A, B], T0 + 100) == [None, None]
+        assert store.find_many([A, B], T0 + 100) == [None, None]
+
+
+def test_a_refresh_of_nothing_stores_nothing(kind: Kind) -> None:
+    """Refreshing an unknown key leaves no trace of it."""
+    with kind.make() as store:
+        store.find_many([A], T0)
+        store.put_many([Item(A, None, T0 + 100)])
+        assert store.find_many([A], T0) == [None]
+        assert list(store.scan()) == []
+
+
+def test_the_last_of_a_batch_counts(kind: Kind) -> None:
+    """Puts and refreshes of one key in one call take effect in their order."""
+    with kind.make() as store:
+        store.put_many([Item(A, b"old", T0 + 5), Item(A, None, T0 + 7), Item(A, b"new", T0 + 9), Item(A, None, T0 + 11)])
+        if kind.keeps:
+            assert store.find_many([A], T0)[0] is not None
+        assert store.get_many([A], T0 + 10) == ([b"new"] if kind.name != "null" else [None])
+
+
+def test_scan_names_everything_held(kind: Kind) -> None:
+    """A scan tells keys, lengths and expiries, and what was deleted is not there."""
+    with kind.make() as store:
+        store.put_many([Item(A, b"1", T0 + 9), Item(B, b"22", T0 + 8), Item(C, b"", T0 + 7)])
+        store.delete_many([A, b"unknown"])
+        held = {key: (found.nbytes, found.expires_at_s) for key, found in store.scan()}
+        assert store.get_many([A], T0) == [None]
+    assert held == ({B: (2, T0 + 8), C: (0, T0 + 7)} if kind.name != "null" else {})
+
+
+def test_gets_and_hits_are_counted(kind: Kind) -> None:
+    """Every key asked for is a get, every payload returned a hit; a healthy store has no problem."""
+    with kind.make() as store:
+        store.put_many([Item(A, b"1", T0 + 9)])
+        store.get_many([A, B], T0)
+        assert (store.stats.num_gets, store.stats.num_hits) == (2, 1 if kind.name != "null" else 0)
+        assert (store.stats.num_errors, store.stats.problem) == (0, None)
+
+
+def test_many_threads(kind: Kind) -> None:
+    """Threads that put, refresh, read and delete the same keys at once get what one of them put, or None."""
+    payloads = [payload(n, 3000 + n) for n in range(4)]
+    keys = [bytes([n]) * 32 for n in range(4)]
+    wrong: list[object] = []
+
+    def work(store: BlockStore, seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(30):
+                n = rng.randrange(4)
+                match rng.randrange(5):
+                    case 0 | 1:
+                        store.put_many([Item(keys[n], payloads[n], T0 + 60)])
+                    case 2:
+                        store.put_many([Item(keys[n], None, T0 + 90)])
+                    case 3 if rng.random() < 0.3:
+                        store.delete_many([keys[n]])
+                got = store.get_many(keys, T0)
+                wrong.extend(g for g, p in zip(got, payloads, strict=True) if g not in (None, p))
+        except Exception as error:
+            wrong.append(error)
+
+    with kind.make() as store:
+        threads = [threading.Thread(target=work, args=(store, seed)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        check_invariants(store)
+        assert store.stats.num_damaged == 0
+    assert wrong == []
+
+
+def test_evicted_items_are_the_least_recently_used() -> None:
+    """The memory store makes room for a new item by the one unused for longest."""
+    with MemoryStore(3 * 33) as store:
+        store.put_many([Item(bytes([n]) * 32, b"x", T0 + 9) for n in range(3)])
+        store.get_many([bytes([0]) * 32], T0)
+        store.put_many([Item(b"n" * 32, b"x", T0 + 9)])
+        assert {key[0] for key, _ in store.scan()} == {0, 2, ord("n")}
+        assert store.stats.num_evictions == 1

@@ -44,3 +44,22 @@ def test_a_negative_cap_is_refused() -> None:
     """Zero is a store that holds nothing; less is a mistake."""
     with pytest.raises(ValueError, match="negative"):
         MemoryStore(-1)
+
+
+def test_expired_items_make_room_before_live_ones() -> None:
+    """An item that is over goes first, though a live one was used longer ago."""
+    store = MemoryStore(3 * 11)
+    store.put_many([Item(b"a", b"0123456789", 100.0), Item(b"b", b"0123456789", 10.0), Item(b"c", b"0123456789", 100.0)])
+    store.find_many((), 20.0)
+    store.put_many([Item(b"d", b"0123456789", 100.0)])
+    assert [found is not None for found in store.find_many([b"a", b"b", b"c", b"d"], 20.0)] == [True, False, True, True]
+    assert (store.stats.num_expired, store.stats.num_evictions) == (1, 0)
+
+
+def test_a_refreshed_item_outlives_its_first_expiry() -> None:
+    """The sweep looks at the expiry an item has now."""
+    store = MemoryStore(1 << 10)
+    store.put_many([Item(b"a", b"1", 10.0), Item(b"a", None, 30.0)])
+    assert store.find_many([b"a"], 20.0) != [None]
+    store.find_many((), 40.0)
+    assert (store.stats.num_items, store.stats.nbytes) == (0, 0)

@@ -1,0 +1,138 @@
+"""The calls of the operating system that the disk store makes, in one place so that each can be made to fail.
+
+Every method may raise OSError and none retries. Files are 0600, folders 0700; links are never followed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from engine.store.object import HEADER_NBYTES
+
+_OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
+SECTOR_NBYTES: Final = 512
+"""The unit of `st_blocks`."""
+
+
+class Files:
+    """Files and folders of one store. Has no state."""
+
+    def read_object(self, path: Path) -> tuple[bytes, bytes]:
+        """The first `HEADER_NBYTES` bytes and all the rest, each read into the bytes that are returned."""
+        fd = os.open(path, os.O_RDONLY | _OPEN)
+        try:
+            nbytes = os.fstat(fd).st_size
+            os.posix_fadvise(fd, 0, nbytes, os.POSIX_FADV_WILLNEED)
+            return read_at(fd, HEADER_NBYTES, 0), read_at(fd, max(nbytes - HEADER_NBYTES, 0), HEADER_NBYTES)
+        finally:
+            os.close(fd)
+
+    def read_header(self, path: Path) -> tuple[bytes, int]:
+        """The first `HEADER_NBYTES` bytes and how many bytes follow them."""
+        fd = os.open(path, os.O_RDONLY | _OPEN)
+        try:
+            return read_at(fd, HEADER_NBYTES, 0), os.fstat(fd).st_size - HEADER_NBYTES
+        finally:
+            os.close(fd)
+
+    def write_new(self, path: Path, parts: Sequence[bytes], *, fsync: bool) -> int:
+        """Create the file with these bytes; what it occupies on the medium. An error may leave a part of it behind."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600)
+        try:
+            for part in parts:
+                write_all(fd, part)
+            if fsync:
+                os.fdatasync(fd)
+            return allocated(os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def overwrite(self, path: Path, offset: int, data: bytes) -> None:
+        """Replace bytes in place with one write."""
+        fd = os.open(path, os.O_WRONLY | _OPEN)
+        try:
+            if os.pwrite(fd, data, offset) != len(data):
+                raise OSError(f"short write of {len(data)} bytes")
+        finally:
+            os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Put `source` in the place of `target`, whatever file is there."""
+        os.rename(source, target)
+
+    def sync_folder(self, path: Path) -> None:
+        """The names in the folder survive a loss of power."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def unlink(self, path: Path) -> None:
+        """Remove the file, which may be gone already."""
+        path.unlink(missing_ok=True)
+
+    def make_folder(self, path: Path) -> bool:
+        """Whether it had to be made."""
+        try:
+            path.mkdir(0o700)
+        except FileExistsError:
+            return False
+        return True
+
+    def allocated(self, path: Path) -> int:
+        """What the file or folder itself occupies on the medium."""
+        return allocated(os.lstat(path))
+
+    def free_nbytes(self, path: Path) -> int:
+        """What an ordinary user may still write to the file system."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def lock(self, path: Path) -> int:
+        """A descriptor that holds the only lock on `path`. Raises BlockingIOError when another process has it."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
+        except PermissionError:
+            fd = os.open(path, os.O_RDONLY | _OPEN)
+        except OSError:
+            if not path.exists():  # a read-only file system still serves reads
+                raise
+            fd = os.open(path, os.O_RDONLY | _OPEN)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def unlock(self, fd: int) -> None:
+        """Give up the lock that `lock` returned."""
+        os.close(fd)
+
+
+def allocated(status: os.stat_result) -> int:
+    """The bytes of whole blocks, as `du` counts them."""
+    return status.st_blocks * SECTOR_NBYTES
+
+
+def read_at(fd: int, nbytes: int, offset: int) -> bytes:
+    """Up to `nbytes` bytes from `offset`, fewer only at the end of the file; usually one system call and no copy."""
+    data = os.pread(fd, nbytes, offset)
+    while 0 < len(data) < nbytes:
+        more = os.pread(fd, nbytes - len(data), offset + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write at the descriptor's position until nothing is left."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,279 @@
+"""A tier in a folder that survives kill -9 and never passes its cap. Knows nothing of what the bytes mean.
+
+Every object is written to a file of its own and renamed into place, so that a file under its name is whole wherever the
+process dies. After a loss of power it may be partly written: then its checksums say so and it is a miss. With `fsync` it
+is whole then too, at the price of waiting for the medium.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from engine.store.base import Found, Item, StoreStats
+from engine.store.disk.files import Files
+from engine.store.disk.holdings import Holdings
+from engine.store.disk.index import Record
+from engine.store.disk.layout import Layout
+from engine.store.disk.opening import Progress, open_folder
+from engine.store.errors import StoreBusy
+from engine.store.health import Health
+from engine.store.object import HEADER_NBYTES, decode_header, encode_header
+
+REOPEN_S: Final = 5.0
+"""How long a folder that could not be opened is left alone."""
+SWEEP_READ: Final = 4
+SWEEP_WRITE: Final = 16
+"""How many expired objects a call deletes at most, beside its own work."""
+
+
+def no_progress(num_done: int, num_total: int) -> None:
+    """Tells nobody."""
+
+
+class DiskStore:
+    """At most `nbytes` of a folder: objects, folders, foreign files and writes under way, in allocated blocks.
+
+    What must go goes expired first, then least recently used; what is being read stays. Nothing is written while less
+    than `min_free_nbytes` would be left on the file system. Expired means: by the largest `now_s` seen. After a restart
+    the order of use is the order of writing. Foreign files are never touched.
+
+    The bulk of a read or write happens outside the lock, all changes of names inside.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        nbytes: int,
+        min_free_nbytes: int = 0,
+        fsync: bool = False,
+        waits: bool = False,
+        progress: Progress = no_progress,
+        files: Files | None = None,
+    ) -> None:
+        """`progress(num_done, num_total)` hears of the headers read while the folder is opened. With `waits` a folder that
+        another process has is no error: this store does nothing until it can take it over."""
+        if nbytes < 0 or min_free_nbytes < 0:
+            raise ValueError("nbytes and min_free_nbytes must not be negative")
+        self.cap_nbytes = nbytes
+        self.stats = StoreStats()
+        self._layout = Layout(path.absolute())
+        self._files = Files() if files is None else files
+        self._min_free_nbytes = min_free_nbytes
+        self._fsync = fsync
+        self._waits = waits
+        self._progress = progress
+        self._health = Health("ssd", self.stats)
+        self._held = Holdings(self._layout, self._files, self._health, nbytes)
+        self._lock = threading.Lock()
+        self._lock_fd: int | None = None
+        self._closed = False
+        self._now_s = float("-inf")
+        self._tried_at_s = float("-inf")
+        self._part_numbers = itertools.count()
+
+    def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
+        """One answer per key, from memory; does not count as use."""
+        with self._lock:
+            self._begin(now_s, SWEEP_READ)
+            records = [self._held.live(key, self._now_s) for key in keys]
+            return [None if record is None else Found(record.payload_nbytes, record.expires_at_s) for record in records]
+
+    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
+        """One payload or None per key, its checksum verified; counts as use. What turns out damaged is deleted."""
+        with self._lock:
+            self._begin(now_s, SWEEP_READ)
+        return [self._get(key) for key in keys]
+
+    def put_many(self, items: Sequence[Item]) -> None:
+        """Store or refresh, in order. Without `fsync`, done means safe from the death of this process."""
+        with self._lock:
+            self._begin(self._now_s, SWEEP_WRITE)
+        for item in items:
+            if item.payload is None:
+                self._refresh(item)
+            else:
+                self._put(item.key, item.payload, item.expires_at_s)
+
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Forget the keys and unlink their files. A file that can't be unlinked now is tried again at later calls."""
+        with self._lock:
+            self._begin(self._now_s, 0)
+            for key in keys:
+                self._discard(key)
+
+    def scan(self) -> Iterator[tuple[bytes, Found]]:
+        """Every object held when the scan began, expired ones included, least recently used first."""
+        with self._lock:
+            self._begin(self._now_s, 0)
+            return iter([(record.key, Found(record.payload_nbytes, record.expires_at_s)) for record in self._held.index])
+
+    def sweep(self, now_s: float, *, limit: int = 64) -> int:
+        """Delete up to `limit` expired objects; how many. Other calls do a little of this; an idle store needs it."""
+        with self._lock:
+            self._begin(now_s, 0)
+            return self._held.sweep(self._now_s, limit)
+
+    def check(self) -> None:
+        """Assert, while no call is in flight, that counters, index and folder agree and that the cap holds."""
+        with self._lock:
+            self._held.check()
+
+    def __enter__(self) -> Self:
+        """Lock and read the folder. Raises `StoreBusy`, unless it `waits`; a folder that fails otherwise is tried again at
+        later calls."""
+        with self._lock:
+            self._closed = False
+            try:
+                self._open()
+            except StoreBusy as error:
+                if not self._waits:
+                    raise
+                self._health.failed("open", str(error))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Give the folder up; the files stay."""
+        with self._lock:
+            self._closed = True
+            if self._lock_fd is not None:
+                self._files.unlock(self._lock_fd)
+                self._lock_fd = None
+
+    def _begin(self, now_s: float, num_sweep: int) -> None:
+        self._now_s = self._health.now_s = max(self._now_s, now_s)
+        tried_lately = self._tried_at_s <= self._now_s < self._tried_at_s + REOPEN_S
+        if self._lock_fd is None and not self._closed and not tried_lately:
+            try:
+                self._open()
+            except StoreBusy as error:
+                self._health.failed("open", str(error))
+        if num_sweep:
+            self._held.sweep(self._now_s, num_sweep)
+
+    def _open(self) -> None:
+        self._tried_at_s = self._now_s
+        try:
+            opened = open_folder(self._layout, self._files, self._progress)
+        except OSError as error:
+            self._health.failed("open", error)
+            return
+        self._health.worked("open")
+        self._lock_fd = opened.lock_fd
+        self._held.take_over(opened)
+
+    def _get(self, key: bytes) -> bytes | None:
+        with self._lock:
+            self.stats.num_gets += 1
+            record = self._held.live(key, self._now_s)
+            if record is None:
+                return None
+            self._held.index.touch(record)
+            record.num_readers += 1
+        payload: bytes | None = None
+        failure: OSError | None = None
+        try:
+            payload = self._read(key)
+        except OSError as error:
+            failure = error
+        with self._lock:
+            self._held.end_read(record)
+            self._judge(record, payload, failure)
+        return payload
+
+    def _read(self, key: bytes) -> bytes | None:
+        data, payload = self._files.read_object(self._layout.path(key))
+        header = decode_header(data)
+        return payload if header is not None and header.key == key and header.describes(payload) else None
+
+    def _judge(self, record: Record, payload: bytes | None, failure: OSError | None) -> None:
+        """Count what a read came to. An object found damaged or gone is forgotten, unless it was replaced meanwhile."""
+        if payload is not None:
+            self.stats.num_hits += 1
+            self._health.worked("get")
+            return
+        if failure is not None and not isinstance(failure, FileNotFoundError):
+            self._health.failed("get", failure)
+            return
+        if self._held.index.get(record.key) is record:
+            self.stats.num_damaged += 1
+            self._held.remove(record)
+
+    def _put(self, key: bytes, payload: bytes, expires_at_s: float) -> None:
+        header = encode_header(key, payload, expires_at_s)
+        part = self._layout.part(f"{os.getpid()}-{next(self._part_numbers)}")
+        with self._lock:
+            reserved_nbytes = self._prepare(key, HEADER_NBYTES + len(payload))
+        if reserved_nbytes is None:
+            return
+        try:
+            nbytes = self._files.write_new(part, (header, payload), fsync=self._fsync)
+        except OSError as error:
+            with self._lock:
+                self._abandon(key, part, reserved_nbytes, error)
+            return
+        with self._lock:
+            try:
+                self._held.install(Record(key, len(payload), nbytes, expires_at_s), part, fsync=self._fsync)
+            except OSError as error:
+                self._abandon(key, part, reserved_nbytes, error)
+                return
+            self._held.release(reserved_nbytes)
+            self._held.shrink(self._now_s)
+            self.stats.num_puts += 1
+            self._health.worked("put")
+
+    def _prepare(self, key: bytes, nbytes: int) -> int | None:
+        """The bytes reserved for a write that may begin; None when it may not, and then nothing is left under the key."""
+        reserved_nbytes = None
+        try:
+            if self._lock_fd is None:
+                pass
+            elif self._files.free_nbytes(self._layout.root) < self._min_free_nbytes + nbytes:
+                self._health.failed("put", "too little space is free on the file system")
+            else:
+                reserved_nbytes = self._held.reserve(nbytes, self._now_s)
+                self._held.make_folders(key)
+        except OSError as error:
+            self._health.failed("put", error)
+            if reserved_nbytes is not None:
+                self._held.release(reserved_nbytes)
+                reserved_nbytes = None
+        if reserved_nbytes is None:
+            self._drop(key)
+        return reserved_nbytes
+
+    def _abandon(self, key: bytes, part: Path, reserved_nbytes: int, error: OSError) -> None:
+        self._health.failed("put", error)
+        self._held.abandon(part, reserved_nbytes)
+        self._drop(key)
+
+    def _refresh(self, item: Item) -> None:
+        with self._lock:
+            record = self._held.index.get(item.key)
+            if record is None:
+                return
+            try:
+                self._held.refresh(record, item.expires_at_s)
+            except FileNotFoundError:
+                self._held.remove(record)
+            except OSError as error:
+                self.stats.num_put_drops += 1
+                self._health.failed("refresh", error)
+            else:
+                self._health.worked("refresh")
+
+    def _drop(self, key: bytes) -> None:
+        self.stats.num_put_drops += 1
+        self._discard(key)
+
+    def _discard(self, key: bytes) -> None:
+        record = self._held.index.get(key)
+        if record is not None:
+            self._held.remove(record)

@@ -1,0 +1,274 @@
+"""A tier in a Redis server, which several gateways may share. Knows nothing of what the bytes mean.
+
+One string per object: header and payload as on disk (`engine/store/object.py`). The expiry in the header decides; the
+key's own PX is a minute longer, so that the server forgets what nobody refreshed. A refresh overwrites the 16 bytes of
+the expiry in place and moves the PX: two commands that need not be atomic, because the slot carries its own checksum and
+a PX that is too short only loses the object. No scripts, no transactions: any server, proxy or cluster will do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import Final, Self
+
+import redis
+
+from engine.store.base import Found, Item, StoreStats
+from engine.store.health import Health
+from engine.store.object import EXPIRY_AT, HEADER_NBYTES, ObjectHeader, decode_header, encode_expiry, encode_header
+from engine.store.redis.breaker import Breaker
+from engine.store.redis.server import UNANSWERED, Command, Reply, Server
+
+NUM_FAILURES: Final = 3
+OPEN_S: Final = 2.0
+"""After three calls in a row without an answer the server is left alone, and tried every two seconds with one call."""
+WRITE_PATIENCE: Final = 10
+"""A write may take this many timeouts: its timeout covers all its bytes, not the time without progress as in a read."""
+MAX_WRITE_NBYTES: Final = 16 << 20
+"""Writes go out in batches of about this size, each under its own timeout."""
+PX_MARGIN_S: Final = 60.0
+UNKNOWN_TIME_PX_MS: Final = 86_400_000
+MAX_PX_MS: Final = 10 * 365 * 86_400_000
+"""How long the server keeps an object written before any time is known, and at most."""
+MAX_OWED: Final = 65_536
+MAX_OWED_AT_ONCE: Final = 256
+"""How many keys may await their deletion, and how many of them go out with one batch of commands."""
+MAX_SCAN_AT_ONCE: Final = 256
+
+
+class RedisStore:
+    """Objects under `prefix` + key in hex. The cap is the server's own `maxmemory`; what it refuses is a dropped put.
+
+    A server that refuses, hangs, or resets costs at most `timeout_s` without progress per call (a write ten times that, a
+    cluster one more for each node it asks for the map of slots), and nothing while the breaker is open. Deletes it could
+    not be told of are owed: until it has been told, their keys are misses here (a bounded number of keys, in this process
+    only). A refresh that fails leaves the old expiry. `stats.nbytes` and `num_items` stay 0: the server is shared. `clock`
+    is monotonic and paces the breaker only.
+    """
+
+    def __init__(
+        self, url: str, *, timeout_s: float = 0.05, prefix: str = "pcg:", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Does not connect. Raises `StoreUnsupported` for a URL of an unknown kind."""
+        self.stats = StoreStats()
+        self._prefix = prefix
+        self._clock = clock
+        self._reads = Server(url, timeout_s=timeout_s)
+        self._writes = Server(url, timeout_s=timeout_s * WRITE_PATIENCE)
+        self._breaker = Breaker(num_failures=NUM_FAILURES, open_s=OPEN_S, clock=clock)
+        self._health = Health("redis", self.stats)
+        self._lock = threading.Lock()
+        self._now_s: float | None = None
+        self._owed: dict[bytes, object] = {}
+
+    def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
+        """One answer per key in one round trip, from headers and lengths."""
+        now_s = self._see(now_s)
+        return [found if found is not None and found.expires_at_s > now_s else None for found in self._find(keys)]
+
+    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
+        """One payload or None per key in one round trip, checksums verified."""
+        now_s = self._see(now_s)
+        bodies: list[Command] = [("GETRANGE", self._name(key), HEADER_NBYTES, -1) for key in keys]
+        payloads: list[bytes | None] = []
+        num_damaged = 0
+        for header, payload in self._read(keys, bodies):
+            if header is None or header.expires_at_s <= now_s:
+                payloads.append(None)
+            elif isinstance(payload, bytes) and header.describes(payload):
+                payloads.append(payload)
+            else:
+                payloads.append(None)
+                num_damaged += payload != b""  # nothing there: deleted after its header was read
+        with self._lock:
+            self.stats.num_gets += len(keys)
+            self.stats.num_hits += sum(payload is not None for payload in payloads)
+            self.stats.num_damaged += num_damaged
+        return payloads
+
+    def put_many(self, items: Sequence[Item]) -> None:
+        """Store or refresh, in order. A put that the server refuses or does not answer leaves nothing under its key."""
+        held = self._held(items)
+        batch: list[Item] = []
+        nbytes = 0
+        for item in items:
+            if item.payload is None and item.key not in held:
+                continue
+            held.add(item.key)
+            batch.append(item)
+            nbytes += 0 if item.payload is None else len(item.payload)
+            if nbytes >= MAX_WRITE_NBYTES:
+                self._write(batch)
+                batch, nbytes = [], 0
+        if batch:
+            self._write(batch)
+
+    def delete_many(self, keys: Sequence[bytes]) -> None:
+        """Forget the keys. What the server can't be told now it is told later; till then they are misses here."""
+        self._owe(keys)
+        for _ in range(0, len(keys), MAX_OWED_AT_ONCE):
+            self._ask(self._writes, "delete", [])
+
+    def scan(self) -> Iterator[tuple[bytes, Found]]:
+        """Every object under the prefix, expired ones included, some possibly twice. Ends early when the server fails."""
+        keys = [key for name in self._names() if (key := self._key(name)) is not None]
+        for at in range(0, len(keys), MAX_SCAN_AT_ONCE):
+            page = keys[at : at + MAX_SCAN_AT_ONCE]
+            yield from ((key, found) for key, found in zip(page, self._find(page), strict=True) if found is not None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the connections; the objects stay."""
+        self._reads.close()
+        self._writes.close()
+
+    def _find(self, keys: Sequence[bytes]) -> list[Found | None]:
+        read = self._read(keys, [("STRLEN", self._name(key)) for key in keys])
+        return [
+            Found(header.payload_nbytes, header.expires_at_s)
+            if header is not None and length == HEADER_NBYTES + header.payload_nbytes
+            else None
+            for header, length in read
+        ]
+
+    def _read(self, keys: Sequence[bytes], seconds: Sequence[Command]) -> list[tuple[ObjectHeader | None, Reply]]:
+        """Per key its header, None unless sound and its own, and the reply to the second command, in one round trip."""
+        with self._lock:
+            owed = set(self._owed)
+        commands: list[Command] = []
+        for key, second in zip(keys, seconds, strict=True):
+            commands += (("GETRANGE", self._name(key), 0, HEADER_NBYTES - 1), second)
+        replies = self._ask(self._reads, "get", commands)
+        if replies is None:
+            return [(None, None)] * len(keys)
+        read: list[tuple[ObjectHeader | None, Reply]] = []
+        for key, data, second_reply in zip(keys, replies[::2], replies[1::2], strict=True):
+            header = decode_header(data) if isinstance(data, bytes) else None
+            sound = header is not None and header.key == key and key not in owed
+            read.append((header if sound else None, second_reply))
+        return read
+
+    def _held(self, items: Sequence[Item]) -> set[bytes]:
+        """Of the keys to refresh, those that the server has: a refresh of the others would leave a stump there."""
+        keys = [item.key for item in items if item.payload is None]
+        replies = self._ask(self._writes, "refresh", [("STRLEN", self._name(key)) for key in keys]) if keys else []
+        if replies is None:
+            with self._lock:
+                self.stats.num_put_drops += len(keys)
+            return set()
+        return {key for key, nbytes in zip(keys, replies, strict=True) if isinstance(nbytes, int) and nbytes > 0}
+
+    def _write(self, items: Sequence[Item]) -> None:
+        commands: list[Command] = []
+        for item in items:
+            commands += self._put_commands(item) if item.payload is not None else self._refresh_commands(item)
+        replies = iter(self._ask(self._writes, "put", commands) or [None] * len(commands))
+        for key, payload, _ in items:
+            done = [next(replies) for _ in range(1 if payload is not None else 2)]
+            failed = any(reply is None or isinstance(reply, Exception) for reply in done)
+            with self._lock:
+                self.stats.num_put_drops += failed
+                if payload is not None:
+                    self.stats.num_puts += not failed
+                    self._owed.pop(key, None)
+            if failed and payload is not None:
+                self._owe([key])
+
+    def _put_commands(self, item: Item) -> list[Command]:
+        assert item.payload is not None
+        value = encode_header(item.key, item.payload, item.expires_at_s) + item.payload
+        return [("SET", self._name(item.key), value, "PX", self._px_ms(item.expires_at_s))]
+
+    def _refresh_commands(self, item: Item) -> list[Command]:
+        name = self._name(item.key)
+        slot = encode_expiry(item.key, item.expires_at_s)
+        return [("SETRANGE", name, EXPIRY_AT, slot), ("PEXPIRE", name, self._px_ms(item.expires_at_s))]
+
+    def _px_ms(self, expires_at_s: float) -> int:
+        if self._now_s is None:
+            return UNKNOWN_TIME_PX_MS
+        return int(min(max((expires_at_s - self._now_s + PX_MARGIN_S) * 1000, 1), MAX_PX_MS))
+
+    def _ask(self, server: Server, operation: str, commands: list[Command]) -> list[Reply] | None:
+        """The replies, or None when the server was not asked or did not answer. Pays owed deletes on the way."""
+        if not self._breaker.allow():
+            return None
+        with self._lock:
+            owed = list(islice(self._owed.items(), MAX_OWED_AT_ONCE))
+        unlinks: list[Command] = [("UNLINK", self._name(key)) for key, _ in owed]
+        failure: Exception | None
+        replies: list[Reply] = []
+        try:
+            replies = server.run([*unlinks, *commands])
+            failure = next((reply for reply in replies if isinstance(reply, UNANSWERED)), None)
+        except (*UNANSWERED, redis.RedisError) as error:
+            failure = error
+        except BaseException:
+            self._breaker.failed()
+            raise
+        with self._lock:
+            self._health.now_s = self._clock()
+            if failure is not None:
+                self._breaker.failed()
+                self._health.failed("answer", type(failure).__name__)
+                return None
+            self._breaker.succeeded()
+            self._health.worked("answer")
+            self._note(operation, replies[len(owed) :])
+            for (key, token), reply in zip(owed, replies, strict=False):
+                if isinstance(reply, int) and self._owed.get(key) is token:
+                    del self._owed[key]
+        return replies[len(owed) :]
+
+    def _note(self, operation: str, replies: Sequence[Reply]) -> None:
+        refusal = next((reply for reply in replies if isinstance(reply, Exception)), None)
+        if refusal is not None:
+            self._health.failed(operation, type(refusal).__name__)
+        elif replies:
+            self._health.worked(operation)
+
+    def _owe(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                self._owed[key] = object()
+            while len(self._owed) > MAX_OWED:
+                del self._owed[next(iter(self._owed))]
+
+    def _names(self) -> list[bytes]:
+        """The names under the prefix, as far as the server answers."""
+        if not self._breaker.allow():
+            return []
+        names: list[bytes] = []
+        try:
+            names.extend(self._reads.names(self._prefix))
+        except (*UNANSWERED, redis.RedisError) as error:
+            self._breaker.failed()
+            with self._lock:
+                self._health.failed("answer", type(error).__name__)
+        except BaseException:
+            self._breaker.failed()
+            raise
+        else:
+            self._breaker.succeeded()
+        return names
+
+    def _name(self, key: bytes) -> str:
+        return self._prefix + key.hex()
+
+    def _key(self, name: bytes) -> bytes | None:
+        try:
+            return bytes.fromhex(name.decode()[len(self._prefix) :])
+        except ValueError:
+            return None
+
+    def _see(self, now_s: float) -> float:
+        """The largest time seen."""
+        with self._lock:
+            self._now_s = now_s if self._now_s is None else max(self._now_s, now_s)
+            return self._now_s

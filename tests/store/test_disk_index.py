@@ -1,0 +1,58 @@
+"""The disk store's index against plain lists."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.store.disk.index import DiskIndex, Record
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["add", "remove", "touch", "expire", "pin"]), st.integers(0, 7), st.integers(0, 20)), max_size=300
+)
+
+
+@given(steps=STEPS)
+def test_any_history(steps: list[tuple[str, int, int]]) -> None:
+    """Order of use, next to expire and the victim are what a search of all records says; memory stays in proportion."""
+    index = DiskIndex()
+    order: list[Record] = []
+    for step, n, expires_at_s in steps:
+        key = bytes([n])
+        held = index.get(key)
+        if step == "add":
+            record = Record(key, 1, 1, float(expires_at_s))
+            index.add(record)
+            order = [*(other for other in order if other.key != key), record]
+        elif held is not None and step == "remove":
+            index.remove(held)
+            order.remove(held)
+        elif held is not None and step == "touch":
+            index.touch(held)
+            order.remove(held)
+            order.append(held)
+        elif held is not None and step == "expire":
+            index.expire_at(held, float(expires_at_s))
+        elif held is not None:
+            held.num_readers = 1 - held.num_readers
+        assert list(index) == order
+        first = index.next_to_expire()
+        assert (first and first.expires_at_s) == min((record.expires_at_s for record in order), default=None)
+        victim = index.victim(10.0)
+        free = [record for record in order if record.num_readers == 0]
+        if first is not None and first.expires_at_s <= 10.0 and first.num_readers == 0:
+            assert victim is first
+        else:
+            assert victim is (free[0] if free else None)
+        assert len(index._by_expiry) <= 2 * len(order) + 65
+
+
+def test_a_replaced_record_is_not_removed_twice() -> None:
+    """Removing the old record of a key leaves the new one."""
+    index = DiskIndex()
+    old, new = Record(b"k", 1, 1, 1.0), Record(b"k", 2, 2, 2.0)
+    index.add(old)
+    index.add(new)
+    index.remove(old)
+    assert index.get(b"k") is new
+    assert index.next_to_expire() is new

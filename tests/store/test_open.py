@@ -1,0 +1,114 @@
+"""The tiers of a configuration."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine.store.open
+from engine.config import EngineConfig
+from engine.store.base import Item
+from engine.store.disk.store import DiskStore
+from engine.store.errors import StoreBusy, StoreUnsupported
+from engine.store.memory import MemoryStore
+from engine.store.open import open_tiers
+from engine.store.redis.store import RedisStore
+from tests.fakes.redis_server import RedisServer
+
+T0 = 1_700_000_000.0
+A = b"a" * 32
+TEXT = b"the codeword is heliotrope " * 50
+
+
+def config(**tiers: Any) -> EngineConfig:
+    return EngineConfig(model="m", model_path="/nowhere", root_secret=b"s" * 32, **tiers)
+
+
+def test_nothing_configured() -> None:
+    """Without tiers there are none."""
+    with open_tiers(config()) as tiers:
+        assert tiers == ()
+
+
+def test_all_in_reading_order(tmp_path: Path, redis_server: RedisServer) -> None:
+    """Each configured tier is there under its name in reports, fastest first, open, and closed at the end."""
+    seen: list[tuple[str, int, int]] = []
+    asked = config(
+        ram_nbytes=1 << 20, ssd_path=str(tmp_path), ssd_nbytes=1 << 20, redis_url=redis_server.url, redis_prefix="open:"
+    )
+    with open_tiers(asked, lambda *progress: seen.append(progress)) as tiers:
+        assert [(tier.name, type(tier.store)) for tier in tiers] == [
+            ("ram", MemoryStore),
+            ("ssd", DiskStore),
+            ("redis", RedisStore),
+        ]
+        for tier in tiers:
+            tier.store.put_many([Item(A, tier.name.encode(), T0 + 60)])
+            assert tier.store.get_many([A], T0) == [tier.name.encode()]
+    assert seen == [("ssd", 0, 0)]
+    with open_tiers(config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20)) as tiers:
+        assert tiers[0].store.get_many([A], T0) == [b"ssd"]
+
+
+def test_encryption_covers_what_lies_at_rest(tmp_path: Path, redis_server: RedisServer) -> None:
+    """With `encrypt` neither the disk nor Redis sees plaintext; memory keeps it as it is."""
+    asked = config(
+        ram_nbytes=1 << 20,
+        ssd_path=str(tmp_path),
+        ssd_nbytes=1 << 20,
+        redis_url=redis_server.url,
+        redis_prefix="sealed:",
+        encrypt=True,
+    )
+    with open_tiers(asked) as (ram, ssd, redis), redis_server.client() as client:
+        for tier in (ram, ssd, redis):
+            tier.store.put_many([Item(A, TEXT, T0 + 60)])
+            assert tier.store.get_many([A], T0) == [TEXT]
+        assert b"heliotrope" not in client.get("sealed:" + A.hex())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert max(path.stat().st_size for path in files) > len(TEXT)
+    assert not any(b"heliotrope" in path.read_bytes() for path in files)
+
+
+def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
+    """A second user of a folder is refused, or does without, says so, and takes the folder over when the first has ended."""
+    asked = config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20)
+    with open_tiers(asked), pytest.raises(StoreBusy), open_tiers(asked):
+        pass
+    with ExitStack() as first:
+        (theirs,) = first.enter_context(open_tiers(asked))
+        theirs.store.put_many([Item(A, TEXT, T0 + 60)])
+        with open_tiers(asked, waits=True) as (ours,):
+            assert ours.store.get_many([A], T0) == [None]
+            assert "another process" in str(ours.store.stats.problem)
+            first.close()
+            assert ours.store.get_many([A], T0 + 10) == [TEXT]
+            assert ours.store.stats.problem is None
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "says"),
+    [("RedisStore", {"redis_url": "redis://h"}, "redis"), ("EncryptedStore", {"encrypt": True}, "cryptography")],
+)
+def test_a_missing_library_is_named(
+    name: str, asked: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the extra the tier says what to install, and only when it is asked for."""
+    monkeypatch.setattr(engine.store.open, name, None)
+    with open_tiers(config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20)):
+        pass
+    with (
+        pytest.raises(StoreUnsupported, match=rf"package {says}.*pip install"),
+        open_tiers(config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20, **asked)),
+    ):
+        pass
+
+
+def test_a_bad_url_is_an_error_without_its_password() -> None:
+    """A URL of no known kind is refused at start."""
+    with pytest.raises(StoreUnsupported) as raised, open_tiers(config(redis_url="http://:hunter2@h")):
+        pass
+    assert "hunter2" not in str(raised.value)
