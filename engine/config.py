@@ -14,6 +14,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     (`engine/prompt/templates/<name>.jinja`), or `model` for the model's own. `kv_nbytes` is the size of the device pool.
     `exact` is promise 1's exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
     `root_secret` keys every block of every tenant: whoever has it and the prompt can compute keys.
+
+    The tiers below the device: `ram_nbytes` of memory (0: none; `force_ram` sends every block there at once, for tests and
+    measurements), `ssd_nbytes` of files under `ssd_path` (None: none) of which `ssd_min_free_nbytes` stay free on the disk,
+    a Redis at `redis_url` (None: none) under keys that begin with `redis_prefix`. `encrypt` is for what lies at rest.
     """
 
     model: str
@@ -34,6 +38,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     eviction: Literal["lru", "lfu", "cost"] = "lru"
     ram_nbytes: int = 0
     force_ram: bool = False
+    ssd_path: str | None = None
+    ssd_nbytes: int = 0
+    ssd_min_free_nbytes: int = 0
+    encrypt: bool = False
+    redis_url: str | None = None
+    redis_timeout_s: float = 0.05
+    redis_prefix: str = "pcg:"
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.context < 1 or self.max_sequences < 1 or self.max_queue < 1:

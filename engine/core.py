@@ -62,6 +62,9 @@ _log = logging.getLogger(__name__)
 WARM_UP_TOKENS: Final = 64
 """Tokens of the prefill that nobody waits for."""
 
+FLUSH_S: Final = 1.5
+"""How long an ending engine goes on writing to the lower tiers."""
+
 
 class Renders(Protocol):
     """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault."""
@@ -123,6 +126,7 @@ class Engine:
         self._loop = StepLoop(limits, parts.runner, parts.cache, parts.tokenizer, self._emit)
         capacity = config.max_queue + config.max_sequences
         self._inbox = Inbox(capacity)
+        parts.cache.wake_by(self._inbox.wake)
         self._to_render: queue.Queue[Job | None] = queue.Queue(capacity)
         self._ready: Future[None] = Future()
         self._seed_ids = parts.tokenizer.encode("The quick brown fox jumps over the lazy dog.")
@@ -241,13 +245,14 @@ class Engine:
                 self._ready.set_exception(error)
                 return
             self._ready.set_result(None)
+            stack.callback(self._loop.close, FLUSH_S)
             try:
                 self._serve()
             except Exception as error:
                 self._die(error)
 
     def _serve(self) -> None:
-        while not (mail := self._inbox.take(wait=not self._loop.has_work)).closed:
+        while not (mail := self._inbox.take(0.0 if self._loop.has_work else self._loop.wait_s())).closed:
             self._handle(mail)
             self._loop.step()
         self._loop.abort_all()
@@ -264,15 +269,20 @@ class Engine:
             self._loop.abort(request_id)
         for question in mail.questions:
             if isinstance(question, Flush):
-                self._send(Flushed(question.request_id, self._loop.flush(question.tenant)))
+                self._flush(question)
             else:
                 self._send(self._stats(question.request_id))
+
+    def _flush(self, question: Flush) -> None:
+        """Answered once every tier has forgotten; what closes meanwhile is never answered."""
+        self._loop.flush(question.tenant, lambda num: self._send(Flushed(question.request_id, num)))
 
     def _stats(self, request_id: str) -> EngineStats:
         cache = self._parts.cache.stats()
         gauges = {
             "engine_running": float(self._loop.num_running),
             "engine_waiting": float(self._loop.num_waiting),
+            "engine_loading": float(self._loop.num_loading),
             "engine_open": float(self._inbox.num_open),
         }
         counters = self._loop.stats.counters | cache_counters(cache)

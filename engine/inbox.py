@@ -43,17 +43,18 @@ class RenderedJob:
 
 @dataclass(slots=True)
 class Mail:
-    """What arrived since the last `take`. `now_s` is the largest tick, None without one."""
+    """What arrived since the last `take`. `now_s` is the largest tick, None without one; `woken`: somebody called `wake`."""
 
     rendered: list[RenderedJob] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     questions: list[Flush | Snapshot] = field(default_factory=list)
     now_s: float | None = None
+    woken: bool = False
     closed: bool = False
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rendered or self.aborted or self.questions or self.closed) and self.now_s is None
+        return not (self.rendered or self.aborted or self.questions or self.woken or self.closed) and self.now_s is None
 
 
 class Inbox:
@@ -138,11 +139,18 @@ class Inbox:
             self._closed = self._mail.closed = True
             self._changed.notify()
 
-    def take(self, *, wait: bool) -> Mail:
-        """Everything that arrived, and an empty inbox behind. With `wait` it blocks until there is something."""
+    def wake(self) -> None:
+        """Let a waiting `take` return: there is news elsewhere."""
         with self._changed:
-            if wait:
-                self._changed.wait_for(lambda: not self._mail.is_empty)
+            self._mail.woken = True
+            self._changed.notify()
+
+    def take(self, timeout_s: float | None) -> Mail:
+        """Everything that arrived, and an empty inbox behind. Waits until there is something, but not past `timeout_s`:
+        0 doesn't wait, None waits for ever."""
+        with self._changed:
+            if timeout_s is None or timeout_s > 0:
+                self._changed.wait_for(lambda: not self._mail.is_empty, timeout_s)
             mail, self._mail = self._mail, Mail()
             return mail
 

@@ -1,7 +1,8 @@
 """The step loop: from rendered prompts to events, one model step at a time. Knows no threads, sockets or rendering.
 
-A request's life: `accept` (it fits the context) → admitted by pages (`Started`) → prefilled in chunks, each committed to
-the cache → first token (the plan's entries are promised) → decoded → `Finished`, and its pages go back.
+A request's life: `accept` (it fits the context) → what lower tiers have of its prefix is read while it queues → admitted
+by pages (`Started`) → what was read is put into its pages → prefilled in chunks, each committed to the cache → first token
+(the plan's entries are promised) → decoded → `Finished`, and its pages go back.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from engine.answer import Answer, Piece
+from engine.cache.fetch import Fetch
 from engine.cache.lease import Lease
 from engine.cache.prefix_cache import PrefixCache
 from engine.errors import ContextExceeded, Overloaded
@@ -28,6 +31,15 @@ from engine.stats import Stats
 from engine.types import FinishReason
 
 _log = logging.getLogger(__name__)
+
+RESTORE_NBYTES: Final = 16 * 1024**2
+"""Bytes put onto the device between two steps, so that answers being read never stop for long."""
+
+COPY_NBYTES: Final = 8 * 1024**2
+"""Bytes copied for the lower tiers between two steps."""
+
+MAX_SEEKS: Final = 4
+"""How often a request's prefix is read again because the device lost its own part while the request queued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,8 @@ class _Request:
     job: RenderedJob
     sequence: Sequence
     answer: Answer
+    fetch: Fetch | None = None
+    num_seeks: int = 0
     lease: Lease | None = None
     started_s: float = 0.0
     first_token_s: float | None = None
@@ -69,6 +83,8 @@ class StepLoop:
         self._tokenizer = tokenizer
         self._emit = emit
         self._requests: dict[str, _Request] = {}
+        self._loading: dict[str, _Request] = {}
+        self._restoring: dict[str, _Request] = {}
         self._now_s = 0.0
         self._last_step_failed = False
         self._scheduler = Scheduler(
@@ -78,7 +94,11 @@ class StepLoop:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything now."""
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._cache.has_work
+
+    def wait_s(self) -> float | None:
+        """Seconds after which `step` has something to do though nothing arrived; None if it never will."""
+        return self._cache.wait_s()
 
     @property
     def num_running(self) -> int:
@@ -87,6 +107,11 @@ class StepLoop:
     @property
     def num_waiting(self) -> int:
         return self._scheduler.num_waiting
+
+    @property
+    def num_loading(self) -> int:
+        """Waiting requests whose prefix is being read."""
+        return len(self._loading)
 
     # What others want ---------------------------------------------------------------------------------------------------
 
@@ -116,7 +141,9 @@ class StepLoop:
         except Overloaded as error:
             self._refuse(job, "overloaded", str(error))
             return
-        self._requests[sequence.request_id] = _Request(job, sequence, Answer(self._tokenizer, sampling, at_limit))
+        request = _Request(job, sequence, Answer(self._tokenizer, sampling, at_limit))
+        self._requests[sequence.request_id] = request
+        self._seek(request)
         self._scheduler.admit(self._try_admit)
 
     def abort(self, request_id: str) -> None:
@@ -140,10 +167,16 @@ class StepLoop:
             with self.stats.timed("engine_cache_seconds_total"):
                 self._cache.tick(now_s)
 
-    def flush(self, tenant: str | None) -> int:
-        """Forget what is cached for `tenant`, or for everyone; the number of blocks forgotten."""
+    def flush(self, tenant: str | None, then: Callable[[int], None] = lambda num: None) -> int:
+        """Forget what is cached for `tenant`, or for everyone; the number of blocks forgotten at once. `then` is called
+        when all tiers have forgotten, with the number of blocks and objects."""
         with self.stats.timed("engine_cache_seconds_total"):
-            return self._cache.flush(tenant)
+            return self._cache.flush(tenant, then)
+
+    def close(self, timeout_s: float) -> None:
+        """With nothing in flight any more: write what the lower tiers should have, for so long at most."""
+        if not self._cache.close(timeout_s):
+            _log.warning("not everything was written to the lower tiers")
 
     # One step -----------------------------------------------------------------------------------------------------------
 
@@ -153,39 +186,101 @@ class StepLoop:
         An error of the model fails the sequences of that step and is otherwise survived, unless it follows another one
         or memory ran out: then it is raised and this loop is of no more use. So is any error from elsewhere.
         """
+        self._settle_loads()
         self._scheduler.admit(self._try_admit)
         # With nothing running all pages can be had, and what is larger than the pool was refused: nobody waits for ever.
-        assert self._scheduler.num_running or not self._scheduler.num_waiting
+        assert self._scheduler.num_running or self._scheduler.num_waiting == len(self._loading)
+        self._restore()
         slices = self._scheduler.next_step()
-        if not slices:
-            return
+        if slices:
+            self._compute(slices)
+        if self._cache.has_work:
+            with self.stats.timed("engine_cache_seconds_total"):
+                self._cache.copy_out(COPY_NBYTES)
+
+    def _compute(self, slices: list[Slice]) -> None:
         with self.stats.timed("engine_cache_seconds_total"):
             for part in slices:
                 self._cover(part)
+        begin_s = time.perf_counter()
         try:
             with self.stats.timed("engine_step_seconds_total"):
                 sampled = self._runner.step(slices)
         except Exception as error:
             self._survive(error, slices)
             return
+        self._measure(slices, time.perf_counter() - begin_s)
         self._last_step_failed = False
         self.stats.add("engine_steps_total")
         for part, token_id in zip(slices, sampled, strict=True):
             self._advance(self._requests[part.sequence.request_id], part, token_id)
 
+    def _measure(self, slices: Seq[Slice], seconds: float) -> None:
+        """Learn the speed of prefill from steps that did little else."""
+        num_prefill = sum(part.num_tokens for part in slices if part.sequence.status is Status.PREFILL)
+        if num_prefill >= self.limits.max_step_tokens // 2:
+            self._cache.prefilled(num_prefill, seconds)
+
+    # Lower tiers --------------------------------------------------------------------------------------------------------
+
+    def _seek(self, request: _Request) -> None:
+        """Start reading what lower tiers have of the prompt; the sequence is LOADING unless that is settled at once."""
+        job, sequence = request.job, request.sequence
+        request.num_seeks += 1
+        with self.stats.timed("engine_cache_seconds_total"):
+            request.fetch = self._cache.seek(job.submit.tenant, job.rendered, job.submit.plan, job.submit.started_at_s)
+        if request.fetch is not None and not request.fetch.is_over:
+            sequence.move(Status.LOADING)
+            self._loading[sequence.request_id] = request
+
+    def _settle_loads(self) -> None:
+        """Take in what the tiers have done; who waits for nothing more may be admitted."""
+        with self.stats.timed("engine_cache_seconds_total"):
+            self._cache.poll()
+        for request_id, request in list(self._loading.items()):
+            if request.fetch is None or request.fetch.is_over:
+                del self._loading[request_id]
+                self._scheduler.ready(request.sequence)
+
+    def _restore(self) -> None:
+        """Put what was read onto the device, oldest request first, a slice at a time."""
+        left = RESTORE_NBYTES
+        for request_id, request in list(self._restoring.items()):
+            lease = self._lease(request.sequence)
+            with self.stats.timed("engine_cache_seconds_total"):
+                left -= self._cache.restore(lease, left)
+            if not lease.arrivals:
+                del self._restoring[request_id]
+                request.sequence.move(Status.PREFILL)
+            if left <= 0:
+                return
+
     def _try_admit(self, sequence: Sequence) -> bool:
         request = self._requests[sequence.request_id]
+        while request.fetch is not None and request.fetch.is_outrun and request.num_seeks < MAX_SEEKS:
+            self._cache.abandon(request.fetch)
+            self._seek(request)
+            if sequence.status is Status.LOADING:
+                return False
         job = request.job
         # The last sampled token is never fed back, so it needs no room.
         num_reserve = sequence.num_prompt + max(sequence.sampling.max_tokens - 1, 0)
         begin_s = time.perf_counter()
         with self.stats.timed("engine_cache_seconds_total"):
             lease = self._cache.admit(
-                job.submit.tenant, job.rendered, job.submit.plan, job.submit.started_at_s, num_reserve=num_reserve
+                job.submit.tenant,
+                job.rendered,
+                job.submit.plan,
+                job.submit.started_at_s,
+                num_reserve=num_reserve,
+                fetch=request.fetch,
             )
         if lease is None:
             return False
-        request.lease = lease
+        request.lease, request.fetch = lease, None
+        if lease.arrivals:
+            sequence.move(Status.RESTORING)
+            self._restoring[sequence.request_id] = request
         request.started_s = time.perf_counter()
         sequence.num_cached = sequence.num_computed = lease.num_cached
         self.stats.add("engine_prompt_tokens_total", sequence.num_prompt)
@@ -262,8 +357,12 @@ class StepLoop:
         """Leave the schedule and return the pages, keeping the KV that is surely computed."""
         sequence = request.sequence
         del self._requests[sequence.request_id]
+        self._loading.pop(sequence.request_id, None)
+        self._restoring.pop(sequence.request_id, None)
         self._scheduler.remove(sequence)
         self.stats.add("engine_output_tokens_total", request.answer.num_tokens)
+        if request.fetch is not None:
+            self._cache.abandon(request.fetch)
         if request.lease is not None:
             num_reusable = (
                 sequence.num_computed if self._runner.reuse_decode_kv else min(sequence.num_computed, sequence.num_prompt)

@@ -17,14 +17,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 import msgspec
 
 from engine.cache.prefix_cache import PrefixCache
+from engine.cache.tiers import Tiers
 from engine.config import EngineConfig
 from engine.core import Engine, EngineParts
 from engine.errors import EngineError, ModelError, Overloaded
@@ -34,7 +35,8 @@ from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer
 from engine.schedule.runner import Runner
-from engine.store.memory import MemoryStore
+from engine.store.errors import StoreError
+from engine.store.open import open_tiers
 
 _log = logging.getLogger("engine.worker")
 
@@ -60,35 +62,42 @@ def build_engine(
 ) -> Engine:
     """An engine that has not started yet, of the model in `config.model_path` or around the given runner.
 
-    Loads the weights, so it takes seconds. Raises `ModelError` when the folder can't be used.
+    Loads the weights and opens the tiers, so it takes seconds; the tiers are closed when the engine has run. Raises
+    `ModelError` when the folder can't be used, `StoreError` when a tier can't.
     """
     folder = Path(config.model_path)
     tokenizer = HfTokenizer.from_folder(folder)
     template = ChatTemplate.load(config.template, folder, tokenizer)
     runner = _load_runner(config) if runner is None else runner
     fingerprint = f"{runner.fingerprint}+{tokenizer.fingerprint}+{template.fingerprint}"
-    store = MemoryStore(config.ram_nbytes) if config.ram_nbytes > 0 else None
-    cache = PrefixCache(
-        device=runner,
-        num_pages=runner.num_pages,
-        page_nbytes=runner.page_nbytes,
-        block_size=config.block_size,
-        fingerprint=fingerprint,
-        root_secret=config.root_secret,
-        store=store,
-        eviction=config.eviction,
-        force_store=config.force_ram,
-    )
-    resources: AbstractContextManager[Any] = nullcontext() if store is None else store
+    with ExitStack() as opening:
+        stores = opening.enter_context(open_tiers(config, log_progress, waits=True))
+        cache = PrefixCache(
+            device=runner,
+            num_pages=runner.num_pages,
+            page_nbytes=runner.page_nbytes,
+            block_size=config.block_size,
+            fingerprint=fingerprint,
+            root_secret=config.root_secret,
+            tiers=Tiers(stores) if stores else None,
+            eviction=config.eviction,
+            force_store=config.force_ram,
+        )
+        resources = opening.pop_all()
     capabilities = Capabilities(
         tools_first=template.tools_first,
         exact=runner.exact,
-        runner="generic" if config.runner == "auto" else config.runner,
+        runner=runner.name,
         dtype=config.dtype,
-        device=config.device,
+        device=runner.device,
     )
     parts = EngineParts(runner, cache, tokenizer, Renderer(tokenizer, template), fingerprint, capabilities, resources)
     return Engine(config, parts, emit, on_fatal)
+
+
+def log_progress(tier: str, num_done: int, num_total: int) -> None:
+    """One line per step of opening a tier that holds much."""
+    _log.info("opening tier", extra={"fields": {"tier": tier, "done": num_done, "total": num_total}})
 
 
 def _load_runner(config: EngineConfig) -> Runner:
@@ -161,7 +170,7 @@ def _load_and_serve(sock: socket.socket, writer: FrameWriter, config_json: bytes
         engine.start()
     except Exception as error:
         _log.error("loading failed", exc_info=error)
-        message = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
+        message = str(error) if isinstance(error, ModelError | StoreError) else f"{type(error).__name__}: {error}"
         writer.write(Failed("", "internal", message))
         return Exit.LOAD_FAILED
     try:

@@ -74,8 +74,8 @@ def entry_key(ancestor: bytes, tail: bytes, salt: str) -> bytes:
 class Block:
     """One run of tokens in the tree. A root is a block of no tokens and no parent; a removed block has no parent either.
 
-    `ids` are packed token ids; `start` is the number of tokens before them. `page` is the device page holding its KV, or
-    None; `stored` says a lower tier was given its bytes. `pins` counts the leases whose block table holds `page`.
+    `ids` are packed token ids; `start` is the number of tokens before them. `page` is the device page holding its KV (a
+    root has none). `pins` counts the leases whose block table holds `page`.
     The block may be matched until `expires_at_s`; a live entry covers it until `promised_until_s <= expires_at_s`.
     `num_uses` (its computation is the first) and `credit` (the eviction clock at the last use) feed eviction scores.
     """
@@ -84,16 +84,17 @@ class Block:
     parent: Block | None
     ids: bytes
     start: int
-    page: int | None = None
+    page: int = -1
     pins: int = 0
-    stored: bool = False
     last_used_s: float = 0.0
     num_uses: int = 1
     credit: float = 0.0
     expires_at_s: float = 0.0
     promised_until_s: float = 0.0
-    num_resident: int = 0
-    """Children that have a page."""
+    stored_until_s: float = 0.0
+    """Of the last block of a span: the expiry that the lower tiers were told; 0 when they do not have the span."""
+    stored: bool = False
+    """Whether a span or a tail that covers it was given to a lower tier."""
     queued: int = 0
     """Serial of its valid record in the eviction queue, 0 if none."""
     timed: bool = False
@@ -115,12 +116,6 @@ class Block:
     def live(self, now_s: float) -> bool:
         """Whether it may be matched: not expired, or held by a running request, which is still using it."""
         return self.pins > 0 or self.expires_at_s > now_s
-
-    def place(self, page: int | None) -> None:
-        """Move the block to `page`, or off the device. The old page is the caller's to free."""
-        if self.parent is not None:
-            self.parent.num_resident += (page is not None) - (self.page is not None)
-        self.page = page
 
 
 class PromptKeys:

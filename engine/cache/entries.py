@@ -25,6 +25,7 @@ class Entry:
 
     It ends `tail` (packed ids, less than a block) after the full block with key `ancestor`. `block` is the block in the
     tree that covers its last token and expires no sooner; a block without a parent has left the tree.
+    `has_tail` says that a lower tier was given the KV between the last span border and its end.
     """
 
     key: bytes
@@ -37,6 +38,7 @@ class Entry:
     refresh_on_read: bool
     hits: int = 0
     block: Block | None = None
+    has_tail: bool = False
 
     def live(self, now_s: float) -> bool:
         """Whether it may be read."""

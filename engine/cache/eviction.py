@@ -41,7 +41,7 @@ SCORES: Final[Mapping[str, Callable[[Block], Score]]] = MappingProxyType({"lru":
 
 
 class EvictionQueue:
-    """Blocks that may leave the device: unpinned, with a page, and no child with one.
+    """Blocks that may leave the device: unpinned leaves of the tree.
 
     Blocks under no live entry come first, then the others, each by score. A record is not moved when its block is used,
     pinned or promised: it is looked at again when it comes up.
@@ -126,5 +126,5 @@ class EvictionQueue:
 
 
 def may_leave(block: Block) -> bool:
-    """Whether the block is in the tree, has a page, and nothing pins it or needs it below."""
-    return block.parent is not None and block.page is not None and not block.pins and not block.num_resident
+    """Whether the block is in the tree and nothing pins it or hangs on it."""
+    return block.parent is not None and not block.pins and not block.children

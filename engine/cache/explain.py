@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from engine.cache.entries import EntryTable
-from engine.cache.lease import View
 from engine.cache.radix import Reach
 from engine.cache.reading import Reading
+from engine.cache.space import View
 from engine.prompt.types import Level, Position
 from engine.types import Miss, MissCause
 

@@ -1,105 +1,88 @@
-"""Bringing a matched prefix into a lease's block table: what is on the device is used, what is below is loaded."""
+"""Bringing a prefix into a lease's block table: what is on the device is pinned or copied, what was read from below written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 from engine.cache.block import Block
 from engine.cache.device import PageDevice
+from engine.cache.geometry import Geometry
 from engine.cache.lease import Lease
-from engine.cache.radix import Match, RadixIndex
-from engine.cache.spill import Spill
+from engine.cache.radix import Match
+from engine.cache.sharing import Sharing
 from engine.cache.stats import CacheCounters
 from engine.cache.supply import PageSupply
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """`num_tokens` came from the lower tier; `lost`: it failed to give back more, and the match ends there."""
-
-    num_tokens: int
-    lost: bool
-
-
-@dataclass(slots=True, repr=False)
-class _Plan:
-    """What of a match is brought in: the blocks of `path`, then a copy of `num_tail` tokens of `tail`."""
-
-    path: list[Block]
-    tail: Block | None
-    num_tail: int
-    payloads: list[bytes] = field(default_factory=list)
-    """The bytes of the blocks of `path`, then of `tail`, that have no page."""
-
-
 class Loader:
-    """Pins, loads and copies; the pages come from the lease's reservation."""
+    """Pins, copies and restores; the pages come from the lease's reservation."""
 
     def __init__(
-        self, index: RadixIndex, supply: PageSupply, device: PageDevice, spill: Spill | None, counters: CacheCounters
+        self, geometry: Geometry, supply: PageSupply, sharing: Sharing, device: PageDevice, counters: CacheCounters
     ) -> None:
-        self._index = index
+        self._geometry = geometry
         self._supply = supply
+        self._sharing = sharing
         self._device = device
-        self._spill = spill
         self._counters = counters
 
-    def load(self, lease: Lease, match: Match) -> Loaded:
+    def load(self, lease: Lease, match: Match) -> None:
         """Afterwards the lease holds the matched blocks and its table covers its `num_cached` tokens."""
         for block in match.path:
             self._supply.pin(block)
-        plan = _Plan(list(match.path), match.tail, match.num_tail)
-        lost = self._fetch(plan)
-        below = [block for block in plan.path if block.page is None]
-        if below:
-            num_above = len(plan.path) - len(below)
-            self._supply.load(below, plan.payloads[: len(below)], plan.path[num_above - 1].page if num_above else None)
-        lease.held = plan.path
+        lease.held = list(match.path)
         lease.end = lease.last
-        lease.block_table = [block.page for block in plan.path if block.page is not None]
-        lease.num_cached = len(plan.path) * self._index.block_size + plan.num_tail
-        num_tokens = len(below) * self._index.block_size
-        if plan.tail is not None:
-            from_below = plan.payloads[len(below) :]
-            self._copy(lease, plan.tail, plan.num_tail, from_below)
-            num_tokens += plan.num_tail if from_below else 0
-        return Loaded(num_tokens, lost)
+        lease.block_table = [block.page for block in match.path]
+        lease.num_cached = lease.num_there = match.num_tokens
+        if match.tail is not None:
+            self._copy(lease, match.tail, match.num_tail)
 
-    def _fetch(self, plan: _Plan) -> bool:
-        """Get the bytes of all blocks without a page. The first that is lost or damaged is dropped, and cuts the plan."""
-        below = [block for block in plan.path if block.page is None]
-        if plan.tail is not None and plan.tail.page is None:
-            below.append(plan.tail)
-        if not below:
-            return False
-        assert self._spill is not None, "blocks without a page are in the tier below"
-        for block, payload in zip(below, self._spill.load(below, self._supply.now_s), strict=True):
-            if payload is None:
-                self._cut(plan, block)
-                return True
-            plan.payloads.append(payload)
-        return False
+    def restore(self, lease: Lease, max_nbytes: int) -> int:
+        """Write up to `max_nbytes` (at least a page) of what was read from below into pages of the lease, and let others
+        match them. Returns the bytes written; afterwards `lease.arrivals` is empty or `max_nbytes` were."""
+        size, nbytes = self._geometry.block_size, 0
+        while lease.arrivals and (not nbytes or nbytes + self._geometry.page_nbytes <= max_nbytes):
+            piece = lease.arrivals[0]
+            end = min(piece.end, lease.num_cached)
+            first = lease.num_there // size
+            num_pages = min(-(-end // size) - first, max(1, (max_nbytes - nbytes) // self._geometry.page_nbytes))
+            self._write(lease, first, num_pages)
+            nbytes += num_pages * self._geometry.page_nbytes
+            lease.num_there = min(end, (first + num_pages) * size)
+            self._sharing.put(lease, lease.view.rendered.token_ids, lease.num_there)
+            if lease.num_there == end:
+                self._settle(lease, lease.arrivals.popleft().expires_at_s)
+        return nbytes
 
-    def _cut(self, plan: _Plan, lost: Block) -> None:
-        num_left = len(plan.path) if lost is plan.tail else lost.start // self._index.block_size
-        for block in reversed(plan.path[num_left:]):
-            self._supply.unpin(block)
-        self._supply.reserve(len(plan.path) - num_left)
-        self._counters.num_lost_blocks += self._supply.drop(lost)
-        del plan.path[num_left:]
-        plan.tail, plan.num_tail = None, 0
+    def _write(self, lease: Lease, first: int, num_pages: int) -> None:
+        """Put pages `first ..` of the lease's table where the first arrival's body says."""
+        piece, size = lease.arrivals[0], self._geometry.page_nbytes
+        assert piece.body is not None
+        table = lease.block_table
+        table += self._supply.take(first + num_pages - len(table), table[-1] if table else None, lease.num_pages - len(table))
+        at = (first - piece.start // self._geometry.block_size) * size
+        payloads = [bytes(piece.body[at + i * size : at + (i + 1) * size]) for i in range(num_pages)]
+        self._device.write_pages(table[first:], payloads)
 
-    def _copy(self, lease: Lease, tail: Block, num_tokens: int, payload: Sequence[bytes]) -> None:
+    def _settle(self, lease: Lease, expires_at_s: float) -> None:
+        """A whole piece is there: its blocks live as long as it does, and need not be written to where they came from."""
+        last = lease.last
+        if len(lease.held) * self._geometry.block_size == lease.num_there and last.parent is not None:
+            self._supply.extend(last, expires_at_s)
+            if lease.num_there % self._geometry.span_tokens == 0:
+                last.stored_until_s = max(last.stored_until_s, expires_at_s)
+        elif lease.end is not None and lease.end.parent is not None:
+            self._supply.extend(lease.end, expires_at_s)
+            lease.end.stored = True
+        for block in lease.held[self._geometry.border(max(lease.num_there - 1, 0)) // self._geometry.block_size :]:
+            block.stored = True
+
+    def _copy(self, lease: Lease, tail: Block, num_tokens: int) -> None:
         """Put the first tokens of `tail` into a page of the lease's own.
 
         Taking that page may evict `tail` itself, but only when no page is free: then it is the very page taken.
         """
         table, source = lease.block_table, tail.page
         table += self._supply.take(1, table[-1] if table else None, lease.num_pages - len(table))
-        if payload:
-            self._device.write_pages(table[-1:], payload)
-        elif source is not None and source != table[-1]:
+        if source != table[-1]:
             self._device.copy_page(source, table[-1], num_tokens)
         self._counters.num_copied_tokens += num_tokens
         if tail.parent is not None:

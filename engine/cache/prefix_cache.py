@@ -1,32 +1,38 @@
 """The prefix cache: leases pages to requests, finds what earlier ones computed, keeps what was promised. Knows no model.
 
 The only class that ties index, pages, entries and tiers together. Owned by one thread; no call waits for anything but the
-device and the store.
+device.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from engine.cache.below import Below
 from engine.cache.block import Block, PromptKeys, pack, root_key
 from engine.cache.device import PageDevice
 from engine.cache.entries import Entry
 from engine.cache.eviction import EvictionQueue
 from engine.cache.explain import explain, is_best, refuse
-from engine.cache.lease import Lease, Space, View
+from engine.cache.fetch import Fetch
+from engine.cache.geometry import Geometry
+from engine.cache.lease import Lease
 from engine.cache.loading import Loader
 from engine.cache.pages import PagePool
+from engine.cache.pieces import Piece
 from engine.cache.radix import Match, RadixIndex
 from engine.cache.reading import Reading, boundaries, live_entries, read, writes
 from engine.cache.sharing import Sharing
-from engine.cache.spill import Spill
+from engine.cache.space import Space, View
 from engine.cache.stats import CacheCounters, CacheGauges, CacheStats
+from engine.cache.stored import SPAN_TOKENS, Seal, namespace
 from engine.cache.supply import PageSupply
+from engine.cache.tiers import Tiers
+from engine.cache.writeback import WriteBack
 from engine.prompt.rendered import RenderedPrompt
-from engine.store.base import BlockStore
 from engine.types import CachePlan, CacheReport, Hit, PlannedEntry
 
 DEVICE: Final = "device"
@@ -42,8 +48,10 @@ _NOTHING: Final = Match([], None, 0, 0)
 class PrefixCache:
     """See `engine/cache/lease.py` for what a lease holds and `engine/types.py` for plan and report.
 
-    `store` is the tier below the device. With `force_store` a released block leaves the device for it at once, so that
-    every hit is loaded from there. `eviction` names a score of `engine/cache/eviction.py`.
+    `tiers` are below the device. With `force_store` a released block leaves the device at once, so that every hit is read
+    from them. `eviction` names a score of `engine/cache/eviction.py`.
+
+    A request that may find something below: `seek`, `poll` until its fetch is over, `admit` with it, `restore` until done.
     """
 
     def __init__(
@@ -55,12 +63,13 @@ class PrefixCache:
         block_size: int,
         fingerprint: str,
         root_secret: bytes,
-        store: BlockStore | None = None,
+        tiers: Tiers | None = None,
         eviction: str = "lru",
         force_store: bool = False,
+        span_tokens: int = SPAN_TOKENS,
     ) -> None:
-        if force_store and store is None:
-            raise ValueError("force_store needs a store")
+        if force_store and tiers is None:
+            raise ValueError("force_store needs a tier below the device")
         self._block_size = block_size
         self._page_nbytes = page_nbytes
         self._fingerprint = fingerprint
@@ -70,12 +79,17 @@ class PrefixCache:
         self._index = RadixIndex(block_size)
         self._pool = PagePool(num_pages)
         self._queue = EvictionQueue(eviction)
-        self._spill = None if store is None else Spill(store, device, fingerprint, page_nbytes)
-        self._supply = PageSupply(self._index, self._pool, self._queue, device, self._spill, self._counters)
-        self._loader = Loader(self._index, self._supply, device, self._spill, self._counters)
+        self._geometry = Geometry(block_size, page_nbytes, max(span_tokens - span_tokens % block_size, block_size))
+        self._below: Below | None = None
+        self._supply = PageSupply(self._index, self._pool, self._queue, self._counters, self._rescue)
         self._sharing = Sharing(self._index, self._supply, self._counters)
+        self._loader = Loader(self._geometry, self._supply, self._sharing, device, self._counters)
         self._spaces: dict[str, Space] = {}
         self._leases: dict[Lease, None] = {}
+        if tiers is not None:
+            tiers.attach(self._geometry, self._counters)
+            write_back = WriteBack(tiers, device, self._geometry, self._counters, lambda: self.now_s)
+            self._below = Below(tiers, write_back, self._geometry)
 
     @property
     def now_s(self) -> float:
@@ -84,12 +98,42 @@ class PrefixCache:
 
     # A request's life -----------------------------------------------------------------------------------------------------
 
-    def admit(self, tenant: str, rendered: RenderedPrompt, plan: CachePlan, now_s: float, *, num_reserve: int) -> Lease | None:
-        """Find the longest live prefix, pin and load it, and report what the plan found.
+    def seek(self, tenant: str, rendered: RenderedPrompt, plan: CachePlan, now_s: float) -> Fetch | None:
+        """Start looking below the device for what it lacks of a prompt. None where there is nothing below, or nothing may
+        be read. The fetch must be given to `admit` or to `abandon`; it may be over already."""
+        if self._below is None or not plan.read or not rendered.token_ids:
+            return None
+        self._advance(now_s)
+        space = self._space(tenant)
+        ids = pack(rendered.token_ids)
+        match = self._index.match(space.root, ids, len(rendered.token_ids) - 1, self.now_s)
+        view = View(rendered, plan, ids, PromptKeys(space.root, ids, self._block_size, match.path))
+        last = match.path[-1] if match.path else space.root
+        fetch = Fetch(space, view, self.now_s, last, match.num_tokens)
+        self._below.seek(fetch)
+        return fetch
+
+    def abandon(self, fetch: Fetch) -> None:
+        """Nobody waits for the fetch any more. Idempotent."""
+        if self._below is not None:
+            self._below.abandon(fetch)
+
+    def admit(
+        self,
+        tenant: str,
+        rendered: RenderedPrompt,
+        plan: CachePlan,
+        now_s: float,
+        *,
+        num_reserve: int,
+        fetch: Fetch | None = None,
+    ) -> Lease | None:
+        """Find the longest live prefix, on the device and in what was fetched, pin it, and report what the plan found.
 
         `now_s` is the request's start, from which its TTLs count. None means not enough pages now: nothing has changed.
-        Otherwise pages for `num_reserve` tokens, prompt included, can always be had until `release`. Raises `ValueError`
-        if they never could, or if the prompt is empty or longer than `num_reserve`.
+        Otherwise pages for `num_reserve` tokens, prompt included, can always be had until `release`; nothing may be
+        computed until `restore` is done. Raises `ValueError` if they never could, or if the prompt is empty or longer
+        than `num_reserve`.
         """
         num_prompt = len(rendered.token_ids)
         num_pages = -(-num_reserve // self._block_size)
@@ -103,6 +147,11 @@ class PrefixCache:
         space = self._space(tenant)
         ids = pack(rendered.token_ids)
         match = self._index.match(space.root, ids, num_prompt - 1, self.now_s) if plan.read else _NOTHING
+        pieces: list[Piece] = []
+        if fetch is not None and self._below is not None:
+            pieces = self._below.arrived(fetch, space, match, self.now_s)
+        if pieces:
+            match = Match(match.path, None, 0, len(match.path) * self._block_size)
         num_own = num_pages - len(match.path)
         if num_own + sum(not block.pins for block in match.path) > self._supply.num_available:
             self._counters.num_refused += 1
@@ -112,13 +161,27 @@ class PrefixCache:
         lease.num_kept = self._num_kept(lease)
         self._leases[lease] = None
         self._supply.reserve(num_own)
-        loaded = self._loader.load(lease, match)
+        self._loader.load(lease, match)
         self._use(match.path if match.tail is None else [*match.path, match.tail], 1)
         if lease.num_kept:
             self._touch(lease, lease.started_at_s)
-        lease.report = self._report(lease, {Spill.tier: loaded.num_tokens}, lost=loaded.lost)
-        self._count(lease.report)
+        if pieces and self._below is not None:
+            self._below.expect(lease, pieces)
+        lease.report = self._report(lease, fetch)
+        self._count(lease.report, fetch)
+        lease.fetch = fetch
+        self._keep_below(lease)
+        if not lease.arrivals:
+            self._use_up(lease)
         return lease
+
+    def restore(self, lease: Lease, max_nbytes: int) -> int:
+        """Put up to `max_nbytes` of what was read from below onto the device; the bytes put. Done when there are no more
+        `lease.arrivals`."""
+        nbytes = self._loader.restore(lease, max_nbytes) if lease.arrivals else 0
+        if not lease.arrivals:
+            self._use_up(lease)
+        return nbytes
 
     def grow(self, lease: Lease, num_tokens: int) -> None:
         """Make the block table cover `num_tokens` tokens. Raises `ValueError` beyond what was reserved."""
@@ -142,21 +205,31 @@ class PrefixCache:
         if lease.promised or lease.released:
             return
         lease.promised = True
+        assert not lease.arrivals, "not restored yet"
         self._sharing.put(lease, lease.view.rendered.token_ids, lease.view.num_prompt)
         if lease.num_kept:
+            if self._below is not None:
+                self._touch(lease, lease.started_at_s)
+            self._keep_below(lease)
             for planned, boundary in zip(lease.planned, lease.report.boundaries, strict=True):
                 self._write(lease, planned, existed=boundary.existed)
+            self._keep_below(lease)
 
     def release(self, lease: Lease, token_ids: list[int], num_reusable: int) -> None:
         """End the lease: keep the KV of the first `num_reusable` tokens as long as the plan says, give back the rest."""
         if lease.released:
             return
+        if lease.arrivals:
+            num_reusable = min(num_reusable, lease.num_there)
+            lease.arrivals.clear()
+        self._use_up(lease)
         self._sharing.put(lease, token_ids, num_reusable)
         lease.released = True
         del self._leases[lease]
         self._use(lease.held if lease.tail is None else [*lease.held, lease.tail], 0)
         if lease.num_kept:
             self._touch(lease, self.now_s)
+            self._keep_below(lease)
         self._sharing.let_go(lease)
         self._supply.sweep(SWEEP_BLOCKS)
         if self._force_store:
@@ -168,32 +241,43 @@ class PrefixCache:
         """Tell the time, and free some of what has expired."""
         self._advance(now_s)
         self._supply.sweep(SWEEP_BLOCKS)
+        if self._below is not None:
+            self._below.tell_time(self.now_s)
         for tenant, space in list(self._spaces.items()):
             space.entries.sweep(self.now_s, SWEEP_ENTRIES)
-            if space.is_empty and not any(lease.space is space for lease in self._leases):
+            used = [*(lease.space for lease in self._leases), *([] if self._below is None else self._below.spaces)]
+            if space.is_empty and space not in used:
                 del self._spaces[tenant]
 
-    def flush(self, tenant: str | None) -> int:
-        """Forget what is cached for `tenant`, or for everyone, in every tier; the number of blocks forgotten.
+    def flush(self, tenant: str | None, then: Callable[[int], None] = lambda num: None) -> int:
+        """Forget what is cached for `tenant`, or for everyone, in every tier; the number of blocks forgotten at once.
 
-        Running requests keep their pages until they end, but nothing they computed stays.
+        Running requests keep their pages until they end, but nothing they computed stays. `then` is called when the lower
+        tiers have forgotten too, with the number of blocks and of their objects; until then they are not read for the
+        tenant.
         """
         num_blocks = 0
         for name in list(self._spaces) if tenant is None else [tenant]:
             space = self._spaces.pop(name, None)
             if space is None:
                 continue
+            if self._below is not None:
+                self._below.forget(space)
             for lease in self._leases:
                 if lease.space is space:
                     lease.num_kept = 0
             blocks = list(self._index.walk(space.root))
-            self._supply.forget(blocks)
             for block in blocks:
                 block.expires_at_s = block.promised_until_s = 0.0
                 if not block.pins:
                     self._supply.drop(block)
             num_blocks += len(blocks)
         self._counters.num_flushed_blocks += num_blocks
+        if self._below is None:
+            then(num_blocks)
+        else:
+            prefix = b"" if tenant is None else namespace(self._root_secret, tenant)
+            self._below.purge(prefix, lambda num_objects: then(num_blocks + num_objects))
         return num_blocks
 
     def stats(self) -> CacheStats:
@@ -209,9 +293,10 @@ class PrefixCache:
             num_tombstones=sum(space.entries.num_tombstones for space in spaces),
             num_leases=len(self._leases),
             device_nbytes=(pool.num_pages - pool.num_free) * self._page_nbytes,
-            ram_nbytes=0 if self._spill is None else self._spill.nbytes,
+            staged_nbytes=0 if self._below is None else self._below.staged_nbytes,
+            num_unwritten=0 if self._below is None else self._below.num_unwritten,
         )
-        return CacheStats(replace(self._counters), gauges)
+        return CacheStats(replace(self._counters), gauges, {} if self._below is None else self._below.stats())
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds. Walks everything: for tests."""
@@ -222,6 +307,44 @@ class PrefixCache:
         assert self._supply.num_reserved == sum(lease.num_pages - len(lease.block_table) for lease in self._leases)
         for space in self._spaces.values():
             space.entries.check(self.now_s)
+        if self._below is not None:
+            self._below.check(list(self._leases))
+
+    # The tiers below ------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `poll` or `copy_out` would get on now."""
+        return self._below is not None and self._below.has_work
+
+    def poll(self) -> None:
+        """Take in what the tiers have done; fetches that are over say so afterwards."""
+        if self._below is not None:
+            self._below.poll()
+
+    def copy_out(self, max_nbytes: int) -> None:
+        """Hand up to about `max_nbytes` of what the lower tiers should have over to them, if they keep up."""
+        if self._below is not None:
+            self._below.copy(max_nbytes)
+
+    def wait_s(self) -> float | None:
+        """Seconds after which `poll` has something to do though nothing came; None if it never will."""
+        return None if self._below is None else self._below.wait_s()
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from any thread, whenever a tier has news."""
+        if self._below is not None:
+            self._below.wake_by(wake)
+
+    def prefilled(self, num_tokens: int, seconds: float) -> None:
+        """Learn how fast the model computes prompts: loads that would take longer are not made."""
+        if self._below is not None and seconds > 0:
+            self._below.learn(num_tokens, seconds)
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what the tiers should have, for so long at most; False when some of it was given up. Nothing may be
+        called afterwards but `stats` and `check`."""
+        return self._below is None or self._below.close(timeout_s)
 
     # Inside ---------------------------------------------------------------------------------------------------------------
 
@@ -234,9 +357,24 @@ class PrefixCache:
             return sys.maxsize
         return max((lease.view.offset(planned.position) for planned in lease.planned), default=0)
 
-    def _report(self, lease: Lease, loaded: dict[str, int], *, lost: bool) -> CacheReport:
+    def _use_up(self, lease: Lease) -> None:
+        """The lease needs nothing more of its fetch."""
+        fetch, lease.fetch = lease.fetch, None
+        if fetch is not None:
+            self.abandon(fetch)
+
+    def _keep_below(self, lease: Lease) -> None:
+        if self._below is not None:
+            self._below.keep(lease)
+
+    def _rescue(self, block: Block) -> None:
+        if self._below is not None:
+            self._below.rescue(block)
+
+    def _report(self, lease: Lease, fetch: Fetch | None) -> CacheReport:
         """What the plan found. Reading is use: the entries up to the hit are refreshed."""
         view, entries, skipped = lease.view, lease.space.entries, lease.num_cached
+        lost = fetch is not None and fetch.cause is not None
         reading = read(view, entries, skipped, self.now_s)
         found = boundaries(view, lease.planned, entries, self.now_s, skipped)
         miss = refuse(view)
@@ -247,7 +385,9 @@ class PrefixCache:
                 entry.renew(lease.started_at_s)
                 self._sharing.keep(entry, lease)
                 self._counters.num_refreshed_entries += 1
-        tiers = {DEVICE: skipped - sum(loaded.values()), **loaded}
+                if self._below is not None:
+                    self._below.write(lease, entry)
+        tiers = {DEVICE: skipped - sum(lease.loaded.values()), **lease.loaded}
         return CacheReport(
             num_prompt=view.num_prompt,
             skipped=skipped,
@@ -265,7 +405,13 @@ class PrefixCache:
         if entry is not None:
             entry.hits += 1
         assert lease.end is not None
-        expires_at_s = lease.end.expires_at_s if entry is None else entry.expires_at_s
+        if entry is not None:
+            expires_at_s = entry.expires_at_s
+        elif lease.arrivals:
+            kept_s = lease.started_at_s + lease.view.plan.unmarked_ttl_s if lease.num_kept else 0.0
+            expires_at_s = max(lease.arrivals[-1].expires_at_s, kept_s)
+        else:
+            expires_at_s = lease.end.expires_at_s
         return Hit(reading.position, reading.offset, max(0.0, expires_at_s - lease.started_at_s))
 
     def _write(self, lease: Lease, planned: PlannedEntry, *, existed: bool) -> None:
@@ -285,6 +431,8 @@ class PrefixCache:
             entry.refresh_on_read |= planned.refresh_on_read
             entry.renew(lease.started_at_s, planned.ttl_s)
         self._sharing.keep(entry, lease)
+        if self._below is not None:
+            self._below.write(lease, entry)
 
     def _touch(self, lease: Lease, used_at_s: float) -> None:
         """Keep the lease's path as long after its use as the plan says."""
@@ -301,17 +449,21 @@ class PrefixCache:
             block.credit = clock
             block.num_uses += num_uses
 
-    def _count(self, report: CacheReport) -> None:
+    def _count(self, report: CacheReport, fetch: Fetch | None) -> None:
         counters = self._counters
         counters.num_requests += 1
         counters.num_hits += report.hit is not None
         counters.num_misses += report.hit is None
         counters.num_prompt_tokens += report.num_prompt
         counters.num_skipped_tokens += report.skipped
-        if report.miss is not None and report.miss.cause == "broken_promise":
-            counters.num_broken_lost_tokens += report.broken_tokens
-        else:
-            counters.num_broken_evicted_tokens += report.broken_tokens
+        counters.num_loaded_tokens += sum(num for tier, num in report.tiers.items() if tier != DEVICE)
+        match None if fetch is None else fetch.cause:
+            case "late":
+                counters.num_broken_late_tokens += report.broken_tokens
+            case "corrupt":
+                counters.num_broken_corrupt_tokens += report.broken_tokens
+            case None:
+                counters.num_broken_evicted_tokens += report.broken_tokens
 
     def _advance(self, now_s: float) -> None:
         self._supply.now_s = max(self._supply.now_s, now_s)
@@ -320,5 +472,6 @@ class PrefixCache:
         space = self._spaces.get(tenant)
         if space is None:
             key = root_key(self._root_secret, tenant, self._fingerprint, self._block_size)
-            space = self._spaces[tenant] = Space(Block(key, None, b"", 0))
+            seal = Seal(namespace(self._root_secret, tenant), key, self._fingerprint.encode("utf-8", "surrogatepass"))
+            space = self._spaces[tenant] = Space(Block(key, None, b"", 0), seal)
         return space

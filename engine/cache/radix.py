@@ -122,8 +122,7 @@ class RadixIndex:
         """A new block of `ids` under `parent`, with its KV in `page`. It expires at once unless pinned or extended."""
         assert ids not in parent.children
         key = full_key(parent.key, ids) if len(ids) == self.span else partial_key(parent.key, ids)
-        block = Block(key, parent, ids, parent.start + parent.num_tokens)
-        block.place(page)
+        block = Block(key, parent, ids, parent.start + parent.num_tokens, page)
         parent.children[ids] = block
         order = parent.order
         order.insert(bisect_left(order, ids), ids)
@@ -135,20 +134,16 @@ class RadixIndex:
         parent = block.parent
         assert parent is not None, "removed already, or a root"
         assert not block.children, "only leaves can go"
-        page = block.page
-        block.place(None)
-        block.page = page
         del parent.children[block.ids]
         del parent.order[bisect_left(parent.order, block.ids)]
         block.parent = None
         self.num_blocks -= 1
 
-    def extend(self, block: Block, until_s: float, *, promised: bool = False) -> list[Block]:
-        """Keep the block and all above it at least until `until_s`. Returns those that live in a lower tier alone.
+    def extend(self, block: Block, until_s: float, *, promised: bool = False) -> None:
+        """Keep the block and all above it at least until `until_s`.
 
         Stops at the first block that is kept as long already: so are all above it.
         """
-        below: list[Block] = []
         node = block
         while (parent := node.parent) is not None:
             if node.expires_at_s >= until_s and not (promised and node.promised_until_s < until_s):
@@ -156,10 +151,7 @@ class RadixIndex:
             node.expires_at_s = max(node.expires_at_s, until_s)
             if promised:
                 node.promised_until_s = max(node.promised_until_s, until_s)
-            if node.page is None:
-                below.append(node)
             node = parent
-        return below
 
     # Expiring -----------------------------------------------------------------------------------------------------------
 
@@ -198,7 +190,6 @@ class RadixIndex:
 
     def _check_children(self, node: Block) -> None:
         assert node.order == sorted(node.children)
-        assert node.num_resident == sum(child.page is not None for child in node.children.values())
         for ids, child in node.children.items():
             full = len(ids) == self.span
             assert child.parent is node
@@ -208,11 +199,9 @@ class RadixIndex:
             assert child.start == node.start + node.num_tokens
             assert child.key == (full_key if full else partial_key)(node.key, ids)
             assert child.promised_until_s <= child.expires_at_s
-            assert child.page is not None or child.stored, "a block must be somewhere"
-            assert not child.pins or child.page is not None, "pinned blocks are on the device"
+            assert child.page >= 0
             if node.parent is not None:
                 assert not child.pins or node.pins, "pins are closed upwards"
-                assert child.page is None or node.page is not None, "the device holds the top of the tree"
                 assert child.expires_at_s <= node.expires_at_s
                 assert child.promised_until_s <= node.promised_until_s
 

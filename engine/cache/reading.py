@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.cache.entries import Entry, EntryTable
-from engine.cache.lease import View
+from engine.cache.space import View
 from engine.prompt.types import Position
 from engine.types import Boundary, PlannedEntry
 

@@ -46,6 +46,8 @@ class Sharing:
         block = entry.block
         if block is None or block.parent is None:
             num_full = entry.offset // self._index.block_size
+            if num_full > len(lease.held):  # still on its way from a lower tier
+                return
             ancestor = lease.held[num_full - 1] if num_full else lease.space.root
             block = self._index.cover(ancestor, entry.tail, self._supply.now_s) if entry.tail else ancestor
             if block is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -22,16 +23,32 @@ class CacheCounters:
     num_expired_blocks: int = 0
     num_evicted_blocks: int = 0
     num_flushed_blocks: int = 0
-    num_lost_blocks: int = 0
-    """Blocks a lower tier did not give back, or gave back damaged."""
     num_demoted_blocks: int = 0
-    num_loaded_blocks: int = 0
+    """Blocks that left the device and are kept by a lower tier."""
+    num_loaded_tokens: int = 0
+    """Skipped tokens whose KV came from a lower tier."""
+    num_lost_reads: int = 0
+    """Objects a lower tier said it had and did not give back, or gave back damaged."""
+    num_late_reads: int = 0
+    """Requests that stopped waiting for a lower tier."""
+    wasted_wait_seconds: float = 0.0
+    """Seconds that requests waited for a lower tier's data that did not arrive."""
+    num_wasted_waits: int = 0
+    """Requests that waited so, at all."""
+    num_long_waits: int = 0
+    """Those of them that waited 0.3 s or longer."""
+    num_found_entries: int = 0
+    """Live entries that were known to a lower tier alone."""
+    num_dropped_writes: int = 0
+    """Objects that were never queued for any lower tier, as every queue was full."""
     num_written_entries: int = 0
     num_refreshed_entries: int = 0
     num_broken_evicted_tokens: int = 0
     """Tokens under a live entry that had to be computed because their KV had been evicted."""
-    num_broken_lost_tokens: int = 0
-    """The same because a lower tier failed."""
+    num_broken_late_tokens: int = 0
+    """The same because a lower tier did not answer in time."""
+    num_broken_corrupt_tokens: int = 0
+    """The same because what a lower tier gave back was damaged or foreign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +66,57 @@ class CacheGauges:
     num_leases: int
     device_nbytes: int
     """Bytes of the pages in use, cached ones included."""
-    ram_nbytes: int
+    staged_nbytes: int = 0
+    """Bytes read or being read from lower tiers and not yet on the device."""
+    num_unwritten: int = 0
+    """Objects that wait to be copied for the lower tiers."""
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Counts of one lower tier since the cache was made. `num_hits` are objects read."""
+
+    num_hits: int = 0
+    read_nbytes: int = 0
+    read_seconds: float = 0.0
+    """Seconds in reads that gave something."""
+    written_nbytes: int = 0
+    num_dropped_writes: int = 0
+    """Objects that were not stored: the queue was full, or the store did not take them."""
+    num_corrupt: int = 0
+    num_late: int = 0
+    """Requests that stopped waiting for this tier."""
+    num_errors: int = 0
+    """Calls of the store that raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierGauges:
+    """One lower tier now. Averages are running ones of what was measured."""
+
+    nbytes: int
+    num_items: int
+    queued_nbytes: int
+    bandwidth_nbytes_per_s: float
+    latency_s: float
+    stuck: int
+    """1 while it owes an answer for too long and is not asked."""
+    up: int = 1
+    """1 while it works, 0 while it does not, -1 for a tier that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """One reading of a lower tier's counters and gauges."""
+
+    counters: TierCounters
+    gauges: TierGauges
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """One reading of counters and gauges."""
+    """One reading of counters and gauges; `tiers` are those below the device, by name."""
 
     counters: CacheCounters
     gauges: CacheGauges
+    tiers: Mapping[str, TierStats] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Where pages come from: free ones first, then expired blocks', then evicted ones'. Knows blocks and tiers, no requests.
+"""Where pages come from: free ones first, then expired blocks', then evicted ones'. Knows blocks, no requests and no tiers.
 
 Accounting: a page is *in use* while some lease's block table holds it; it is *reserved* while a lease may still ask for it.
 `num_in_use + num_reserved <= num_pages` always, and every other page is free or can be evicted, so a reserved page can
@@ -7,21 +7,20 @@ always be had.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.cache.block import Block
-from engine.cache.device import PageDevice
 from engine.cache.eviction import EvictionQueue
 from engine.cache.pages import PagePool
 from engine.cache.radix import RadixIndex
-from engine.cache.spill import Spill
 from engine.cache.stats import CacheCounters
 
 
 class PageSupply:
-    """Gives pages to leases and to loaded blocks, and moves or drops blocks to make room.
+    """Gives pages to leases, and drops blocks to make room.
 
-    `now_s` is the cache's time, kept by its owner.
+    `now_s` is the cache's time, kept by its owner. `before_evict` is called with each live block that is about to leave
+    the device, while its page still holds its KV.
     """
 
     def __init__(
@@ -29,9 +28,8 @@ class PageSupply:
         index: RadixIndex,
         pool: PagePool,
         queue: EvictionQueue,
-        device: PageDevice,
-        spill: Spill | None,
         counters: CacheCounters,
+        before_evict: Callable[[Block], None] = lambda block: None,
     ) -> None:
         self.now_s = 0.0
         self.num_in_use = 0
@@ -39,9 +37,8 @@ class PageSupply:
         self._index = index
         self._pool = pool
         self._queue = queue
-        self._device = device
-        self._spill = spill
         self._counters = counters
+        self._before_evict = before_evict
 
     @property
     def num_available(self) -> int:
@@ -68,7 +65,7 @@ class PageSupply:
         self.num_in_use -= len(pages)
 
     def pin(self, block: Block) -> None:
-        """Count one more lease whose block table holds (or is about to hold) the block's page."""
+        """Count one more lease whose block table holds the block's page."""
         if not block.pins:
             self.num_in_use += 1
         block.pins += 1
@@ -83,9 +80,8 @@ class PageSupply:
 
     def replace_page(self, block: Block, page: int) -> None:
         """Give the block another page with the same KV and free its own."""
-        if block.page is not None:
-            self._pool.free([block.page])
-        block.place(page)
+        self._pool.free([block.page])
+        block.page = page
 
     def hand_over(self, block: Block, page: int) -> None:
         """Let a page in use take the place of the block's own, which its last lease gave up; `page` stays in use."""
@@ -94,40 +90,21 @@ class PageSupply:
 
     # For blocks -----------------------------------------------------------------------------------------------------------
 
-    def load(self, blocks: Sequence[Block], payloads: Sequence[bytes], after: int | None) -> None:
-        """Bring pinned blocks without a page onto the device."""
-        pages = self._obtain(len(blocks), after)
-        self._device.write_pages(pages, payloads)
-        for block, page in zip(blocks, pages, strict=True):
-            block.place(page)
-        self._counters.num_loaded_blocks += len(blocks)
-
     def extend(self, block: Block, until_s: float, *, promised: bool = False) -> None:
-        """Keep the block and all above it until `until_s`, in whatever tier they are."""
-        below = self._index.extend(block, until_s, promised=promised)
-        if below and self._spill is not None:
-            self._spill.refresh(below)
+        """Keep the block and all above it until `until_s`."""
+        self._index.extend(block, until_s, promised=promised)
 
     def drop(self, block: Block) -> int:
-        """Remove an unpinned block and everything under it from every tier; the number of blocks removed."""
+        """Remove an unpinned block and everything under it; the number of blocks removed."""
         doomed = [*self._index.walk(block), block]
         parent = block.parent
         for node in doomed:
             assert not node.pins
             self._index.remove(node)
-            if node.page is not None:
-                self._pool.free([node.page])
-        self.forget(doomed)
+        self._pool.free([node.page for node in doomed])
         if parent is not None:
             self._offer(parent)
         return len(doomed)
-
-    def forget(self, blocks: Sequence[Block]) -> None:
-        """Delete what lower tiers hold of the blocks: their keys may be those of other blocks from now on."""
-        if self._spill is not None:
-            self._spill.forget(blocks)
-        for block in blocks:
-            block.stored = False
 
     def sweep(self, max_blocks: int) -> int:
         """Drop up to `max_blocks` expired blocks; how many there were."""
@@ -140,15 +117,14 @@ class PageSupply:
         return max_blocks
 
     def empty_device(self) -> None:
-        """Move every block that may leave the device to the tier below."""
+        """Let every block that may leave the device go."""
         while (block := self._queue.pop(self.now_s)) is not None:
             self._evict(block)
 
     def check(self, blocks: list[Block], private_pages: Sequence[int]) -> None:
         """Raise AssertionError unless every page is free, in exactly one block, or privately held, and the counts agree."""
         self._pool.check()
-        placed = [block.page for block in blocks if block.page is not None]
-        owned = [*placed, *private_pages]
+        owned = [*(block.page for block in blocks), *private_pages]
         assert len(owned) == len(set(owned)), "a page has two owners"
         assert not any(self._pool.is_free(page) for page in owned), "a page is free and owned"
         assert len(owned) + self._pool.num_free == self._pool.num_pages, "a page leaked"
@@ -168,18 +144,14 @@ class PageSupply:
         return self._pool.allocate(num_pages, after, room)
 
     def _evict(self, block: Block) -> None:
-        """Free the block's page: its KV goes to the tier below, or is gone."""
-        if self._spill is None or not block.live(self.now_s) or not self._spill.save(block, self.now_s):
-            self._counters.num_evicted_blocks += self.drop(block)
-            return
-        block.stored = True
-        page, parent = block.page, block.parent
-        assert page is not None
-        assert parent is not None
-        block.place(None)
-        self._pool.free([page])
-        self._counters.num_demoted_blocks += 1
-        self._offer(parent)
+        """Free the block's page. What a lower tier has of it is there to be found."""
+        if block.live(self.now_s):
+            self._before_evict(block)
+        if block.stored:
+            self._counters.num_demoted_blocks += 1
+        else:
+            self._counters.num_evicted_blocks += 1
+        self.drop(block)
 
     def _offer(self, block: Block) -> None:
         """Make known that the block may have become evictable, or a leaf that may expire."""

@@ -32,6 +32,8 @@ class TorchRunner:
     """Implements `engine.schedule.runner.Runner`. Used by one thread."""
 
     def __init__(self, model: Any, pool: KvPool, identity: Identity, logits_sink: LogitsSink | None = None) -> None:
+        self.name = "generic"
+        self.device = pool.device.type
         self.fingerprint = identity.fingerprint
         self.num_pages = pool.num_pages
         self.page_nbytes = pool.page_nbytes

@@ -16,6 +16,10 @@ class Runner(Protocol):
     everything KV bits depend on (weights, dtype, runner, exact mode, block size, layout).
     """
 
+    name: str
+    """Which runner it is: `generic`, ..."""
+    device: str
+    """Where it runs, by its kind: `cpu`, `cuda`."""
     fingerprint: str
     num_pages: int
     page_nbytes: int

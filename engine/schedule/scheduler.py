@@ -6,7 +6,7 @@ The rules, in order:
 2. What is left of the step's tokens goes to prefills, oldest first, in chunks. At least a quarter of a step is left for
    them, so a full house of decoding sequences never stops a prefill.
 3. Requests are admitted first come, first served. One that doesn't fit yet may be overtaken by a few that do, and only
-   a bounded number of times: then everyone waits until it fits.
+   a bounded number of times: then everyone waits until it fits. One that is loading keeps its place and stops nobody.
 
 Whoever admits reserves the worst case, so a running sequence always gets the pages it needs and nothing is preempted.
 """
@@ -14,7 +14,7 @@ Whoever admits reserves the worst case, so a running sequence always gets the pa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -42,6 +42,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
+        """Sequences in the queue, those that are loading included."""
         return len(self._waiting)
 
     @property
@@ -54,10 +55,15 @@ class Scheduler:
         return bool(self._running) or self._may_admit
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new sequence at the end of the queue; raises `Overloaded` when the queue is full."""
+        """Put a new sequence, loading or not, at the end of the queue; raises `Overloaded` when the queue is full."""
         if len(self._waiting) >= self._max_queue:
             raise Overloaded(f"{self._max_queue} requests are waiting for the engine")
         self._waiting.append(sequence)
+        self._may_admit = True
+
+    def ready(self, sequence: Sequence) -> None:
+        """What a loading sequence waited for is settled: it may be admitted."""
+        sequence.move(Status.WAITING)
         self._may_admit = True
 
     def admit(self, try_admit: Callable[[Sequence], bool]) -> None:
@@ -69,7 +75,7 @@ class Scheduler:
             return
         self._may_admit = False
         self._admit_in_order(try_admit)
-        if self._waiting and self._has_seat:
+        if self._has_seat:
             self._admit_past_the_first(try_admit)
 
     def next_step(self) -> list[Slice]:
@@ -91,8 +97,10 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, waiting or running, and mark it done. Its room can be given to others from here on."""
         if sequence.status is Status.WAITING:
-            if self._waiting[0] is sequence:
+            if next(self._candidates(), None) is sequence:
                 self._num_overtakes = 0
+            self._waiting.remove(sequence)
+        elif sequence.status is Status.LOADING:
             self._waiting.remove(sequence)
         else:
             self._running.remove(sequence)
@@ -103,22 +111,28 @@ class Scheduler:
     def _has_seat(self) -> bool:
         return len(self._running) < self._max_sequences
 
+    def _candidates(self) -> Iterator[Sequence]:
+        """Those that could be admitted, first come first."""
+        return (sequence for sequence in self._waiting if sequence.status is Status.WAITING)
+
     def _admit_in_order(self, try_admit: Callable[[Sequence], bool]) -> None:
-        while self._waiting and self._has_seat and try_admit(self._waiting[0]):
-            self._start(self._waiting.popleft())
+        while self._has_seat and (first := next(self._candidates(), None)) is not None and try_admit(first):
+            self._start(first)
             self._num_overtakes = 0
 
     def _admit_past_the_first(self, try_admit: Callable[[Sequence], bool]) -> None:
-        for sequence in list(islice(self._waiting, 1, 1 + LOOKAHEAD)):
+        for sequence in list(islice(self._candidates(), 1, 1 + LOOKAHEAD)):
             if self._num_overtakes >= MAX_OVERTAKES or not self._has_seat:
                 return
             if try_admit(sequence):
-                self._waiting.remove(sequence)
                 self._start(sequence)
                 self._num_overtakes += 1
 
     def _start(self, sequence: Sequence) -> None:
-        sequence.move(Status.PREFILL)
+        """A sequence whose pages are still being filled is set to RESTORING by whoever admits it."""
+        self._waiting.remove(sequence)
+        if sequence.status is Status.WAITING:
+            sequence.move(Status.PREFILL)
         self._running.append(sequence)
 
     @staticmethod

@@ -9,16 +9,25 @@ from engine.types import Sampling
 
 
 class Status(Enum):
-    """`WAITING -> PREFILL -> DECODE -> DONE`; preemption leads back to WAITING; an abort leads to DONE from anywhere."""
+    """`LOADING -> WAITING -> RESTORING -> PREFILL -> DECODE -> DONE`; an abort leads to DONE from anywhere.
 
+    LOADING: its prefix is being read from lower tiers, while it keeps its place in the queue. WAITING: for pages and a
+    seat. RESTORING: it has its pages, and what was read is being put into them. Where there is nothing to read, both
+    are skipped; where the device lost its part meanwhile, WAITING leads back to LOADING.
+    """
+
+    LOADING = auto()
     WAITING = auto()
+    RESTORING = auto()
     PREFILL = auto()
     DECODE = auto()
     DONE = auto()
 
 
 _ALLOWED: dict[Status, tuple[Status, ...]] = {
-    Status.WAITING: (Status.PREFILL, Status.DONE),
+    Status.LOADING: (Status.WAITING, Status.DONE),
+    Status.WAITING: (Status.LOADING, Status.RESTORING, Status.PREFILL, Status.DONE),
+    Status.RESTORING: (Status.PREFILL, Status.DONE),
     Status.PREFILL: (Status.DECODE, Status.WAITING, Status.DONE),
     Status.DECODE: (Status.WAITING, Status.DONE),
     Status.DONE: (),

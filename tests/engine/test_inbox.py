@@ -58,7 +58,7 @@ def test_what_nobody_waits_for_is_not_delivered() -> None:
     inbox.open(new)
     inbox.deliver(old, RENDERED, 0.5)
     inbox.deliver(new, RENDERED, 0.25)
-    assert [(job.submit, job.render_s) for job in inbox.take(wait=False).rendered] == [(new.request, 0.25)]
+    assert [(job.submit, job.render_s) for job in inbox.take(0).rendered] == [(new.request, 0.25)]
 
 
 def test_aborts_are_marks_on_open_requests() -> None:
@@ -67,7 +67,7 @@ def test_aborts_are_marks_on_open_requests() -> None:
     inbox.open(make_job("a"))
     for request_id in ("a", "unknown", "a"):
         inbox.abort(request_id)
-    assert inbox.take(wait=False).aborted == ["a"]
+    assert inbox.take(0).aborted == ["a"]
 
 
 def test_ticks_coalesce_to_the_latest() -> None:
@@ -75,8 +75,8 @@ def test_ticks_coalesce_to_the_latest() -> None:
     inbox = Inbox(1)
     for now_s in (1.0, 3.0, 2.0):
         inbox.tick(now_s)
-    assert inbox.take(wait=False).now_s == 3.0
-    assert inbox.take(wait=False).now_s is None
+    assert inbox.take(0).now_s == 3.0
+    assert inbox.take(0).now_s is None
 
 
 def test_questions_are_bounded() -> None:
@@ -86,7 +86,7 @@ def test_questions_are_bounded() -> None:
         inbox.ask(Snapshot(str(i)))
     with pytest.raises(Overloaded):
         inbox.ask(Snapshot("one more"))
-    assert len(inbox.take(wait=False).questions) == MAX_QUESTIONS
+    assert len(inbox.take(0).questions) == MAX_QUESTIONS
     inbox.ask(Snapshot("one more"))
 
 
@@ -94,7 +94,7 @@ def test_take_waits_for_something() -> None:
     """An idle engine sleeps until somebody wants something."""
     inbox = Inbox(1)
     taken: list[float | None] = []
-    reader = threading.Thread(target=lambda: taken.append(inbox.take(wait=True).now_s))
+    reader = threading.Thread(target=lambda: taken.append(inbox.take(None).now_s))
     reader.start()
     inbox.tick(5.0)
     reader.join(10)
@@ -109,4 +109,4 @@ def test_a_closed_inbox_refuses() -> None:
         inbox.open(Job(Count("a", Prompt(()))))
     with pytest.raises(EngineError):
         inbox.ask(Snapshot("a"))
-    assert inbox.take(wait=True).closed
+    assert inbox.take(None).closed

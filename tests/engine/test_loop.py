@@ -13,6 +13,8 @@ from engine.messages import Failed, Finished, Started, TextDelta
 from engine.schedule.sequence import Sequence, Slice
 from engine.store.memory import MemoryStore
 from engine.types import CachePlan, CacheReport, Sampling
+from tests.fakes.faulty_store import FaultyStore
+from tests.fakes.lanes import ManualIo, StillClock, manual_tiers
 from tests.fakes.runner import FakeRunner
 from tests.fakes.stepper import Outcome, Stepper
 
@@ -382,7 +384,8 @@ def workloads(draw: st.DrawFn) -> list[tuple[str, object]]:
     """Conversations that grow, share beginnings and get aborted, interleaved with steps and time."""
     actions: list[tuple[str, object]] = []
     for _ in range(draw(st.integers(1, 14))):
-        kind = draw(st.sampled_from(["new", "new", "grow", "grow", "abort", "steps", "steps", "time", "flush"]))
+        kinds = ["new", "new", "grow", "grow", "abort", "steps", "steps", "time", "flush", "io", "io", "fault"]
+        kind = draw(st.sampled_from(kinds))
         match kind:
             case "new":
                 actions.append((kind, [draw(st.integers(0, 2)) for _ in range(draw(st.integers(1, 40)))]))
@@ -394,6 +397,10 @@ def workloads(draw: st.DrawFn) -> list[tuple[str, object]]:
                 actions.append((kind, draw(st.integers(0, 9))))
             case "time":
                 actions.append((kind, draw(st.sampled_from([10.0, 200.0, 400.0]))))
+            case "io":
+                actions.append((kind, (draw(st.integers(0, 9)), draw(st.integers(0, 9)))))
+            case "fault":
+                actions.append((kind, (draw(st.booleans()), draw(st.booleans()), draw(st.booleans()))))
             case _:
                 actions.append((kind, None))
     return actions
@@ -402,8 +409,9 @@ def workloads(draw: st.DrawFn) -> list[tuple[str, object]]:
 class Play:
     """Carries a workload out and remembers what was asked."""
 
-    def __init__(self, stepper: Stepper, data: st.DataObject) -> None:
+    def __init__(self, stepper: Stepper, data: st.DataObject, tier: SlowTier | None = None) -> None:
         self.stepper = stepper
+        self.tier = tier
         self.data = data
         self.asked: list[tuple[list[int], Outcome]] = []
         self.now_s = 1000.0
@@ -427,6 +435,14 @@ class Play:
                 self.stepper.loop.tick(self.now_s)
             case "flush", _:
                 self.stepper.loop.flush("t")
+            case "io", (int(num_reads), int(num_writes)) if self.tier is not None:
+                self.tier.reader.run(num_reads)
+                self.tier.writer.run(num_writes)
+                self.tier.clock.advance(0.1)
+                self.stepper.step()
+            case "fault", (bool(damages), bool(loses), bool(drops)) if self.tier is not None:
+                store = self.tier.store
+                store.damage, store.lose_reads, store.drop_puts = damages, loses, drops
 
     def ask(self, prompt: list[int]) -> None:
         marks = self.data.draw(st.lists(st.integers(1, len(prompt)), max_size=3, unique=True), "marks")
@@ -460,6 +476,42 @@ def test_cached_answers_equal_uncached_ones(stepper: Stepper, actions: list[tupl
     for kind, value in actions:
         play.do(kind, value)
     stepper.run()
+    check_answers(play)
+
+
+@settings(max_examples=150, deadline=None)
+@given(num_pages=st.integers(16, 48), force_store=st.booleans(), actions=workloads(), data=st.data())
+def test_answers_are_the_same_over_a_slow_and_faulty_tier(
+    num_pages: int, force_store: bool, actions: list[tuple[str, object]], data: st.DataObject
+) -> None:
+    """The same, over a tier that answers late or never, loses, damages and drops what it likes; in the end it works."""
+    tier = SlowTier()
+    stepper = Stepper(FakeRunner(num_pages=num_pages), tiers=tier.tiers, force_store=force_store)
+    play = Play(stepper, data, tier)
+    for kind, value in actions:
+        play.do(kind, value)
+    for io in (tier.reader, tier.writer):
+        io.is_open = True
+        io.run()
+    stepper.step()
+    stepper.run()
+    check_answers(play)
+    assert stepper.cache.stats().gauges.staged_nbytes == 0
+
+
+class SlowTier:
+    """A tier whose reads and writes wait for the test, over a store that fails when it says so."""
+
+    def __init__(self) -> None:
+        self.clock = StillClock()
+        self.store = FaultyStore(MemoryStore(1 << 20))
+        self.reader, self.writer = ManualIo(is_open=False), ManualIo(is_open=False)
+        self.tiers = manual_tiers(("ssd", self.store, self.reader, self.writer), clock=self.clock)
+
+
+def check_answers(play: Play) -> None:
+    """Every token is a cold engine's, every count adds up, nothing is left pinned."""
+    stepper = play.stepper
     reuse_decode_kv = stepper.runner.reuse_decode_kv
     cold = Stepper(FakeRunner(num_pages=200, reuse_decode_kv=reuse_decode_kv), context=stepper.loop.limits.context)
     for prompt, outcome in play.asked:

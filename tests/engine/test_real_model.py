@@ -14,8 +14,11 @@ from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Message, Position, Prompt, TextPart
+from engine.store.base import BlockStore
+from engine.store.disk.store import DiskStore
 from engine.store.memory import MemoryStore
 from engine.types import CachePlan
+from tests.fakes.lanes import inline_tiers
 from tests.fakes.stepper import Outcome, RealModel, Stepper
 
 pytestmark = pytest.mark.engine
@@ -75,15 +78,22 @@ def truth(model: RealModel, prompts: list[RenderedPrompt]) -> list[list[int]]:
     return answers
 
 
-@pytest.mark.parametrize("tier", ["device", "ram"])
+@pytest.mark.parametrize("tier", ["device", "ram", "ssd"])
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "batch of 4"])
 def test_hits_answer_as_misses(
-    model: RealModel, prompts: list[RenderedPrompt], truth: list[list[int]], tier: str, *, together: bool
+    model: RealModel, prompts: list[RenderedPrompt], truth: list[list[int]], tmp_path: Path, tier: str, *, together: bool
 ) -> None:
-    """Every token equals that of a cold run: read from the device or from the memory store, alone or with others, with
-    other chunk sizes, greedy and sampled."""
-    store = MemoryStore(256 * 1024**2)
-    stepper = Stepper(real=model, context=1024, max_step_tokens=100, store=store, force_store=tier == "ram")
+    """Every token equals that of a cold run: read from the device, from the memory store or from files, alone or with
+    others, with other chunk sizes, greedy and sampled."""
+    with DiskStore(tmp_path, nbytes=256 * 1024**2) if tier == "ssd" else MemoryStore(256 * 1024**2) as store:
+        check_hits(model, prompts, truth, tier, store, together=together)
+
+
+def check_hits(
+    model: RealModel, prompts: list[RenderedPrompt], truth: list[list[int]], tier: str, store: BlockStore, *, together: bool
+) -> None:
+    tiers = inline_tiers((tier, store))
+    stepper = Stepper(real=model, context=1024, max_step_tokens=100, tiers=tiers, force_store=tier != "device")
     first = ask(stepper, prompts, 0)
     stepper.run()
     assert first.token_ids == truth[0]

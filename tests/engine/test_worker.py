@@ -281,6 +281,7 @@ def test_a_process_serves_the_default_model(default_model: Path) -> None:
         assert isinstance(hello, Hello)
         assert (hello.protocol_version, hello.model, hello.context) == (PROTOCOL_VERSION, "m", 1024)
         assert hello.capabilities.exact
+        assert (hello.capabilities.runner, hello.capabilities.device) == ("generic", "cpu")
         answers = []
         for name in ("cold", "warm"):
             peer.send(submit(name, "Name three colours.", max_tokens=8))
@@ -309,3 +310,33 @@ def test_a_worker_never_outlives_its_parent(default_model: Path) -> None:
         assert isinstance(peer.receive(), Started)
         peer.close()
         assert process.wait(PATIENCE_S) == Exit.CLEAN
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_killed_worker_leaves_what_the_next_one_reads(default_model: Path, tmp_path: Path) -> None:
+    """After kill -9 a new process reads the entry from its files: the same answer, the same time left, not computed again."""
+    config_json = msgspec.json.encode(config(default_model, exact="on", ssd_path=str(tmp_path), ssd_nbytes=256 * 1024**2))
+    answers, reports = [], []
+    for name in ("before", "after"):
+        with worker(config_json) as (process, peer):
+            assert isinstance(peer.receive(), Hello)
+            peer.send(submit(name, "Name three colours.", max_tokens=8))
+            events = peer.receive_answer(name)
+            assert isinstance(events[0], Started)
+            reports.append(events[0].report)
+            answers.append("".join(e.text for e in events if isinstance(e, TextDelta)))
+            gauges = {"engine_open": 1.0}
+            while gauges["engine_open"] or gauges["cache_unwritten"] or gauges["tier_ssd_queued_nbytes"]:
+                peer.send(Snapshot("s"))
+                snapshot = peer.receive()
+                assert isinstance(snapshot, EngineStats)
+                gauges = snapshot.gauges
+            process.kill()
+            assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    assert answers[0] == answers[1] != ""
+    hit = reports[1].hit
+    assert hit is not None
+    assert hit.offset == reports[0].boundaries[0].offset
+    assert hit.ttl_left_s == 300.0
+    assert reports[1].tiers == {"ssd": reports[1].skipped}

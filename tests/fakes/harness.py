@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cache.prefix_cache import PrefixCache
+from engine.cache.tiers import Tiers
 from engine.config import EngineConfig
 from engine.core import Engine, EngineParts, Renders
 from engine.messages import Capabilities, FromEngine
@@ -19,11 +20,12 @@ from tests.fakes.tokenizer import ByteTokenizer
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What may take the place of the harness's own renderer, log and list of fatal errors."""
+    """What may take the place of the harness's own renderer, log and list of fatal errors, and tiers below the device."""
 
     renderer: Renders | None = None
     emit: Callable[[FromEngine], None] | None = None
     on_fatal: Callable[[Exception], None] | None = None
+    tiers: Tiers | None = None
 
 
 class Harness:
@@ -46,6 +48,8 @@ class Harness:
             block_size=runner.block_size,
             fingerprint=runner.fingerprint,
             root_secret=config.root_secret,
+            tiers=wiring.tiers,
+            span_tokens=4 * runner.block_size,
         )
         renderer = wiring.renderer or Renderer(tokenizer, template)
         self.log = EventLog()

@@ -16,9 +16,10 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 
 @dataclass
 class PlainCache:
-    """One tenant. Blocks are not modelled: what is kept is known to the token from below, to the block from above."""
+    """One tenant. Blocks are not modelled: what is kept is known to the token from below, and from above to the `unit` of
+    tokens that stay together: a block, or a span where there are lower tiers."""
 
-    block_size: int
+    unit: int
     kept: dict[Tokens, float] = field(default_factory=dict)
     computed: set[Tokens] = field(default_factory=set)
     entries: dict[tuple[Tokens, str], float] = field(default_factory=dict)
@@ -34,13 +35,12 @@ class PlainCache:
         return max((common(tokens, prompt[:-1]) for tokens in (*kept, *in_use)), default=0)
 
     def may_skip(self, prompt: Sequence[int], now_s: float, in_use: Iterable[Sequence[int]]) -> int:
-        """Tokens that any cache may find at most: a kept prefix keeps what else its last block holds."""
-        size = self.block_size
+        """Tokens that any cache may find at most: a kept prefix keeps what else its last unit holds."""
         best = max((common(tokens, prompt[:-1]) for tokens in in_use), default=0)
         for kept, until_s in self.kept.items():
             if until_s > now_s:
-                block_end = -(-len(kept) // size) * size
-                longer = (tokens[:block_end] for tokens in self.computed if tokens[: len(kept)] == kept)
+                end = -(-len(kept) // self.unit) * self.unit
+                longer = (tokens[:end] for tokens in self.computed if tokens[: len(kept)] == kept)
                 best = max([best, *(common(tokens, prompt[:-1]) for tokens in (kept, *longer))])
         return best
 

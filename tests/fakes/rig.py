@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from engine.prompt.types import Position
 from engine.store.base import BlockStore
 from engine.types import CachePlan, CacheReport, PlannedEntry
 from tests.fakes.device import FakeDevice
+from tests.fakes.lanes import StillClock, inline_tiers
 
 SECRET = b"0123456789abcdef"
 START_S = 1000.0
@@ -30,17 +32,21 @@ def marked(*marks: tuple[Position, float] | Position, **changes: Any) -> CachePl
 
 
 class Rig:
-    """`now_s` is the time of the next call. Every step is checked: invariants and the KV of every token."""
+    """`now_s` is the time of the next call. Every step is checked: invariants and the KV of every token.
+
+    With a `store` there is a tier `ram` below the device, read and written at once, in spans of two blocks.
+    """
 
     def __init__(self, num_pages: int = 64, block_size: int = 4, store: BlockStore | None = None, **options: Any) -> None:
         self.device = FakeDevice(num_pages, block_size)
+        self.clock = StillClock()
         self.cache = PrefixCache(
             device=self.device,
             num_pages=num_pages,
             page_nbytes=self.device.page_nbytes,
             block_size=block_size,
-            store=store,
-            **{"fingerprint": "model", "root_secret": SECRET, **options},
+            tiers=None if store is None else inline_tiers(("ram", store), clock=self.clock),
+            **{"fingerprint": "model", "root_secret": SECRET, "span_tokens": 2 * block_size, **options},
         )
         self.now_s = START_S
 
@@ -54,11 +60,16 @@ class Rig:
         room: int = 1,
         preamble: int = 0,
     ) -> Lease:
-        """Admit a request that there is room for. Without `offsets` the prompt is one message."""
+        """Admit a request that there is room for, and restore what it reads. Without `offsets` the prompt is one message."""
         rendered = RenderedPrompt(tuple(token_ids), offsets or {turn(0): len(token_ids)}, preamble)
-        lease = self.cache.admit(tenant, rendered, plan, self.now_s, num_reserve=len(token_ids) + room)
+        fetch = self.cache.seek(tenant, rendered, plan, self.now_s)
+        assert fetch is None or fetch.is_over
+        lease = self.cache.admit(tenant, rendered, plan, self.now_s, num_reserve=len(token_ids) + room, fetch=fetch)
         assert lease is not None
         self.cache.check()
+        while lease.arrivals:
+            assert self.cache.restore(lease, self.device.page_nbytes) > 0
+            self.cache.check()
         assert self.device.holds(lease.block_table, token_ids, lease.num_cached)
         return lease
 
@@ -77,10 +88,11 @@ class Rig:
         self.cache.check()
 
     def release(self, lease: Lease, token_ids: Sequence[int]) -> None:
-        """End a request whose KV of all `token_ids` is there."""
+        """End a request whose KV of all `token_ids` is there, and write down what the tier should have."""
         assert self.device.holds(lease.block_table, token_ids, len(token_ids))
         self.cache.release(lease, list(token_ids), len(token_ids))
         self.cache.check()
+        self.settle()
 
     def run(
         self,
@@ -99,6 +111,13 @@ class Rig:
             self.compute(lease, whole, end - 1, end)
         self.release(lease, whole)
         return lease.report
+
+    def settle(self) -> None:
+        """Tell the tier everything it should know by now."""
+        self.cache.copy_out(sys.maxsize)
+        self.clock.advance(1.0)
+        self.cache.poll()
+        self.cache.check()
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""

@@ -41,6 +41,8 @@ class FakeRunner:
         self.block_size = block_size
         self.page_nbytes = block_size * SLOT_NBYTES
         self.reuse_decode_kv = reuse_decode_kv
+        self.name = "fake"
+        self.device = "cpu"
         self.fingerprint = f"fake-{block_size}-{reuse_decode_kv}"
         self.script: Script | None = None
         self.script_end: int | None = None

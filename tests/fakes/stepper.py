@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.cache.prefix_cache import PrefixCache
+from engine.cache.stored import SPAN_TOKENS
+from engine.cache.tiers import Tiers
 from engine.inbox import RenderedJob
 from engine.loop import StepLimits, StepLoop
 from engine.messages import Failed, Finished, FromEngine, Started, Submit, TextDelta
@@ -15,7 +17,7 @@ from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Position, Prompt
 from engine.schedule.runner import Runner
-from engine.store.base import BlockStore
+from engine.store.base import BlockStore, NamedStore
 from engine.types import CachePlan, PlannedEntry, Sampling
 from tests.fakes.runner import FakeRunner
 from tests.fakes.tokenizer import ByteTokenizer
@@ -74,7 +76,10 @@ class RealModel:
 
 
 class Stepper:
-    """A `StepLoop` over a `FakeRunner` or a real one; every step ends with the cache's own check."""
+    """A `StepLoop` over a `FakeRunner` or a real one; every step ends with the cache's own check.
+
+    `store` is a memory store to be used at once, `tiers` any others. Spans are four blocks with a fake model.
+    """
 
     def __init__(
         self,
@@ -85,11 +90,15 @@ class Stepper:
         max_step_tokens: int = 16,
         max_queue: int = 64,
         store: BlockStore | None = None,
+        tiers: Tiers | None = None,
         force_store: bool = False,
+        span_tokens: int | None = None,
         real: RealModel | None = None,
     ) -> None:
         fake = runner or FakeRunner()
         model = real or RealModel(fake, ByteTokenizer(), fake.block_size)
+        if store is not None:
+            tiers = Tiers([NamedStore("ram", store)])
         self.tokenizer = model.tokenizer
         self.runner: Any = model.runner
         self.cache = PrefixCache(
@@ -99,8 +108,9 @@ class Stepper:
             block_size=model.block_size,
             fingerprint=model.runner.fingerprint,
             root_secret=b"0123456789abcdef",
-            store=store,
-            force_store=force_store and store is not None,
+            tiers=tiers,
+            force_store=force_store and tiers is not None,
+            span_tokens=span_tokens or (SPAN_TOKENS if real else 4 * model.block_size),
         )
         limits = StepLimits(
             context=min(context, model.runner.num_pages * model.block_size),

@@ -1,0 +1,106 @@
+"""Where calls of stores run, and how their results come back to the engine thread. Knows no stores and no blocks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+Job: TypeAlias = Callable[[], None]
+
+
+class Io(Protocol):
+    """Runs jobs, each once, in some thread, in the order they were submitted but for urgent ones. A job never raises."""
+
+    def submit(self, job: Job, *, urgent: bool = False) -> None:
+        """Run `job` later, or at once. Urgent jobs go before others that have not begun."""
+        ...
+
+    def close(self, timeout_s: float) -> bool:
+        """Take no more jobs, run those submitted; False when they were not done in time, and are given up."""
+        ...
+
+
+class InlineIo:
+    """Runs each job at once, in the caller's thread: for stores that are memory."""
+
+    def submit(self, job: Job, *, urgent: bool = False) -> None:
+        """See `Io`."""
+        job()
+
+    def close(self, timeout_s: float) -> bool:
+        """Nothing is ever left to run."""
+        return True
+
+
+class ThreadIo:
+    """`num_threads` threads that share one queue. With one thread jobs are strictly in order.
+
+    The threads are daemons: a store that never answers must not keep the process alive.
+    """
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._closed = False
+        self._threads = [threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(num_threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job, *, urgent: bool = False) -> None:
+        """See `Io`. After `close` the job is dropped."""
+        with self._changed:
+            if self._closed:
+                return
+            if urgent:
+                self._jobs.appendleft(job)
+            else:
+                self._jobs.append(job)
+            self._changed.notify()
+
+    def close(self, timeout_s: float) -> bool:
+        """See `Io`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        with self._changed:
+            self._jobs.clear()
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._closed)
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+            job()
+
+
+class Mailbox:
+    """What I/O threads have for the engine thread. `post` may be called from any thread, the rest from the engine's alone."""
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        """Called after each `post`, in the thread that posts."""
+        self._posts: deque[Job] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has come since the last `drain`."""
+        return not self._posts
+
+    def post(self, news: Job) -> None:
+        """Leave something to be called by `drain`."""
+        self._posts.append(news)
+        self.wake()
+
+    def drain(self) -> None:
+        """Call everything posted, in order, and what that posts in turn."""
+        while self._posts:
+            self._posts.popleft()()

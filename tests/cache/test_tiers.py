@@ -1,0 +1,215 @@
+"""Lower tiers by themselves: what is loaded and what computed, how much is read ahead, whose time counts."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from engine.cache import reads
+from engine.cache.fetch import Fetch
+from engine.cache.lane import STALL_S
+from engine.cache.lease import Lease
+from engine.cache.prefix_cache import PrefixCache
+from engine.cache.tiers import Tiers
+from engine.prompt.rendered import RenderedPrompt
+from engine.prompt.types import Position
+from engine.store.memory import MemoryStore
+from engine.types import CachePlan, PlannedEntry
+from tests.fakes.device import FakeDevice
+from tests.fakes.faulty_store import FaultyStore
+from tests.fakes.lanes import ManualIo, StillClock, inline_tiers, manual_tiers
+
+BLOCK, SPAN, LENGTH = 4, 16, 100
+TOKENS = tuple(range(LENGTH))
+ENTRY = Position("messages", 0)
+END = Position("messages", 1)
+BARE = CachePlan(any_prefix=True)
+
+
+def marked(ttl_s: float = 300.0, *, store: bool = True, unmarked_ttl_s: float = 300.0) -> CachePlan:
+    planned = (PlannedEntry(ENTRY, ttl_s),)
+    return CachePlan(readable=(ENTRY,), writable=planned, unmarked_ttl_s=unmarked_ttl_s, store=store)
+
+
+class Host:
+    """A cache with a device of its own over tiers."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self.device = FakeDevice(200, BLOCK)
+        self.cache = PrefixCache(
+            device=self.device,
+            num_pages=200,
+            page_nbytes=self.device.page_nbytes,
+            block_size=BLOCK,
+            fingerprint="model",
+            root_secret=b"0123456789abcdef",
+            tiers=tiers,
+            span_tokens=SPAN,
+        )
+
+    def seek(self, plan: CachePlan, now_s: float = 1000.0, *, offset: int = 50) -> Fetch:
+        fetch = self.cache.seek("t", rendered(offset), plan, now_s)
+        assert fetch is not None
+        return fetch
+
+    def admit(self, plan: CachePlan, now_s: float = 1000.0, *, offset: int = 50, fetch: Fetch | None = None) -> Lease:
+        lease = self.cache.admit("t", rendered(offset), plan, now_s, num_reserve=LENGTH + 1, fetch=fetch)
+        assert lease is not None
+        while lease.arrivals:
+            self.cache.restore(lease, 1)
+        self.cache.check()
+        assert self.device.holds(lease.block_table, TOKENS, lease.num_cached)
+        return lease
+
+    def answer(self, plan: CachePlan, now_s: float = 1000.0, *, offset: int = 50) -> Lease:
+        """One request from start to end, everything written down."""
+        lease = self.admit(plan, now_s, offset=offset, fetch=self.cache.seek("t", rendered(offset), plan, now_s))
+        self.cache.grow(lease, LENGTH)
+        self.device.compute(lease.block_table, TOKENS, lease.num_cached, LENGTH)
+        self.cache.commit(lease, list(TOKENS), LENGTH)
+        self.cache.promise(lease)
+        self.cache.release(lease, list(TOKENS), LENGTH)
+        self.cache.close(1.0)
+        return lease
+
+
+def rendered(offset: int) -> RenderedPrompt:
+    return RenderedPrompt(TOKENS, {ENTRY: offset, END: LENGTH}, 0)
+
+
+def filled(plan: CachePlan, *, offset: int = 50) -> MemoryStore:
+    """A store that knows the prompt."""
+    store = MemoryStore(1 << 20)
+    Host(inline_tiers(("ssd", store))).answer(plan, offset=offset)
+    return store
+
+
+def slow(store: MemoryStore) -> tuple[Host, Tiers]:
+    """A host whose tier was measured to be far slower than computing."""
+    tiers = inline_tiers(("ssd", store))
+    host = Host(tiers)
+    for lane in tiers._lanes:
+        lane.bandwidth.add(1.0)
+    host.cache.prefilled(100_000, 1.0)
+    return host, tiers
+
+
+@pytest.mark.parametrize(("offset", "loaded"), [(50, 50), (48, 48), (49, 49), (64, 64), (99, 99), (3, 3)])
+def test_spans_under_a_live_entry_are_loaded_though_computing_is_faster(offset: int, loaded: int) -> None:
+    """A promise is kept, and nothing beyond it is loaded: computing is faster."""
+    host, _ = slow(filled(marked(), offset=offset))
+    plan = marked()
+    assert host.admit(plan, offset=offset, fetch=host.seek(plan, offset=offset)).num_cached in (
+        loaded,
+        -(-loaded // SPAN) * SPAN,
+    )
+
+
+def test_spans_under_no_entry_are_loaded_only_where_that_is_faster() -> None:
+    """The same store, once measured slow and once not yet measured."""
+    store = filled(BARE)
+    host, _ = slow(store)
+    assert host.admit(BARE, fetch=host.seek(BARE)).num_cached == 0
+    fast = Host(inline_tiers(("ssd", store)))
+    assert fast.admit(BARE, fetch=fast.seek(BARE)).num_cached == 96
+
+
+def test_the_patience_for_much_is_half_of_computing_it() -> None:
+    """A tier that makes progress is given up when half the time of computing has passed, but not before a quarter second."""
+    clock = StillClock()
+    reader = ManualIo(is_open=False)
+    host = Host(manual_tiers(("ssd", filled(marked(), offset=99), reader, ManualIo()), clock=clock))
+    host.cache.prefilled(100, 1.0)
+    fetch = host.seek(marked(), offset=99)
+    reader.run(1)
+    host.cache.poll()
+    for _ in range(4):
+        clock.advance(0.11)
+        reader.run(1)
+        host.cache.poll()
+    assert not fetch.is_over
+    clock.advance(0.1)
+    host.cache.poll()
+    assert fetch.is_over
+    assert host.admit(marked(), offset=99, fetch=fetch).num_cached == 64
+
+
+def test_reads_wait_for_room_to_read_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the bound nothing is read ahead; it is read once an earlier request has used its bytes or has gone."""
+    monkeypatch.setattr(reads, "STAGED_NBYTES", 900)
+    host = Host(inline_tiers(("ssd", filled(marked()))))
+    first, second, third = (host.seek(marked()) for _ in range(3))
+    assert (first.is_over, second.is_over, third.is_over) == (True, False, False)
+    assert host.cache.stats().gauges.staged_nbytes <= 900
+    assert host.cache.wait_s() is None
+    host.cache.abandon(first)
+    host.cache.poll()
+    assert (second.is_over, third.is_over) == (True, False)
+    host.cache.release(host.admit(marked(), fetch=second), list(TOKENS), 0)
+    host.cache.poll()
+    assert third.is_over
+    host.cache.abandon(third)
+    host.cache.abandon(third)
+    assert host.cache.stats().gauges.staged_nbytes == 0
+    host.cache.check()
+
+
+def test_a_read_that_keeps_nothing_keeps_what_it_read_below() -> None:
+    """A request that stores nothing still refreshes the entry it reads, and its KV lives as long."""
+    store = filled(marked(unmarked_ttl_s=0.0))
+    reader = Host(inline_tiers(("ssd", store)))
+    silent = CachePlan(readable=(ENTRY,), store=False)
+    lease = reader.answer(silent, now_s=1200.0)
+    assert lease.report.hit is not None
+    last = Host(inline_tiers(("ssd", store)))
+    report = last.answer(silent, now_s=1450.0).report
+    assert (report.tiers, report.broken_tokens) == ({"ssd": 50}, 0)
+
+
+def test_no_host_shortens_what_another_has_promised() -> None:
+    """A host that promises five minutes, not knowing better, leaves an hour's entry and its KV alone."""
+    store = filled(marked(3600.0, unmarked_ttl_s=0.0))
+    second = Host(inline_tiers(("redis", store)))
+    lease = second.admit(marked(300.0, unmarked_ttl_s=0.0), now_s=1001.0)  # without asking: as if the tier had been late
+    second.cache.grow(lease, LENGTH)
+    second.device.compute(lease.block_table, TOKENS, 0, LENGTH)
+    second.cache.promise(lease)
+    second.cache.release(lease, list(TOKENS), LENGTH)
+    second.cache.close(1.0)
+    assert [found.expires_at_s for _, found in store.scan()] == [4600.0] * 5
+    report = Host(inline_tiers(("redis", store))).answer(marked(3600.0), now_s=4000.0).report
+    assert report.hit is not None
+    assert report.hit.ttl_left_s == 3600.0
+
+
+def test_trouble_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """One line a minute for a tier that does not answer, however many requests that costs."""
+    clock = StillClock()
+    reader = ManualIo(is_open=False)
+    host = Host(manual_tiers(("redis", filled(marked()), reader, ManualIo()), clock=clock))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            fetch = host.seek(marked())
+            clock.advance(STALL_S)
+            host.cache.poll()
+            assert fetch.is_over
+            host.cache.abandon(fetch)
+            reader.run()
+            host.cache.poll()
+    assert [record.getMessage() for record in caplog.records] == ["a tier does not answer in time"]
+    assert host.cache.stats().tiers["redis"].counters.num_late == 5
+
+
+def test_a_store_that_drops_is_counted_and_tried_again() -> None:
+    """What the store did not take is wanted again by the next request, and then found."""
+    store = FaultyStore(MemoryStore(1 << 20))
+    store.drop_puts = True
+    tiers = inline_tiers(("ssd", store))
+    host = Host(tiers)
+    host.answer(marked())
+    host.cache.poll()
+    assert host.cache.stats().tiers["ssd"].counters.num_dropped_writes > 0
+    store.drop_puts = False
+    host.answer(marked())
+    assert Host(inline_tiers(("ssd", store))).answer(marked()).report.tiers["ssd"] >= 50
