@@ -78,7 +78,7 @@ class Admin:
 
     async def show_metrics(self, http: web.Request) -> web.Response:
         """Prometheus text; engines that do not answer in time are shown as down."""
-        engines = {name: await _stats(backend) for name, backend in self.backends.items()}
+        engines = {name: await engine_stats(backend) for name, backend in self.backends.items()}
         body = self.metrics.scrape(engines, len(self.in_flight))
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
@@ -105,7 +105,8 @@ def problem(status: int, error: GatewayError) -> web.Response:
     return json_reply(content, status, "application/problem+json")
 
 
-async def _stats(backend: Backend) -> EngineStats | None:
+async def engine_stats(backend: Backend) -> EngineStats | None:
+    """What the backend's engine counts; None when it has none, or does not answer within `STATS_TIMEOUT_S`."""
     if not isinstance(backend, HasStats):
         return None
     try:

@@ -17,9 +17,11 @@ from engine.config import EngineConfig
 from gateway.admin import Admin
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
+from gateway.cache_admin import CacheAdmin
 from gateway.catalogue import Catalogue
 from gateway.clock import Clock
 from gateway.handler import Handler
+from gateway.inventory import Inventory
 from gateway.ledger import Ledger, Record
 from gateway.limits import InFlight
 from gateway.logs import log_record
@@ -27,6 +29,7 @@ from gateway.metrics import Metrics
 from gateway.request import WireName
 from gateway.server import Server
 from gateway.signals import stop_signals
+from gateway.stock import open_inventory
 from gateway.waits import first_of
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Wire
@@ -65,8 +68,10 @@ def build_app(
     *,
     metrics: Metrics | None = None,
     on_record: Callable[[Record], None] = log_record,
+    inventory: Inventory | None = None,
+    root_secret: bytes | None = None,
 ) -> Gateway:
-    """A gateway over backends, one per model name of the policy. Starts nothing."""
+    """A gateway over backends, one per model name of the policy. Starts nothing. `inventory` is what its tiers hold."""
     metrics, ledger = metrics or Metrics(), Ledger()
     in_flight = InFlight(sum(m.engine.max_queue + m.engine.max_sequences for m in policy.models))
 
@@ -81,6 +86,7 @@ def build_app(
     app = web.Application(client_max_size=policy.server.max_body)
     server.add_routes(app)
     admin.add_routes(app)
+    CacheAdmin(policy, backends, clock, inventory or Inventory(), root_secret).add_routes(app)
     return Gateway(policy, app, server, admin, in_flight, metrics, ledger)
 
 
@@ -155,13 +161,14 @@ async def serve(
     base URL once every model is loaded; until then requests wait and `/readyz` says so. `command` starts a worker.
     """
     metrics = Metrics()
+    secret = next((config.root_secret for config in engines.values()), None)
     backends = {
         name: LocalBackend(config, clock, command=command, on_restart=partial(metrics.restarted, name))
         for name, config in engines.items()
     }
-    gateway = build_app(policy, backends, clock, metrics=metrics)
     try:
-        with stop_signals() as stop:
+        with stop_signals() as stop, open_inventory(engines.values()) as inventory:
+            gateway = build_app(policy, backends, clock, metrics=metrics, inventory=inventory, root_secret=secret)
             async with listening(gateway) as listener, asyncio.TaskGroup() as group:
                 running = [group.create_task(backend.run()) for backend in backends.values()]
                 ready = group.create_task(_tell_ready(backends, listener, on_ready))

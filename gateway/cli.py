@@ -18,14 +18,18 @@ from rich.table import Table
 
 from engine.errors import ModelError
 from engine.messages import PROTOCOL_VERSION
+from engine.store.errors import StoreError
 from gateway.admin import package_version
 from gateway.app import serve as serve_forever
+from gateway.cache_cli import cache_app
 from gateway.config import ConfigError, choose_clock, engine_config, read_policy, read_settings, root_secret
 from gateway.logs import set_up_logging
 from gateway.paste import paste_block
+from gateway.tiers import ssd_root
 from policies.errors import PolicyError
 from policies.json_schema import json_schema
 from policies.schema import Policy
+from policies.size import Size
 
 app = App(
     name="pcg",
@@ -35,6 +39,7 @@ app = App(
 )
 model_app = App(name="model", help="Models on this machine.")
 app.command(model_app)
+app.command(cache_app)
 
 _out = Console(soft_wrap=True)
 _err = Console(stderr=True, soft_wrap=True)
@@ -159,8 +164,18 @@ def _summary(policy: Policy) -> Table:
     table.add_row("bills by", f"{caching.usage_mode} rules, prices {policy.prices.version}")
     for i, dialect in enumerate(policy.dialects):
         table.add_row("" if i else "rules for", escape(f"{dialect.match}: {dialect.preset}"))
+    for name, text in _tiers(policy):
+        table.add_row(name, escape(text))
     table.add_row("tenants", ", ".join(tenant.name for tenant in policy.tenants) or "none: everyone is one tenant")
     return table
+
+
+def _tiers(policy: Policy) -> Iterator[tuple[str, str]]:
+    """Where KV is kept, without a password."""
+    ssd, redis = policy.tiers.ssd, policy.tiers.redis
+    cap = f"at most {Size(ssd.bytes)}, always leaving {Size(ssd.min_free)} free{', encrypted' if ssd.encrypt else ''}"
+    yield "SSD", f"{ssd_root(policy)}, {cap}" if ssd.bytes else "none"
+    yield "Redis", "none" if redis.url is None else f"{redis.url.host}, keys {redis.prefix}*"
 
 
 @contextmanager
@@ -170,7 +185,7 @@ def _plain_errors() -> Iterator[None]:
         yield
     except PolicyError as error:
         _fail(*map(str, error.problems))
-    except (ConfigError, ModelError) as error:
+    except (ConfigError, ModelError, StoreError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))

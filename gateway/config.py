@@ -9,12 +9,13 @@ import os
 import secrets
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from engine.config import EngineConfig
 from gateway.clock import Clock, FileClock, SystemClock
+from gateway.tiers import ssd_share
 from policies.load import load_policy
 from policies.schema import Policy
 from policies.sections import ModelPolicy
@@ -37,7 +38,8 @@ class Settings:
     port: int | None
     test_clock: Path | None
     secret_file: Path | None
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
+    redis_url: str | None = field(default=None, repr=False)
 
 
 def read_settings(
@@ -45,7 +47,8 @@ def read_settings(
 ) -> Settings:
     """Settings from the environment, overridden by what is given. Raises `ConfigError`.
 
-    Reads `PCG_HOME` (default `~/.cache/pcg`), `PCG_POLICY`, `PCG_HOST`, `PORT`, `PCG_TEST_CLOCK`, `PCG_SECRET_FILE`.
+    Reads `PCG_HOME` (default `~/.cache/pcg`), `PCG_POLICY`, `PCG_HOST`, `PORT`, `PCG_REDIS_URL`, `PCG_TEST_CLOCK`,
+    `PCG_SECRET_FILE`.
     """
     home = Path(environ.get("PCG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache" / "pcg").absolute()
     return Settings(
@@ -56,14 +59,17 @@ def read_settings(
         test_clock=_path(environ, "PCG_TEST_CLOCK"),
         secret_file=_path(environ, "PCG_SECRET_FILE"),
         environ={**environ, "PCG_HOME": str(home)},
+        redis_url=environ.get("PCG_REDIS_URL") or None,
     )
 
 
 def read_policy(settings: Settings) -> Policy:
     """The policy as it will be served. Raises `PolicyError`."""
-    given = {"host": settings.host, "port": settings.port}
-    server = {name: value for name, value in given.items() if value is not None}
-    return load_policy(settings.policy_file, settings.environ, overrides={"server": server} if server else {})
+    given = {
+        "server": {"host": settings.host, "port": settings.port},
+        "tiers": {"redis": {"url": settings.redis_url}},
+    }
+    return load_policy(settings.policy_file, settings.environ, overrides=given)
 
 
 def choose_clock(settings: Settings, policy: Policy) -> Clock:
@@ -100,7 +106,8 @@ def root_secret(settings: Settings) -> bytes:
 def engine_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes) -> EngineConfig:
     """How the engine of one model is to be set up on this machine."""
     memory_nbytes = machine_memory_nbytes()
-    engine = model.engine
+    engine, tiers = model.engine, policy.tiers
+    ssd = ssd_share(policy, model.name)
     return EngineConfig(
         model=model.name,
         model_path=str(model_path),
@@ -118,8 +125,15 @@ def engine_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: 
         max_queue=engine.max_queue,
         num_threads=engine.num_threads,
         eviction=policy.eviction.score,
-        ram_nbytes=policy.tiers.ram.bytes.resolve(memory_nbytes),
-        force_ram=policy.tiers.ram.force,
+        ram_nbytes=tiers.ram.bytes.resolve(memory_nbytes),
+        force_ram=tiers.ram.force,
+        ssd_path=None if ssd is None else str(ssd.folder),
+        ssd_nbytes=0 if ssd is None else ssd.nbytes,
+        ssd_min_free_nbytes=tiers.ssd.min_free,
+        encrypt=tiers.ssd.encrypt,
+        redis_url=None if tiers.redis.url is None else tiers.redis.url.reveal(),
+        redis_timeout_s=tiers.redis.timeout,
+        redis_prefix=tiers.redis.prefix,
     )
 
 

@@ -5,6 +5,7 @@ GatewayError
 │   ├── ContextExceeded    400  the prompt does not fit the model
 │   └── BadPrompt          400  the model's template refuses these messages
 ├── Unauthenticated        401  no key, or one we do not know
+├── Forbidden              403  an operator's route, asked from where it may not be
 ├── UnknownModel           404
 ├── UnknownPath            404
 ├── MethodNotAllowed       405
@@ -53,6 +54,10 @@ class BadPrompt(InvalidRequest):
 
 class Unauthenticated(GatewayError):
     """No API key, or an unknown one."""
+
+
+class Forbidden(GatewayError):
+    """We know who asks, or need not, and it is still not for them."""
 
 
 class UnknownModel(GatewayError):

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 
 from engine.messages import EngineStats
-from gateway.engine_metrics import Described, engine_metrics
+from gateway.engine_metrics import Described, engine_metrics, known_values
 from gateway.headers import Bill, cache_word, ttl_name
 from gateway.ledger import Record
 
@@ -136,7 +136,7 @@ class _EngineCollector:
         for shown in engine_metrics():
             family = shown.family()
             for model, stats in self.latest.items():
-                values = {} if stats is None else stats.counters | stats.gauges
+                values = {} if stats is None else known_values(stats)
                 for key, labels in shown.sources.items():
                     if key in values:
                         family.add_metric((model, *labels), values[key])

@@ -8,6 +8,7 @@ from typing import Final
 
 from aiohttp import web
 
+from gateway.admin import problem
 from gateway.body import read_body
 from gateway.clock import Clock
 from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
@@ -19,6 +20,9 @@ from gateway.wire.base import Wire
 
 UNROUTED: Final = "other"
 """The route label of requests that match none, so that paths chosen by clients never become metric labels."""
+
+ADMIN: Final = "/admin/"
+"""Where the operators' routes are."""
 
 GREETING: Final = (
     "Prompt Cache Gateway\n\n"
@@ -132,18 +136,23 @@ class Server:
     async def _catch(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """A path or method that does not exist, in the shape of the provider the client speaks."""
+        """A path or method that does not exist, in the shape of the provider the client speaks; RFC 9457 for operators."""
+        error: GatewayError
         try:
             return await handler(request)
         except web.HTTPMethodNotAllowed as refusal:
             allowed = ", ".join(sorted(refusal.allowed_methods))
-            response = await self._refuse(request, MethodNotAllowed(f"{request.method} is not allowed here; use {allowed}"))
+            error = MethodNotAllowed(f"{request.method} is not allowed here; use {allowed}")
+            response = await self._refuse(request, error, refusal.status)
             response.headers["Allow"] = allowed
             return response
-        except web.HTTPNotFound:
-            return await self._refuse(request, UnknownPath(f"no such path: {request.method} {request.path}"))
+        except web.HTTPNotFound as refusal:
+            error = UnknownPath(f"no such path: {request.method} {request.path}")
+            return await self._refuse(request, error, refusal.status)
 
-    async def _refuse(self, http: web.Request, error: GatewayError) -> web.StreamResponse:
+    async def _refuse(self, http: web.Request, error: GatewayError, status: int) -> web.StreamResponse:
+        if http.path.startswith(ADMIN):
+            return problem(status, error)
         return await self._serve(http, UNROUTED, lambda call, client: self._handler.refuse(call, client, error))
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:

@@ -20,8 +20,6 @@ _UNAVAILABLE: Final = frozenset(
         "caching.normalize.tool_order",
         "caching.single_flight",
         "caching.ttl",
-        "tiers.redis",
-        "tiers.ssd",
     }
 )
 """Keys that mean something to a reader of the design, but nothing here: a typing error would be the wrong word for them."""
@@ -76,8 +74,9 @@ def _choices(error: ErrorDetails) -> list[str]:
 
 
 def _may_show(value: str | int | float, path: KeyPath, document: Document) -> bool:
-    """Nothing that came from the environment or a file, nothing near an API key, nothing long."""
-    return path not in document.interpolated and path[:1] != ("tenants",) and len(str(value)) <= _MAX_SHOWN
+    """Nothing that came from the environment or a file, nothing near an API key or a password, nothing long."""
+    secret = path[:1] == ("tenants",) or path[:2] == ("tiers", "redis")
+    return path not in document.interpolated and not secret and len(str(value)) <= _MAX_SHOWN
 
 
 def _quote(value: str | int | float) -> str:

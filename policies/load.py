@@ -22,10 +22,10 @@ __all__ = ["PolicyError", "Problem", "load_policy", "parse_policy"]
 PRESETS: Final = ("default", "anthropic", "openai", "gemini", "prices")
 """Files in `presets/`, policy files like any other, merged in this order before the operator's own."""
 
-_NO_OVERRIDES: Final[Mapping[str, Any]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-def load_policy(path: Path | None, environ: Mapping[str, str], *, overrides: Mapping[str, Any] = _NO_OVERRIDES) -> Policy:
+def load_policy(path: Path | None, environ: Mapping[str, str], *, overrides: Mapping[str, Any] = _NOTHING) -> Policy:
     """Reads a policy file, or the shipped policy for None. Raises PolicyError with all problems found.
 
     `environ` is what `${ENV:NAME}` sees. `overrides` is merged last, in the file's own shape: `{"server": {"port": 0}}`.
@@ -42,12 +42,12 @@ def load_policy(path: Path | None, environ: Mapping[str, str], *, overrides: Map
 
 
 def parse_policy(
-    text: str, *, file: str, environ: Mapping[str, str], folder: Path, overrides: Mapping[str, Any] = _NO_OVERRIDES
+    text: str, *, file: str, environ: Mapping[str, str], folder: Path, overrides: Mapping[str, Any] = _NOTHING
 ) -> Policy:
     """As `load_policy`, for text in hand. `file` names it in problems; `${FILE:...}` is relative to `folder`."""
     document = parse_document(text, file=file, interpolator=Interpolator(environ, folder))
     document.overridden.update(_leaves(overrides))
-    data = merge(merge(shipped(), document.data), overrides)
+    data = merge(merge(shipped(environ), document.data), overrides)
     try:
         policy = Policy.model_validate(data)
     except ValidationError as error:
@@ -59,13 +59,13 @@ def parse_policy(
     return policy
 
 
-def shipped() -> dict[str, Any]:
+def shipped(environ: Mapping[str, str] = _NOTHING) -> dict[str, Any]:
     """The data of the shipped presets, merged."""
     data: dict[str, Any] = {}
     folder = importlib.resources.files("policies") / "presets"
     for name in PRESETS:
         text = (folder / f"{name}.yaml").read_text("utf-8")
-        document = parse_document(text, file=f"presets/{name}.yaml", interpolator=Interpolator({}, Path()))
+        document = parse_document(text, file=f"presets/{name}.yaml", interpolator=Interpolator(environ, Path()))
         if document.problems:
             raise PolicyError(document.problems)
         data = merge(data, document.data)

@@ -24,6 +24,7 @@ from policies.values import (
     Number,
     NumBytes,
     OptionalDuration,
+    OptionalRedisUrl,
     Port,
     PositiveCount,
     PositiveDuration,
@@ -193,8 +194,37 @@ class RamTierPolicy(Section):
     force: Flag = Field(default=False, description="Use the RAM tier on a CPU too. For tests only: there the pool is RAM.")
 
 
+class SsdTierPolicy(Section):
+    path: Text = Field(
+        default="~/.cache/pcg/kv",
+        description="Folder of the SSD tier, made when missing; each model has a folder of its own in it. "
+        "The shipped policy says ${ENV:PCG_HOME:-~/.cache/pcg}/kv.",
+    )
+    bytes: NumBytes = Field(
+        default=8 * 1024**3, description="Most bytes on the SSD, files found at start included, all models together. 0: no SSD."
+    )
+    min_free: NumBytes = Field(
+        default=5 * 1024**3, description="The tier stops writing, and goes on reading, while the disk has less room than this."
+    )
+    encrypt: Flag = Field(
+        default=False, description="Encrypt what leaves memory, to SSD and to Redis: AES-GCM with keys derived per tenant."
+    )
+
+
+class RedisTierPolicy(Section):
+    url: OptionalRedisUrl = Field(
+        default=None,
+        description="A Redis, Valkey or Redis Cluster shared by gateways with the same secret: redis://, rediss:// (TLS), "
+        "redis+cluster:// or unix://. Best as ${ENV:NAME}; $PCG_REDIS_URL overrides it. none: no Redis.",
+    )
+    timeout: PositiveDuration = Field(default=0.05, description="Longest wait to connect and between two pieces of a reply.")
+    prefix: Text = Field(default="pcg:", description="Begins every key in Redis, so that it can be shared with others.")
+
+
 class TiersPolicy(Section):
     ram: RamTierPolicy = Field(default=RamTierPolicy(), description="Memory of the host.")
+    ssd: SsdTierPolicy = Field(default=SsdTierPolicy(), description="Files: what outlives the process.")
+    redis: RedisTierPolicy = Field(default=RedisTierPolicy(), description="What outlives the machine, and is shared.")
 
 
 class EvictionPolicy(Section):

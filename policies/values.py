@@ -15,11 +15,15 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
+from policies.redis_url import REDIS_URL_PATTERN, RedisUrl
 from policies.size import SIZE_PATTERN, Size, parse_nbytes
 from policies.ttl import DURATION_PATTERN, format_duration, parse_duration
 
 NONE: Final = "none"
 """The word for "no limit" or "off" where a duration stands."""
+
+HIDDEN: Final = "<hidden>"
+"""Stands for a secret wherever a policy is written down."""
 
 _WHOLE: Final = re.compile(r"^[+-]?\d+$")
 _TENANT: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -101,6 +105,10 @@ def _read_optional_duration(value: object) -> float | None:
     return None if value is None or value == NONE else _read_positive_duration(value)
 
 
+def _read_optional_url(value: object) -> RedisUrl | None:
+    return None if value is None or value == NONE else RedisUrl.parse(value)
+
+
 def _check_class_name(name: str) -> str:
     """A TTL class is named by its nominal duration, so that prices, headers and markers agree on it."""
     try:
@@ -131,6 +139,10 @@ def _duration_schema(*extra: dict[str, Any]) -> WithJsonSchema:
 
 def _text_schema(pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern})
+
+
+def _hide(value: object) -> str | None:
+    return None if value is None else HIDDEN
 
 
 def _format_optional(seconds: float | None) -> str:
@@ -173,6 +185,13 @@ Device: TypeAlias = Annotated[Text, AfterValidator(_check_device), _text_schema(
 ApiKey: TypeAlias = Annotated[
     KeyHash,
     PlainValidator(_read_key),
-    PlainSerializer(lambda _: "<hidden>", return_type=str),
+    PlainSerializer(_hide, return_type=str),
     WithJsonSchema({"type": "string", "minLength": 1}),
 ]
+OptionalRedisUrl: TypeAlias = Annotated[
+    RedisUrl | None,
+    PlainValidator(_read_optional_url),
+    PlainSerializer(_hide, return_type=str | None),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": REDIS_URL_PATTERN}, {"const": NONE}]}),
+]
+"""None where the file says nothing or "none"; like a key, never printed."""

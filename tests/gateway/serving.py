@@ -11,6 +11,7 @@ import aiohttp
 
 from gateway.app import Gateway, Listener, build_app, listening
 from gateway.backends.base import Backend
+from gateway.inventory import Inventory
 from policies.load import parse_policy
 from policies.schema import Policy
 from tests.fakes.clock import FakeClock
@@ -39,12 +40,14 @@ def make_policy(text: str = "") -> Policy:
 
 
 @asynccontextmanager
-async def serving(backend: Backend, policy: str = "") -> AsyncIterator[Served]:
+async def serving(
+    backend: Backend, policy: str = "", *, inventory: Inventory | None = None, root_secret: bytes | None = None
+) -> AsyncIterator[Served]:
     """`backend` behind a real socket for the length of the block."""
     clock = FakeClock()
     effective = make_policy(policy)
     backends = {model.name: backend for model in effective.models}
-    gateway = build_app(effective, backends, clock, on_record=lambda record: None)
+    gateway = build_app(effective, backends, clock, on_record=lambda record: None, inventory=inventory, root_secret=root_secret)
     async with listening(gateway) as listener, aiohttp.ClientSession(listener.url) as http:
         yield Served(gateway, listener, http, clock)
 

@@ -16,7 +16,7 @@ from gateway.cli import main
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home of its own, and none of the settings of whoever runs the tests; logging as before afterwards."""
-    for name in ("PCG_POLICY", "PORT", "PCG_HOST", "PCG_TEST_CLOCK", "PCG_SECRET_FILE"):
+    for name in ("PCG_POLICY", "PORT", "PCG_HOST", "PCG_TEST_CLOCK", "PCG_SECRET_FILE", "PCG_REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PCG_HOME", str(tmp_path))
     yield tmp_path
@@ -53,6 +53,17 @@ def test_a_fine_policy_is_summed_up(home: Path, capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "127.0.0.1:1234" in shown
     assert "my-model" in shown
+
+
+def test_a_policy_is_summed_up_without_passwords(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where KV is kept: the folder and its cap, and of Redis the host alone."""
+    file = home / "policy.yaml"
+    file.write_text("tiers: {ssd: {path: /disk/kv, bytes: 3GiB}, redis: {url: 'rediss://me:opensesame@cache:7000'}}")
+    assert run("check", str(file)) == 0
+    shown = capsys.readouterr().out
+    assert "/disk/kv, at most 3GiB" in shown
+    assert "cache:7000" in shown
+    assert "opensesame" not in shown
 
 
 def test_every_problem_of_a_policy_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from gateway.config import (
     read_settings,
     root_secret,
 )
+from gateway.tiers import folder_name, leftovers, occupied_nbytes, ssd_share
 from policies.errors import PolicyError
 from tests.gateway.serving import make_policy
 
@@ -131,6 +132,63 @@ def test_the_engine_is_set_up_as_the_policy_says(tmp_path: Path) -> None:
     assert (config.template, config.exact, config.block_size, config.num_threads) == ("model", "on", 8, 1)
     assert (config.max_sequences, config.max_step_tokens, config.max_queue) == (2, 64, 3)
     assert (config.eviction, config.ram_nbytes, config.force_ram) == ("lru", 1024**2, True)
+
+
+def test_the_tiers_are_set_up_as_the_policy_says(tmp_path: Path) -> None:
+    """The cap is shared by the models, each in a folder of its own; the Redis URL reaches the engine with its password."""
+    policy = make_policy(
+        f"models: [{{name: a}}, {{name: org/b}}]\ntiers: {{ssd: {{path: {tmp_path}, bytes: 4MiB, min_free: 1MiB, "
+        "encrypt: true}, redis: {url: 'redis://:word@host', timeout: 20ms, prefix: 'x:'}}"
+    )
+    configs = [engine_config(policy, model, tmp_path, b"s" * 32) for model in policy.models]
+    assert [config.ssd_path for config in configs] == [str(tmp_path / "a"), str(tmp_path / "org%2Fb")]
+    assert {config.ssd_nbytes for config in configs} == {2 * 1024**2}
+    assert (configs[0].ssd_min_free_nbytes, configs[0].encrypt) == (1024**2, True)
+    assert (configs[0].redis_url, configs[0].redis_timeout_s, configs[0].redis_prefix) == ("redis://:word@host", 0.02, "x:")
+
+
+def test_tiers_can_be_off(tmp_path: Path) -> None:
+    """No bytes: no folder. No URL: no Redis."""
+    policy = make_policy(f"tiers: {{ssd: {{path: {tmp_path}, bytes: 0}}}}")
+    config = engine_config(policy, policy.models[0], tmp_path, b"s" * 32)
+    assert (config.ssd_path, config.ssd_nbytes, config.redis_url) == (None, 0, None)
+
+
+def test_what_else_lies_in_the_folder_counts_against_the_cap(tmp_path: Path) -> None:
+    """Folders of models that are no longer served leave less for those that are, down to nothing."""
+    policy = make_policy(f"models: [{{name: m}}]\ntiers: {{ssd: {{path: {tmp_path}, bytes: 1MiB}}}}")
+    old, own = tmp_path / "old", tmp_path / "m"
+    for folder in (old, own):
+        folder.mkdir()
+        (folder / "object").write_bytes(bytes(256 * 1024))
+    assert leftovers(policy) == [old]
+    share = ssd_share(policy, "m")
+    assert share is not None
+    assert share.nbytes == 1024**2 - occupied_nbytes(old) <= 768 * 1024
+    (old / "another").write_bytes(bytes(1024**2))
+    assert ssd_share(policy, "m") is None
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "a_b", "org/model:1"])
+def test_folder_names_stay_in_the_folder(name: str, tmp_path: Path) -> None:
+    """Whatever a model is called, its folder lies directly below the root, and belongs to no other model."""
+    assert (tmp_path / folder_name(name)).resolve().parent == tmp_path.resolve()
+    assert folder_name(name) != folder_name(name.replace("/", "_") + "_")
+
+
+def test_the_environments_redis_beats_the_policy(tmp_path: Path) -> None:
+    """`PCG_REDIS_URL` is where a password belongs; it shows up in no settings and no message."""
+    file = tmp_path / "policy.yaml"
+    file.write_text("tiers: {redis: {url: redis://in-the-file}}")
+    environ = {"PCG_HOME": str(tmp_path), "PCG_POLICY": str(file)}
+    settings = read_settings(environ | {"PCG_REDIS_URL": "redis://:opensesame@elsewhere"})
+    url = read_policy(settings).tiers.redis.url
+    assert url is not None
+    assert url.host == "elsewhere:6379"
+    assert "opensesame" not in repr(settings)
+    with pytest.raises(PolicyError, match=r"tiers\.redis\.url: must be a URL") as caught:
+        read_policy(read_settings(environ | {"PCG_REDIS_URL": "opensesame"}))
+    assert "opensesame" not in str(caught.value)
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

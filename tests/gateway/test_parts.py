@@ -269,6 +269,15 @@ def test_every_number_of_the_engine_is_shown_once() -> None:
     assert shown["pcg_worker_up", (("model", "down"),)] == 0
 
 
+def test_a_tier_that_is_not_there_has_no_series() -> None:
+    """Its numbers are unknown, not 0; those of the others are shown."""
+    gauges = dict.fromkeys(GAUGES, 1.0) | {"tier_redis_up": -1.0, "tier_ssd_up": 0.0}
+    shown = samples(Metrics().scrape({"a": EngineStats("s", dict.fromkeys(COUNTERS, 1.0), gauges)}, 0))
+    tiers = {value for _, labels in shown for name, value in labels if name in ("tier", "store")}
+    assert tiers == {"device", "ram", "ssd", "all"}
+    assert shown["pcg_store_up", (("model", "a"), ("store", "ssd"))] == 0
+
+
 def test_the_description_is_complete() -> None:
     """`describe` lists each family of the exposition, with the same help, and nothing else."""
     metrics = Metrics()

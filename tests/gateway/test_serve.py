@@ -22,6 +22,8 @@ import pytest
 from anthropic.types import Message
 from prometheus_client.parser import text_string_to_metric_families
 
+from tools.serving import make_home
+
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 NOW_S = 1_800_000_000.0
@@ -70,8 +72,7 @@ def served(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     clock.write_text(str(NOW_S))
     policy.write_text("models: [{engine: {kv_bytes: 1GiB}}]\nserver: {drain: {delay: 0s}}")
     environ = {key: value for key, value in os.environ.items() if key not in ("PORT", "PCG_POLICY")}
-    environ |= {"PCG_TEST_CLOCK": str(clock), "PCG_SECRET_FILE": str(folder / "secret")}
-    (folder / "secret").write_text("0123456789abcdef")
+    environ |= {"PCG_TEST_CLOCK": str(clock), "PCG_HOME": str(make_home(folder / "home"))}
     command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", "--policy", str(policy)]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -36,8 +36,11 @@ PROBLEMS = {
         "dialects:\n  - match: x\n    min_token: 5",
         '3: dialects.0.min_token: unknown key; did you mean "min_tokens"?',
     ),
-    "ssd": ("tiers:\n  ssd: {path: /x}", "2: tiers.ssd: not available in this version"),
-    "redis": ("tiers: {redis: {url: x}}", "1: tiers.redis: not available in this version"),
+    "a share of a disk": (
+        "tiers:\n  ssd: {bytes: 50%}",
+        '2: tiers.ssd.bytes: must be a size such as 8GiB or 512MiB, not "50%"',
+    ),
+    "a timeout that is none": ("tiers: {redis: {timeout: 0s}}", "1: tiers.redis.timeout: must be longer than 0s"),
     "backends": ("backends: []", "1: backends: not available in this version"),
     "single flight": ("caching: {single_flight: {enabled: true}}", "1: caching.single_flight: not available in this version"),
     "duplicate": ("server:\n  port: 1\n  port: 2", "3: server.port: duplicate key, first given on line 2"),
@@ -134,13 +137,15 @@ def test_every_mistake_is_named_with_its_line(text: str, problem: str) -> None:
 
 def test_all_problems_are_found_at_once_and_in_order() -> None:
     """Duplicates, missing variables and wrong values do not hide each other."""
-    text = "server:\n  port: x\n  port: 2\n  hots: a\n  host: ${ENV:NOPE}\ntiers:\n  ssd: {}\ncaching:\n  usage_mode: exact"
+    text = (
+        "server:\n  port: x\n  port: 2\n  hots: a\n  host: ${ENV:NOPE}\ntiers:\n  ssd: {size: 1}\ncaching:\n  usage_mode: exact"
+    )
     assert [line.split(": ")[0] + " " + line.split(": ")[1] for line in problems(text)] == [
         "policy.yaml:2 server.port",
         "policy.yaml:3 server.port",
         "policy.yaml:4 server.hots",
         "policy.yaml:5 server.host",
-        "policy.yaml:7 tiers.ssd",
+        "policy.yaml:7 tiers.ssd.size",
         "policy.yaml:9 caching.usage_mode",
     ]
 

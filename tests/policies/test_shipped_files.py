@@ -67,6 +67,10 @@ def test_presets_are_policy_files(validator: jsonschema.Draft202012Validator) ->
         "caching: {unmarked_ttl: 0, automatic: '${ENV:A:-true}', ttl_classes: {5m: 1h30m}}",
         "models: [{engine: {kv_bytes: 12.5%}}]",
         "tenants: [{name: a, keys: ['${FILE:/x}']}]",
+        "tiers: {ssd: {bytes: 0}, redis: {url: none}}",
+        "tiers: {redis: {url: 'rediss://user:word@host:6380/1', timeout: 0.1}}",
+        "tiers: {redis: {url: 'unix:///run/redis.sock'}}",
+        "tiers: {redis: {url: '${ENV:REDIS_URL}'}}",
         "prices: {models: [{match: x, input: 1, write: {1h: 2}}]}",
     ],
 )
@@ -87,7 +91,8 @@ def test_the_schema_accepts_every_form(validator: jsonschema.Draft202012Validato
         "models: [{engine: {exact: maybe}}]",
         "dialects: {match: x}",
         "tenants: [{name: 'a b'}]",
-        "tiers: {ssd: {}}",
+        "tiers: {ssd: {path: 5}}",
+        "tiers: {redis: {url: 'http://host'}}",
     ],
 )
 def test_the_schema_refuses_mistakes(validator: jsonschema.Draft202012Validator, text: str) -> None:

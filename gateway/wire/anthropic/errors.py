@@ -17,6 +17,7 @@ TABLE: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
     GatewayError: (500, "api_error"),
     errors.InvalidRequest: (400, "invalid_request_error"),
     errors.Unauthenticated: (401, "authentication_error"),
+    errors.Forbidden: (403, "permission_error"),
     errors.UnknownModel: (404, "not_found_error"),
     errors.UnknownPath: (404, "not_found_error"),
     errors.MethodNotAllowed: (405, "invalid_request_error"),

@@ -29,6 +29,7 @@ TABLE: Final[Mapping[type[GatewayError], Row]] = {
     errors.InvalidRequest: Row(400, "invalid_request_error"),
     errors.ContextExceeded: Row(400, "invalid_request_error", "context_length_exceeded"),
     errors.Unauthenticated: Row(401, "invalid_request_error", "invalid_api_key"),
+    errors.Forbidden: Row(403, "invalid_request_error"),
     errors.UnknownModel: Row(404, "invalid_request_error", "model_not_found"),
     errors.UnknownPath: Row(404, "invalid_request_error"),
     errors.MethodNotAllowed: Row(405, "invalid_request_error", "method_not_supported"),

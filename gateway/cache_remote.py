@@ -1,0 +1,87 @@
+"""A running gateway's `/admin/cache` routes, asked by the command line. Knows no tables."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from gateway.cache_admin import Entries, Flushed, FlushRequest, Stat, VerifyLine
+from gateway.config import ConfigError
+from gateway.inventory import Progress, Verified
+
+PROBE_S: Final = 1.0
+ANSWER_S: Final = 60.0
+
+T = TypeVar("T")
+
+
+def is_gateway(url: str) -> bool:
+    """Whether a gateway answers at `url`."""
+    try:
+        with urllib.request.urlopen(f"{url}/livez", timeout=PROBE_S) as answer:  # noqa: S310 - the operator's own address
+            return bool(answer.headers.get("Server") == "pcg")
+    except (OSError, ValueError):
+        return False
+
+
+class Remote:
+    """A gateway at `url`, asked with `key`. Every method raises `ConfigError` with the gateway's own words when it refuses."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._url = url.rstrip("/")
+        self._key = key
+
+    def stat(self) -> Stat:
+        return self._whole("GET", "stat", Stat)
+
+    def entries(self) -> Entries:
+        return self._whole("GET", "entries", Entries)
+
+    def flush(self, tenant: str | None) -> int:
+        """How many blocks the engines forgot."""
+        return self._whole("POST", "flush", Flushed, msgspec.json.encode(FlushRequest(tenant))).num_blocks
+
+    def verify(self, progress: Progress) -> Verified:
+        """Takes as long as it takes to read everything."""
+        with self._ask("POST", "verify", b"") as answer:
+            for line in answer:
+                told = msgspec.json.decode(line, type=VerifyLine)
+                progress(told.done_nbytes, told.total_nbytes)
+                if told.verified is not None:
+                    return told.verified
+        raise ConfigError(f"{self._url} ended the answer early")
+
+    def _whole(self, method: str, name: str, kind: type[T], body: bytes | None = None) -> T:
+        with self._ask(method, name, body) as answer:
+            return msgspec.json.decode(answer.read(), type=kind)
+
+    @contextmanager
+    def _ask(self, method: str, name: str, body: bytes | None) -> Iterator[HTTPResponse]:
+        request = urllib.request.Request(  # noqa: S310 - the operator's own address
+            f"{self._url}/admin/cache/{name}",
+            data=body,
+            method=method,
+            headers={"x-api-key": self._key, "Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
+                yield answer
+        except urllib.error.HTTPError as error:
+            raise ConfigError(f"{self._url} refuses: {_detail(error)}") from None
+        except urllib.error.URLError as error:
+            raise ConfigError(f"{self._url} does not answer: {error.reason}") from None
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    """What an RFC 9457 body says, else the status."""
+    try:
+        said: Any = msgspec.json.decode(error.read())
+        return str(said["detail"])
+    except (msgspec.MsgspecError, KeyError, TypeError, OSError):
+        return f"status {error.code}"

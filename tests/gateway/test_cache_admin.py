@@ -1,0 +1,152 @@
+"""The operators' routes about what is stored: who may ask, what is answered, and errors by RFC 9457."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig
+from gateway.cache_admin import operator_key
+from gateway.inventory import tenant_hash
+from gateway.stock import open_inventory
+from tests.fakes.backend import ScriptedBackend
+from tests.gateway.serving import Served, serving
+from tests.gateway.stocked import CAP, SECRET, fill, flip, objects, path_of
+
+EXPIRES_AT_S = 1_700_000_060.0
+TENANTS = "tenants: [{name: a, keys: [key-of-a]}, {name: b, keys: [key-of-b]}]"
+ROUTES = [("GET", "stat"), ("GET", "entries"), ("POST", "flush"), ("POST", "verify")]
+OPERATOR = {"x-api-key": operator_key(SECRET)}
+
+
+class FlushableBackend(ScriptedBackend):
+    """Remembers what it was told to forget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counters = {"cache_hits_total": 5.0}
+        self.flushed: list[str | None] = []
+
+    async def flush(self, tenant: str | None) -> int:
+        self.flushed.append(tenant)
+        return 7
+
+
+@asynccontextmanager
+async def stocked(folder: Path, policy: str = "") -> AsyncIterator[tuple[Served, FlushableBackend]]:
+    """A gateway whose SSD tier holds one prompt of each of two tenants."""
+    fill(folder, objects("a", EXPIRES_AT_S) + objects("b", EXPIRES_AT_S))
+    backend = FlushableBackend()
+    engine = EngineConfig(model="m", model_path="", root_secret=SECRET, ssd_path=str(folder), ssd_nbytes=CAP)
+    with open_inventory([engine]) as inventory:
+        async with serving(backend, policy, inventory=inventory, root_secret=SECRET) as served:
+            yield served, backend
+
+
+async def ask(served: Served, method: str, name: str, *, key: str | None = None, **more: Any) -> tuple[int, Any, str]:
+    """Status, JSON (the last line of several) and media type of an answer."""
+    headers = {"x-api-key": key} if key else {}
+    async with served.http.request(method, f"/admin/cache/{name}", headers=headers, **more) as response:
+        lines = (await response.read()).splitlines()
+        return response.status, msgspec.json.decode(lines[-1]), response.content_type
+
+
+async def test_on_loopback_without_tenants_everything_is_told(tmp_path: Path) -> None:
+    """Sizes by tenant, the engines' numbers, entries with their time left, and no text."""
+    async with stocked(tmp_path) as (served, _):
+        status, stat, _ = await ask(served, "GET", "stat")
+        assert status == 200
+        (place,) = stat["contents"]
+        assert set(place["tenants"]) == {tenant_hash(SECRET, "a"), tenant_hash(SECRET, "b")}
+        (engine,) = stat["engines"].values()
+        assert engine["counters"] == {"cache_hits_total": 5.0}
+        status, told, _ = await ask(served, "GET", "entries")
+        assert (status, told["truncated"]) == (200, False)
+        assert [(line["position"], line["offset"], line["ttl_left_s"]) for line in told["entries"]] == [
+            ("system/0", 700, 60)
+        ] * 2
+
+
+async def test_everything_stored_is_verified(tmp_path: Path) -> None:
+    """Progress comes as lines of JSON, the outcome last."""
+    async with stocked(tmp_path) as (served, _):
+        key = objects("a", EXPIRES_AT_S)[0].key
+        flip(path_of(tmp_path, key), -1)
+        status, last, kind = await ask(served, "POST", "verify")
+    assert (status, kind) == (200, "application/x-ndjson")
+    assert last["done_nbytes"] == last["total_nbytes"] > 0
+    assert last["verified"]["num_whole"] == 5
+    assert [damage["key"] for damage in last["verified"]["damaged"]] == [key.hex()]
+
+
+async def test_a_key_sees_and_forgets_its_own_tenant(tmp_path: Path) -> None:
+    """Where there are tenants: of everyone else not even the hash is told."""
+    async with stocked(tmp_path, TENANTS) as (served, backend):
+        _, stat, _ = await ask(served, "GET", "stat", key="key-of-a")
+        assert [set(place["tenants"]) for place in stat["contents"]] == [{tenant_hash(SECRET, "a")}]
+        _, told, _ = await ask(served, "GET", "entries", key="key-of-b")
+        assert {line["tenant"] for line in told["entries"]} == {tenant_hash(SECRET, "b")}
+        _, last, _ = await ask(served, "POST", "verify", key="key-of-a")
+        assert last["verified"]["num_whole"] == 3
+        assert (await ask(served, "POST", "flush", key="key-of-a"))[:2] == (200, {"num_blocks": 7})
+        status, error, _ = await ask(served, "POST", "flush", key="key-of-a", json={"tenant": "b"})
+        assert (status, error["title"]) == (403, "Forbidden")
+        assert backend.flushed == ["a"]
+
+
+async def test_the_operators_key_reaches_everyone(tmp_path: Path) -> None:
+    """It follows from the secret file: whoever can read that needs no tenant's key."""
+    async with stocked(tmp_path, TENANTS) as (served, backend):
+        _, stat, _ = await ask(served, "GET", "stat", key=operator_key(SECRET))
+        assert [len(place["tenants"]) for place in stat["contents"]] == [2]
+        for body in ({}, {"tenant": "b"}):
+            assert (await ask(served, "POST", "flush", key=operator_key(SECRET), json=body))[0] == 200
+        assert backend.flushed == [None, "b"]
+        status, _, _ = await ask(served, "GET", "stat", key=operator_key(b"another secret of a gateway"))
+        assert status == 401
+
+
+@pytest.mark.parametrize(("method", "name"), ROUTES)
+async def test_strangers_are_refused(method: str, name: str, tmp_path: Path) -> None:
+    """No key, a wrong key, a web page: nothing is told and nothing is done."""
+    async with stocked(tmp_path, TENANTS) as (served, backend):
+        for key in (None, "key-of-c"):
+            status, error, kind = await ask(served, method, name, key=key)
+            assert (status, kind, error["status"]) == (401, "application/problem+json", 401)
+        async with served.http.request(
+            method, f"/admin/cache/{name}", headers=OPERATOR | {"Origin": "http://localhost:8080"}
+        ) as response:
+            assert response.status == 403
+            assert response.content_type == "application/problem+json"
+        assert backend.flushed == []
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b'{"tenant": 1}', b'{"tennant": "a"}', b" " * 5000])
+async def test_bad_bodies_are_refused(body: bytes, tmp_path: Path) -> None:
+    """A mistyped key must not flush everyone."""
+    async with stocked(tmp_path) as (served, backend):
+        status, error, kind = await ask(served, "POST", "flush", data=body)
+        assert (status, kind, error["title"]) == (400, "application/problem+json", "InvalidRequest")
+        assert backend.flushed == []
+
+
+@pytest.mark.parametrize(("method", "name", "wanted"), [("GET", "flush", 405), ("POST", "stat", 405), ("GET", "nothing", 404)])
+async def test_what_is_not_there_is_no_providers_error(method: str, name: str, wanted: int, tmp_path: Path) -> None:
+    """Unknown paths and methods below `/admin` answer by RFC 9457, too."""
+    async with stocked(tmp_path) as (served, _):
+        status, error, kind = await ask(served, method, name)
+        assert (status, kind, error["status"]) == (wanted, "application/problem+json", wanted)
+
+
+async def test_without_tenants_only_loopback_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`server.allow_anonymous` opens the API to others, not these routes."""
+    monkeypatch.setattr("aiohttp.web.BaseRequest.remote", "192.0.2.1")
+    async with stocked(tmp_path) as (served, _):
+        status, error, _ = await ask(served, "GET", "stat")
+        assert (status, error["title"]) == (403, "Forbidden")
+        assert (await ask(served, "GET", "stat", key=operator_key(SECRET)))[0] == 200

@@ -1,0 +1,148 @@
+"""`pcg cache`: the same answers from a running gateway and from the files of one that has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.store.base import Item
+from engine.store.disk.store import DiskStore
+from gateway.cli import main
+from gateway.config import read_settings, root_secret
+from gateway.inventory import Inventory
+from gateway.shelves import FolderShelf
+from tests.gateway.serving import serving
+from tests.gateway.stocked import CAP, fill, flip, objects, path_of
+from tests.gateway.test_cache_admin import FlushableBackend
+
+LATER_S = 4_000_000_000.0
+POLICY = """
+server: {port: 1}
+models: [{name: m}]
+tenants: [{name: acme, keys: [key-of-acme]}, {name: zeta, keys: [key-of-zeta]}]
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with a policy, whose SSD tier holds one prompt of each tenant; no gateway runs at the policy's address."""
+    for name in ("PORT", "PCG_HOST", "PCG_TEST_CLOCK", "PCG_SECRET_FILE", "PCG_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PCG_HOME", str(tmp_path))
+    monkeypatch.setenv("PCG_POLICY", str(tmp_path / "policy.yaml"))
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    fill(folder(tmp_path), contents("acme") + contents("zeta"))
+    return tmp_path
+
+
+def folder(home: Path) -> Path:
+    """Where the model's KV is."""
+    return home / "kv" / "m"
+
+
+def secret() -> bytes:
+    return root_secret(read_settings())
+
+
+def contents(tenant: str) -> list[Item]:
+    return objects(tenant, LATER_S, secret=secret())
+
+
+def run(*arguments: str) -> int:
+    """The exit status of `pcg cache ARGUMENTS`."""
+    try:
+        main(("cache", *arguments))
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_stat_shows_sizes_and_tenants(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the folder, with the names of tenants the policy knows."""
+    assert run("stat") == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"ssd +.*/kv/m +6 ", shown)
+    assert "acme" in shown
+    assert "8GiB" in shown
+    assert "works" in shown
+
+
+def test_stat_says_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A disk with too little room, and a Redis that does not answer."""
+    (home / "policy.yaml").write_text(POLICY + "tiers: {ssd: {min_free: 1000TiB}, redis: {url: 'redis://127.0.0.1:1'}}")
+    assert run("stat") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["min_free" in line for line in lines if line.strip().startswith("ssd")] == [True]
+    assert ["answer" in line for line in lines if line.strip().startswith("redis")] == [True]
+
+
+def test_ls_shows_entries(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per entry: place, tokens, class."""
+    assert run("ls") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "system/0" in line]
+    assert sorted(line.split()[1] for line in lines) == ["acme", "zeta"]
+    assert all(line.split()[3:5] == ["700", "5m"] for line in lines)
+
+
+def test_verify_ends_by_what_it_finds(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 while everything is whole; 1, with the object's name, once it is not."""
+    assert run("verify") == 0
+    assert "6 objects whole" in capsys.readouterr().out
+    key = contents("acme")[0].key
+    flip(path_of(folder(home), key), 4000)
+    assert run("verify") == 1
+    shown = capsys.readouterr().out
+    assert key.hex() in "".join(shown.split())
+    assert "1 damaged" in shown
+
+
+def test_flush_forgets_a_tenant_and_verify_proves_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then everything, folders of models that are no longer served included."""
+    assert run("flush", "--tenant", "acme") == 0
+    assert "forgot 3 objects of acme" in capsys.readouterr().out
+    assert run("stat") == 0
+    shown = capsys.readouterr().out
+    assert "zeta" in shown
+    assert "acme" not in shown
+    fill(home / "kv" / "former", contents("acme"))
+    assert run("flush") == 0
+    assert "forgot 6 objects" in capsys.readouterr().out
+    assert run("verify") == 0
+    assert "0 objects whole" in capsys.readouterr().out
+
+
+def test_flush_needs_the_gateway_that_runs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder in use is not emptied behind the engine's back; the message says how to reach it."""
+    with DiskStore(folder(home), nbytes=CAP):
+        assert run("flush") == 1
+    assert "--url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", [None, "key-of-acme"])
+async def test_a_running_gateway_is_asked(home: Path, capsys: pytest.CaptureFixture[str], key: str | None) -> None:
+    """With the operator's key from the secret file, or with a tenant's: then about that tenant alone."""
+    backend = FlushableBackend()
+    inventory = Inventory((FolderShelf(folder(home)),))
+    more = ["--key", key] if key else []
+    async with serving(backend, POLICY, inventory=inventory, root_secret=secret()) as served:
+        for verb, number in (("stat", "cache_hits_total"), ("ls", "system/0"), ("verify", f"{3 if key else 6} objects whole")):
+            assert await asyncio.to_thread(run, verb, "--url", served.url, *more) == 0
+            shown = capsys.readouterr().out
+            assert number in shown
+            assert verb == "verify" or ("zeta" in shown) == (key is None)
+        assert await asyncio.to_thread(run, "flush", "--url", served.url, *more) == 0
+    assert "forgot 7 blocks" in capsys.readouterr().out
+    assert backend.flushed == ["acme" if key else None]
+
+
+async def test_refusals_are_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the gateway answers, and that none answers, in one line."""
+    async with serving(FlushableBackend(), POLICY, root_secret=b"of another gateway") as served:
+        assert await asyncio.to_thread(run, "stat", "--url", served.url) == 1
+        assert "invalid API key" in capsys.readouterr().err
+    assert await asyncio.to_thread(run, "stat", "--url", served.url) == 1
+    assert "does not answer" in capsys.readouterr().err
