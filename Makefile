@@ -28,7 +28,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; set PYTHON=")'
 	@test -x $(BIN)/pip || { echo "making .venv"; $(PYTHON) -m venv .venv; }
 	@echo "installing (the first time this downloads torch)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[engine,redis,dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[engine,redis,encrypt,dev]'
 	@touch $@
 
 venv: $(INSTALLED) ## make .venv and install everything in it

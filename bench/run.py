@@ -1,4 +1,4 @@
-"""`make bench`: cold and warm requests on the default model through a real gateway, as ratios within one run.
+"""`make bench`: cold and warm requests on the default model through a real gateway, and hits on every tier, as ratios.
 
 Every cold prompt begins with a random word, so nothing is measured twice. Seconds on a shared machine are noise; read the
 ratios. `--json FILE` keeps the figures.
@@ -22,6 +22,7 @@ from rich.table import Table
 
 from bench.index import IndexFigures, measure_index
 from bench.machine import describe
+from bench.tiers import measure_tiers, show_tiers
 from bench.traffic import Client, Measured
 from tools.serving import POLICY, serving
 
@@ -173,6 +174,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=3, help="cold prompts per length")
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="prompt lengths in tokens")
     parser.add_argument("--no-modes", action="store_true", help="leave out the comparison of exact and fast mode")
+    parser.add_argument("--no-tiers", action="store_true", help="leave out memory, SSD and Redis")
     arguments = parser.parse_args()
     machine = describe()
     show_machine(machine)
@@ -188,10 +190,13 @@ def main() -> int:
         with serving(mode_policy("off")) as fast, serving(mode_policy("on")) as exact:
             modes = asyncio.run(measure_modes({"off": fast, "on": exact}, arguments.repetitions))
         show_modes(modes)
+    tiers = [] if arguments.no_tiers else measure_tiers()
+    if tiers:
+        good &= show_tiers(console, tiers)
     index = measure_index()
     show_index(index)
     if arguments.json:
-        figures = {"machine": machine, "pairs": pairs, "overhead_s": overhead_s, "modes": modes, "index": index}
+        figures = {"machine": machine, "pairs": pairs, "overhead_s": overhead_s, "modes": modes, "tiers": tiers, "index": index}
         arguments.json.write_text(json.dumps(figures, default=asdict, indent=2) + "\n", encoding="utf-8")
     return 0 if good else 1
 

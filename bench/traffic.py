@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -28,6 +29,8 @@ class Measured:
     num_input: int
     num_output: int
     num_skipped: int
+    tier: str = ""
+    """Where most of what was read came from."""
 
     @property
     def num_prompt(self) -> int:
@@ -59,6 +62,7 @@ class Client:
                     first_s = time.perf_counter() - begin_s
                 usage |= (event.get("message") or event).get("usage") or {}
             num_skipped = int(answer.headers["pcg-prefill-skipped-tokens"])
+            tier = re.search(r"detail=(\w+)", answer.headers["Cache-Status"])
         total_s = time.perf_counter() - begin_s
         return Measured(
             ttft_s=first_s if first_s is not None else total_s,
@@ -68,6 +72,7 @@ class Client:
             num_input=usage["input_tokens"],
             num_output=usage["output_tokens"],
             num_skipped=num_skipped,
+            tier=tier[1] if tier else "",
         )
 
     async def overhead(self, system: str, question: str) -> float:
@@ -80,6 +85,12 @@ class Client:
             total_s = time.perf_counter() - begin_s
             timings = server_timings(answer.headers["Server-Timing"])
         return total_s - timings["prefill"] - timings["decode"]
+
+    async def metrics(self) -> str:
+        """What `/metrics` shows now."""
+        async with self._session.get(f"{self._base_url}/metrics") as answer:
+            answer.raise_for_status()
+            return await answer.text()
 
     async def count(self, system: str, question: str) -> int:
         """Tokens of the prompt."""

@@ -1,4 +1,4 @@
-"""A real `pcg serve` in a process of its own, for the demo, the benchmark and the tests of the examples.
+"""A real `pcg serve` in a process of its own, for the demo, the benchmarks and the black-box tests.
 
 As a program, `python -m tools.serving URL` waits until the gateway at URL is ready.
 """
@@ -15,7 +15,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 START_S = 300.0
@@ -24,35 +25,105 @@ STOP_S = 30.0
 POLL_S = 0.05
 POLICY = "server: {drain: {delay: 0s, timeout: 5s}}\n"
 """The defaults, but stops at once: nobody balances load over a child process."""
+REAL_HOME = Path(os.environ.get("PCG_HOME") or Path.home() / ".cache" / "pcg")
+OURS = ("PCG_POLICY", "PCG_HOST", "PORT", "PCG_TEST_CLOCK", "PCG_SECRET_FILE", "PCG_REDIS_URL")
+"""Settings of whoever starts us, which are not meant for the gateways started here."""
 
 
 class DidNotStart(Exception):
     """The gateway ended, or was not ready in time; holds the end of its output."""
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A gateway's process. `output` is the file with everything it and its engine said."""
+
+    process: subprocess.Popen[bytes]
+    base_url: str
+    output: Path
+
+    def log(self) -> str:
+        """Everything said so far."""
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def worker_pids(self) -> list[int]:
+        """The engines' processes."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        with suppress(OSError):
+            return [int(pid) for pid in children.read_text().split()]
+        return []
+
+    def kill(self) -> None:
+        """`kill -9` for the gateway and its engines, at any moment; returns when all are gone."""
+        pids = self.worker_pids()
+        self.process.kill()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        while any(is_running(pid) for pid in pids):
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """End it by SIGTERM and wait; SIGKILL when it does not end within 30 s. Idempotent."""
+        if self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def start(home: Path, policy: str = POLICY, environ: Mapping[str, str] | None = None) -> Server:
+    """Run a gateway with this home on a free loopback port; returns when it is ready. Raises `DidNotStart`.
+
+    `policy` is the text of a policy file; `environ` is added to this process's environment. Whoever starts it stops it.
+    """
+    port = free_port()
+    policy_file, output = home / "policy.yaml", home / f"output-{port}"
+    policy_file.write_text(policy, encoding="utf-8")
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(port), "--policy", str(policy_file)]
+    inherited = {name: value for name, value in os.environ.items() if name not in OURS}
+    with output.open("wb") as file:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            command,
+            env={**inherited, "PCG_HOME": str(home), **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    server = Server(process, f"http://127.0.0.1:{port}", output)
+    try:
+        if not wait_until_ready(server.base_url, lambda: process.poll() is None):
+            raise DidNotStart(server.log()[-4000:])
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
 @contextmanager
 def serving(policy: str = POLICY, environ: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Run the gateway on a free loopback port while the block lasts and yield its base URL once it is ready.
+    """Run a gateway while the block lasts and yield its base URL once it is ready; arguments and errors as of `start`.
 
-    `policy` is the text of a policy file; `environ` is added to this process's environment. The server is told to stop by
-    SIGTERM and is killed if it does not within 30 s. Raises `DidNotStart`.
+    It has a home of its own that is gone afterwards: it starts cold and leaves no KV behind.
     """
-    with tempfile.TemporaryDirectory(prefix="pcg-serving-") as folder, open(Path(folder, "output"), "w+b") as output:
-        path = Path(folder, "policy.yaml")
-        path.write_text(policy, encoding="utf-8")
-        port = free_port()
-        command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(port), "--policy", str(path)]
-        server = subprocess.Popen(  # noqa: S603 - our own command
-            command, env={**os.environ, **(environ or {})}, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-        )
+    with tempfile.TemporaryDirectory(prefix="pcg-serving-") as folder:
+        server = start(make_home(Path(folder, "home")), policy, environ)
         try:
-            base_url = f"http://127.0.0.1:{port}"
-            if not wait_until_ready(base_url, lambda: server.poll() is None):
-                output.seek(0)
-                raise DidNotStart(output.read()[-4000:].decode(errors="replace"))
-            yield base_url
+            yield server.base_url
         finally:
-            stop(server)
+            server.stop()
+
+
+def make_home(path: Path) -> Path:
+    """A new `$PCG_HOME` with the models of the real one, brought there when they are first needed."""
+    models = REAL_HOME / "models"
+    models.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.mkdir(mode=0o700)
+    (path / "models").symlink_to(models.absolute())
+    return path
 
 
 def free_port() -> int:
@@ -81,14 +152,12 @@ def wait_until_ready(base_url: str, is_alive: Callable[[], bool] = lambda: True)
     return True
 
 
-def stop(server: subprocess.Popen[bytes]) -> None:
-    """End the server and wait for it; a second SIGTERM is not needed for one that drains."""
-    server.send_signal(signal.SIGTERM)
+def is_running(pid: int) -> bool:
+    """Whether a process has this id and has not ended; one that nobody has waited for yet has ended."""
     try:
-        server.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from gateway.config import read_policy, read_settings
 from policies.load import load_policy
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,20 @@ def test_compose_has_gateway_and_redis() -> None:
     assert services["redis"]["healthcheck"]["test"]
     for service in services.values():
         assert service["cap_drop"] == ["ALL"]
+
+
+def test_the_gateway_uses_the_redis(tmp_path: Path) -> None:
+    """The address in its environment is the service's, is what the Redis tier of its policy becomes, and needs the extra."""
+    environ = compose()["services"]["gateway"]["environment"]
+    key = tmp_path / "tenant-key"
+    key.write_text("a-key")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text((DOCKER / "policy.yaml").read_text(encoding="utf-8").replace("/run/secrets/tenant-key", str(key)))
+    url = read_policy(read_settings({**environ, "PCG_HOME": str(tmp_path)}, policy=policy)).tiers.redis.url
+    assert url is not None
+    assert url.host == "redis:6379"
+    assert "redis" in compose()["services"]
+    assert re.search(r"\[engine,[a-z,]*redis", DOCKERFILE)
 
 
 def test_compose_refers_to_files_that_exist() -> None:

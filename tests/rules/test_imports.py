@@ -34,7 +34,10 @@ RULES = (
     Rule("policies", ("policies", "pydantic", "pydantic_core", "ruamel.yaml")),
     Rule("engine", ("engine", "msgspec"), never=(LAZY,)),
     Rule("engine.prompt", ("engine.prompt", "engine.errors", "msgspec", "jinja2", "tokenizers", "xxhash")),
-    Rule("engine.store", ("engine.store", "engine.errors")),
+    Rule("engine.store", ("engine.store", "engine.errors", "xxhash")),
+    Rule("engine.store.open", ("engine.store", "engine.config")),
+    Rule("engine.store.encrypted", ("engine.store", "cryptography")),
+    Rule("engine.store.redis", ("engine.store", "redis")),
     Rule(
         "engine.cache", ("engine.cache", "engine.store", "engine.errors", *PLANS, "engine.prompt.rendered", "msgspec", "xxhash")
     ),
@@ -69,6 +72,7 @@ RULES = (
         ("gateway", "engine", "policies", "aiohttp", "msgspec", "orjson", "prometheus_client", "structlog"),
         never=(LAZY, "gateway.cli"),
     ),
+    Rule("gateway.cache_cli", ("gateway", "engine", "policies", "cyclopts", "rich", "msgspec"), never=(LAZY, *COMPOSITION)),
     Rule("gateway.cli", ("gateway", "engine", "policies", "cyclopts", "rich", "msgspec", "orjson", "structlog"), never=(LAZY,)),
 )
 
