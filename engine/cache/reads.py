@@ -58,8 +58,8 @@ class Speed:
 
 
 class Reads:
-    """The fetches of one cache. `passing(key)` is what is on its way to the tiers under a key; `tell(keys)` has them know at
-    once until when these objects are kept."""
+    """The fetches of one cache. `passing(key)` is what is on its way to the tiers under a key; `tell()` has them know at once
+    until when objects are kept, before they hear of a time at which they would think them over."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Reads:
         counters: CacheCounters,
         clock: Callable[[], float],
         passing: Callable[[bytes], Passing | None],
-        tell: Callable[[Sequence[bytes]], None],
+        tell: Callable[[], None],
     ) -> None:
         self.speed = Speed()
         self.staged_nbytes = 0
@@ -94,7 +94,7 @@ class Reads:
         if not objects and not fetch.places:
             fetch.is_over = True
             return
-        self._tell(objects)
+        self._tell()
         question = Question(objects, [place.label for place in fetch.places], fetch.space.seal, fetch.now_s)
         self._fetches[fetch] = None
         fetch.unanswered = list(lanes)

@@ -79,7 +79,7 @@ class Tiers:
 
     def attach(self, geometry: Geometry, counters: CacheCounters) -> None:
         """Work for a cache of this geometry, and count there."""
-        self.reads = Reads(self._lanes, geometry, counters, self._clock, self._writes.get, self._tell)
+        self.reads = Reads(self._lanes, geometry, counters, self._clock, self._writes.get, self.tell_refreshes)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, from any thread, whenever there is something to poll."""
@@ -186,12 +186,6 @@ class Tiers:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(0.0)
-
-    def _tell(self, keys: Sequence[bytes]) -> None:
-        """Hand the new expiries of these objects over now: somebody asks for them, and the tiers may think they are over."""
-        fresh = {key: self._fresh.pop(key) for key in keys if key in self._fresh}
-        for lane in self._lanes if fresh else ():
-            lane.refresh(fresh)
 
     # What the tiers say of writes -----------------------------------------------------------------------------------------
 

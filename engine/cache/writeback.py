@@ -70,11 +70,14 @@ class WriteBack:
         return bool(self._wanted) and self._tiers.has_room(self._geometry.nbytes(0, self._geometry.span_tokens))
 
     def spans(self, space: Space, held: Sequence[Block]) -> None:
-        """Want every span of the path `held` that no tier has, and keep the others as long as the device does."""
-        step = self._geometry.span_blocks
+        """Want every span of the path `held` that no tier has, and keep the others as long as the device does.
+
+        What a request uses outlives its expiry on the device, but not in the tiers: they may have dropped it meanwhile.
+        """
+        step, now_s = self._geometry.span_blocks, self._now_s()
         for i in range(step - 1, len(held), step):
             last = held[i]
-            if not last.stored_until_s:
+            if last.stored_until_s <= now_s:
                 self._want(_Span(space, last), last)
             elif last.expires_at_s > last.stored_until_s:
                 last.stored_until_s = last.expires_at_s

@@ -512,6 +512,19 @@ def test_what_expires_leaves_the_store_and_what_is_refreshed_stays() -> None:
     assert rig.run(DOCUMENT, plan).skipped == 0
 
 
+def test_what_expires_below_while_it_is_used_is_written_again() -> None:
+    """A request may run for longer than the KV it uses is kept: at its end that KV is as good as new, below too."""
+    rig = Rig(store=MemoryStore(1 << 20), force_store=True)
+    tokens, plan = list(range(17)), CachePlan(unmarked_ttl_s=10.0)
+    rig.run(tokens, plan)
+    lease = rig.admit(tokens, plan)
+    assert lease.num_cached == 16
+    rig.prefill(lease)
+    rig.advance(20)
+    rig.release(lease, tokens)
+    assert rig.run(tokens, plan).skipped == 16
+
+
 def test_a_refresh_the_tier_was_not_told_of_yet_counts() -> None:
     """Expiries go down in batches; whoever asks for such an object is not told that it is over."""
     rig = Rig(store=MemoryStore(1 << 20), force_store=True)
