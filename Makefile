@@ -19,7 +19,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 OURS := gateway engine policies tests bench examples tools
 
-.PHONY: help venv model serve demo test check docs fmt bench gpu-check ci
+.PHONY: help venv model serve demo test check docs fmt bench soak gpu-check ci
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -62,6 +62,9 @@ fmt: $(INSTALLED) ## format the code and fix what ruff can fix
 
 bench: model ## measure cold and warm requests on the default model; ARGS='--json FILE' keeps the figures
 	@exec $(BIN)/python -m bench.run $(ARGS)
+
+soak: model ## 500 turns of 20 conversations over tiny tiers against the uncached run; ARGS='--turns N'
+	@exec $(BIN)/python -m bench.soak $(ARGS)
 
 gpu-check: $(INSTALLED) ## the checks that need a CUDA device, in under five minutes; skips without one
 	@exec $(BIN)/python -m bench.gpu_check $(ARGS)

