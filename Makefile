@@ -43,8 +43,8 @@ serve: model ## start the gateway on 127.0.0.1:$PORT
 demo: model ## a cold and a warm conversation through both official SDKs, with the bill
 	@exec $(BIN)/python -m examples.demo $(ARGS)
 
-test: model ## run all tests
-	@$(BIN)/python -m pytest $(ARGS)
+test: model ## run the tests, but for the long ones: ARGS='-m long' runs those
+	@$(BIN)/python -m pytest -m 'not long' $(ARGS)
 
 check: $(INSTALLED) ## lint, formatting and types; then the largest files, functions and signatures
 	@$(BIN)/ruff check $(OURS)

@@ -19,7 +19,7 @@ from tests.fakes.redis_server import RedisServer
 from tests.fakes.tiny_models import save_tiny_model
 from tests.fakes.tokenizer import CHATML_TOKENS
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 MIB = 1024**2
 CONTEXT = 896

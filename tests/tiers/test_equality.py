@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.redis_server import RedisServer
 from tests.tiers.hosts import Answer, Host, hosts, manual
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 WARMER, QUESTION = "Which berth is deepest?", "How deep is berth 12?"
 NUM_TOKENS = 24

@@ -18,7 +18,7 @@ from gateway.tiers import occupied_nbytes
 from tests.fakes.redis_server import RedisServer
 from tests.tiers.hosts import Host, hosts, manual
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 TENANTS = "tenants: [{name: acme, keys: [key-acme]}, {name: zeta, keys: [key-zeta]}]"
 QUESTION = "How deep is berth 12?"

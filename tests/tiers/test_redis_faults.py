@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.redis_server import Fault, FaultProxy, RedisServer
 from tests.tiers.hosts import PATIENCE_S, Answer, Host, hosts, manual
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 QUESTION = "How deep is berth 12?"
 NUM_REQUESTS = 200

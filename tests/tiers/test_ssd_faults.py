@@ -11,7 +11,7 @@ import pytest
 
 from tests.tiers.hosts import Answer, Host, hosts, manual
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 SSD = "{ssd: {bytes: 1GiB, min_free: 0}}"
 QUESTION = "How deep is berth 12?"

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.redis_server import RedisServer
 from tests.tiers.hosts import Answer, Host, hosts, manual
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 SSD = "{ssd: {bytes: 1GiB, min_free: 0}}"
 DEVICE_ONLY = "{ssd: {bytes: 0}}"
