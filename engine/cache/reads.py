@@ -256,12 +256,20 @@ class Reads:
             if not fetch.num_missing:
                 self._end(fetch)
 
+    def _forget_tail(self, fetch: Fetch, piece: Piece) -> None:
+        """A tail that was not read, or could not be, may be no tail any more: once computed, it is written again."""
+        for place in fetch.places:
+            entry = fetch.space.entries.find_live(place.key, fetch.now_s)
+            if entry is not None and fetch.tails.get(place.offset) is piece:
+                entry.has_tail = False
+
     def _cut(self, fetch: Fetch, piece: Piece) -> None:
         """Let the pieces end before one that cannot be had."""
         at = fetch.pieces.index(piece)
         fetch.num_missing -= sum(other.body is None for other in fetch.pieces[at:])
         for other in fetch.pieces[at:]:
             self._let_go(fetch, other)
+            self._forget_tail(fetch, other)
         del fetch.pieces[at:]
 
     def _late_at_s(self, fetch: Fetch) -> float:

@@ -164,7 +164,9 @@ class WriteBack:
             entry.has_tail = False
 
         entry.has_tail = True
-        nbytes = self._hand_over(Sealed(label, space.seal, self._kept_until_s(entry)), path, lost)
+        # Written though a tier may have one: nobody read that one, or it was not what it should be.
+        sealed = Sealed(label, space.seal, self._kept_until_s(entry), replaces=True)
+        nbytes = self._hand_over(sealed, path, lost)
         entry.has_tail &= nbytes > 0
         return nbytes
 

@@ -365,6 +365,19 @@ def test_damaged_and_lost_objects_are_misses(fault: str, counter: str) -> None:
     assert bench.count(counter) == 100
 
 
+def test_damage_heals_in_the_next_process() -> None:
+    """Spans and the tail that turned out damaged are computed and written anew: the process after that reads all."""
+    store = MemoryStore(1 << 20)
+    Bench(store).ask(PROMPT, marks=[100])
+    held = [(key, store.get_many([key], 0)[0], found) for key, found in store.scan()]
+    kv = [(key, payload, found) for key, payload, found in held if payload is not None and b"messages/" not in payload]
+    assert len(kv) == len(held) - 1, "all but the entry"
+    store.put_many([Item(key, payload[:-1] + bytes([payload[-1] ^ 1]), found.expires_at_s) for key, payload, found in kv])
+    assert Bench(store).ask([*PROMPT[:100], 1], marks=[100]).started.report.skipped == 0
+    healed = Bench(store).ask([*PROMPT[:100], 2], marks=[100]).started.report
+    assert (healed.skipped, healed.tiers) == (100, {"ssd": 100})
+
+
 @pytest.mark.parametrize("num_jobs", range(9))
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 def test_an_abort_while_loading_leaks_nothing(warm: MemoryStore, num_jobs: int, num_steps: int) -> None:
