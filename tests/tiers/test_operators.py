@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.soaking import watching as watching_folder
 from engine.cache.stored import namespace
-from gateway.tiers import occupied_nbytes
 from tests.fakes.redis_server import RedisServer
 from tests.tiers.hosts import Host, hosts, manual
 
@@ -108,12 +108,12 @@ def test_the_cap_holds_under_a_load_that_wants_ten_times_as_much(default_model: 
         (pid,) = host.server.worker_pids()
         engine = psutil.Process(pid)
         before_nbytes = engine.memory_info().rss
-        with watching(lambda: occupied_nbytes(host.home / "kv"), lambda: engine.memory_info().rss) as most:
+        with watching_folder(host.home / "kv") as folder, watching(lambda: engine.memory_info().rss) as rss_nbytes:
             for edition in "ABCDEFGHIJKL":
                 host.ask(manual(edition), QUESTION, max_tokens=1)
             host.wait_until_written()
             written = host.metric("pcg_kv_written_bytes_total", tier="ssd")
         assert written >= 8 * cap_nbytes
-        assert cap_nbytes / 2 < most[0] <= cap_nbytes
-        assert most[1] <= before_nbytes + 512 * MIB + queue_nbytes + slack_nbytes
+        assert cap_nbytes / 2 < folder.most_nbytes <= cap_nbytes
+        assert rss_nbytes[0] <= before_nbytes + 512 * MIB + queue_nbytes + slack_nbytes
         assert host.metric("pcg_kv_bytes", tier="ssd") <= cap_nbytes
