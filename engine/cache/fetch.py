@@ -57,7 +57,6 @@ class Fetch:
     is_queued: bool = False
     """Waiting for room to read into."""
     cause: Cause | None = None
-    begun_s: float = 0.0
     progress_s: float = 0.0
     deadline_s: float = float("inf")
     wasted_s: float = 0.0

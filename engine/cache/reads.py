@@ -85,7 +85,7 @@ class Reads:
     def start(self, fetch: Fetch) -> None:
         """Ask every tier that answers at all what it has of the prompt. `fetch` is over at once where that is nothing."""
         lanes = [lane for lane in self._lanes if not lane.is_stuck]
-        fetch.begun_s = fetch.progress_s = self._clock()
+        fetch.progress_s = self._clock()
         if not lanes:
             fetch.is_over = True
             return

@@ -68,6 +68,21 @@ def test_a_failing_server_costs_little_and_comes_back(setup: Setup, fault: Fault
     assert levels == [logging.WARNING, logging.INFO]
 
 
+def test_asking_nothing_proves_nothing(setup: Setup) -> None:
+    """A call without keys tells the store the time: it says nothing of a server that does not answer."""
+    store, proxy = setup.store, setup.proxy
+    proxy.fault = "refuse"
+    for _ in range(NUM_FAILURES):
+        assert store.get_many([A], T0) == [None]
+    setup.clock.advance(OPEN_S)
+    assert store.find_many((), T0 + 1) == []
+    assert store.stats.problem is not None
+    assert store.get_many([A], T0) == [None]
+    assert store.stats.num_errors == NUM_FAILURES + 1, "one probe, which failed"
+    assert store.get_many([A], T0) == [None]
+    assert store.stats.num_errors == NUM_FAILURES + 1, "and the breaker is open again"
+
+
 @pytest.mark.parametrize("num_bytes", [0, 1, 5, 124, 130, 131, 140, 300_000])
 def test_a_reset_in_the_middle_of_a_reply(setup: Setup, num_bytes: int) -> None:
     """Wherever the connection breaks, the call is a miss and the next one sees none of the rest."""

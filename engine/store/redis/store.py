@@ -196,11 +196,16 @@ class RedisStore:
         return int(min(max((expires_at_s - self._now_s + PX_MARGIN_S) * 1000, 1), MAX_PX_MS))
 
     def _ask(self, server: Server, operation: str, commands: list[Command]) -> list[Reply] | None:
-        """The replies, or None when the server was not asked or did not answer. Pays owed deletes on the way."""
-        if not self._breaker.allow():
-            return None
+        """The replies, or None when the server was not asked or did not answer. Pays owed deletes on the way.
+
+        With nothing to ask or pay the server is left alone: silence would prove nothing about it.
+        """
         with self._lock:
             owed = list(islice(self._owed.items(), MAX_OWED_AT_ONCE))
+        if not owed and not commands:
+            return []
+        if not self._breaker.allow():
+            return None
         unlinks: list[Command] = [("UNLINK", self._name(key)) for key, _ in owed]
         failure: Exception | None
         replies: list[Reply] = []
