@@ -107,7 +107,7 @@ class PrefixCache:
         space = self._space(tenant)
         ids = pack(rendered.token_ids)
         match = self._index.match(space.root, ids, len(rendered.token_ids) - 1, self.now_s)
-        view = View(rendered, plan, ids, PromptKeys(space.root, ids, self._block_size, match.path))
+        view = self._view(space, rendered, plan, ids, match)
         last = match.path[-1] if match.path else space.root
         fetch = Fetch(space, view, self.now_s, last, match.num_tokens)
         self._below.seek(fetch)
@@ -145,7 +145,7 @@ class PrefixCache:
             raise ValueError(f"{num_reserve} tokens need {num_pages} pages, the pool has {self._pool.num_pages}")
         self._advance(now_s)
         space = self._space(tenant)
-        ids = pack(rendered.token_ids)
+        ids = pack(rendered.token_ids) if fetch is None else fetch.view.ids
         match = self._index.match(space.root, ids, num_prompt - 1, self.now_s) if plan.read else _NOTHING
         pieces: list[Piece] = []
         if fetch is not None and self._below is not None:
@@ -156,7 +156,7 @@ class PrefixCache:
         if num_own + sum(not block.pins for block in match.path) > self._supply.num_available:
             self._counters.num_refused += 1
             return None
-        view = View(rendered, plan, ids, PromptKeys(space.root, ids, self._block_size, match.path))
+        view = self._view(space, rendered, plan, ids, match) if fetch is None else fetch.view
         lease = Lease(space, view, now_s, num_pages, writes(view))
         lease.num_kept = self._num_kept(lease)
         self._leases[lease] = None
@@ -347,6 +347,9 @@ class PrefixCache:
         return self._below is None or self._below.close(timeout_s)
 
     # Inside ---------------------------------------------------------------------------------------------------------------
+
+    def _view(self, space: Space, rendered: RenderedPrompt, plan: CachePlan, ids: bytes, match: Match) -> View:
+        return View(rendered, plan, ids, PromptKeys(space.root, ids, self._block_size, match.path))
 
     def _num_kept(self, lease: Lease) -> int:
         """How many of the request's tokens may stay: all, none, or those under a planned entry."""
