@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from engine.cache.stored import is_intact, namespace
 from engine.config import EngineConfig
-from engine.store.base import Item, NamedStore
+from engine.store.base import Item, NamedStore, delete_prefix
 from engine.store.errors import StoreError
 from engine.store.memory import MemoryStore
 from engine.store.open import open_tiers
@@ -24,9 +23,6 @@ try:
     from engine.store.encrypted import EncryptedStore
 except ModuleNotFoundError:  # the `encrypt` extra is not installed: what is encrypted can't be told from what is foreign
     EncryptedStore = None  # type: ignore[assignment, misc]
-
-BATCH: Final = 256
-"""Objects deleted with one call."""
 
 
 @contextmanager
@@ -78,10 +74,8 @@ def forget(engines: Iterable[EngineConfig], tenant: str | None) -> int:
 
 
 def _forget(tier: NamedStore, prefix: bytes) -> int:
-    keys = [key for key, _ in tier.store.scan() if key.startswith(prefix)]
-    for at in range(0, len(keys), BATCH):
-        tier.store.delete_many(keys[at : at + BATCH])
+    num_forgotten = delete_prefix(tier.store, prefix)
     problem = tier.store.stats.problem
     if problem is not None:
         raise StoreError(f"the {tier.name} tier does not work, so it was not emptied: {problem}")
-    return len(keys)
+    return num_forgotten

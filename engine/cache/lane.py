@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from engine.cache.io import InlineIo, Io, Mailbox, ThreadIo
 from engine.cache.stats import TierCounters, TierGauges
 from engine.cache.stored import Label, Seal, StoredEntry, decode_entry, decode_object
-from engine.store.base import Found, Item, NamedStore
+from engine.store.base import Found, Item, NamedStore, delete_prefix
 from engine.store.memory import MemoryStore
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ COMPLAINT_S: Final = 60.0
 WEIGHT: Final = 0.3
 """Of the latest measurement in a running average."""
 
-DELETE_BATCH: Final = 256
 _NOT_STORED: Final = -1
 
 T = TypeVar("T")
@@ -253,13 +252,7 @@ class Lane:
         """Forget every object whose key begins with `prefix`, those on their way to the store included; then say how many,
         or None when the store failed."""
 
-        def forget() -> int:
-            keys = [key for key, _ in self._store.scan() if key.startswith(prefix)]
-            for i in range(0, len(keys), DELETE_BATCH):
-                self._store.delete_many(keys[i : i + DELETE_BATCH])
-            return len(keys)
-
-        self._run(self._writer, forget, lambda num_keys, seconds: then(num_keys))
+        self._run(self._writer, lambda: delete_prefix(self._store, prefix), lambda num_keys, seconds: then(num_keys))
 
     def close(self, timeout_s: float) -> bool:
         """Write what is queued; False when that took too long and was given up."""

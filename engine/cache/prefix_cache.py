@@ -136,7 +136,7 @@ class PrefixCache:
         than `num_reserve`.
         """
         num_prompt = len(rendered.token_ids)
-        num_pages = -(-num_reserve // self._block_size)
+        num_pages = self._geometry.num_pages(num_reserve)
         if not 1 <= num_prompt <= num_reserve:
             raise ValueError(
                 f"a prompt of {num_prompt} tokens needs a reserve of at least as many, and of one; not {num_reserve}"
@@ -185,7 +185,7 @@ class PrefixCache:
 
     def grow(self, lease: Lease, num_tokens: int) -> None:
         """Make the block table cover `num_tokens` tokens. Raises `ValueError` beyond what was reserved."""
-        num_pages = -(-num_tokens // self._block_size)
+        num_pages = self._geometry.num_pages(num_tokens)
         if num_pages > lease.num_pages:
             raise ValueError(f"{num_tokens} tokens need {num_pages} pages, {lease.num_pages} are reserved")
         table = lease.block_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 
 class Found(NamedTuple):
@@ -91,3 +91,15 @@ class NamedStore(NamedTuple):
 
     name: str
     store: BlockStore
+
+
+DELETE_BATCH: Final = 256
+"""Items deleted with one call, so that no call takes long."""
+
+
+def delete_prefix(store: BlockStore, prefix: bytes) -> int:
+    """Forget every item whose key begins with `prefix`; how many there were."""
+    keys = [key for key, _ in store.scan() if key.startswith(prefix)]
+    for at in range(0, len(keys), DELETE_BATCH):
+        store.delete_many(keys[at : at + DELETE_BATCH])
+    return len(keys)
