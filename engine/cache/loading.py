@@ -49,7 +49,9 @@ class Loader:
             lease.num_there = min(end, (first + num_pages) * size)
             self._sharing.put(lease, lease.view.rendered.token_ids, lease.num_there)
             if lease.num_there == end:
-                self._settle(lease, lease.arrivals.popleft().expires_at_s)
+                expires_at_s = lease.arrivals.popleft().expires_at_s
+                if lease.num_kept:  # else its blocks are not in the tree
+                    self._settle(lease, expires_at_s)
         return nbytes
 
     def _write(self, lease: Lease, first: int, num_pages: int) -> None:

@@ -640,6 +640,28 @@ def test_forcing_needs_a_store() -> None:
         Rig(force_store=True)
 
 
+def test_what_arrives_after_a_flush_is_not_kept() -> None:
+    """Half of a prompt is on the device and half on its way from below when its tenant is forgotten: nothing stays."""
+    rig = Rig(num_pages=8, store=MemoryStore(1 << 20))
+    tokens, plan = list(range(17)), CachePlan()
+    rig.run(tokens, plan)
+    rig.run(list(range(100, 122)), CachePlan(store=False, read=False))
+    rendered = RenderedPrompt(tuple(tokens), {turn(0): len(tokens)}, 0)
+    fetch = rig.cache.seek("default", rendered, plan, rig.now_s)
+    lease = rig.cache.admit("default", rendered, plan, rig.now_s, num_reserve=18, fetch=fetch)
+    assert lease is not None
+    assert lease.held
+    assert lease.arrivals
+    rig.cache.flush("default")
+    while lease.arrivals:
+        rig.cache.restore(lease, rig.device.page_nbytes)
+    rig.cache.check()
+    rig.cache.release(lease, tokens, lease.num_cached)
+    rig.cache.check()
+    gauges = rig.cache.stats().gauges
+    assert (gauges.num_blocks, gauges.num_free_pages) == (0, gauges.num_pages)
+
+
 def test_a_flushed_request_takes_nothing_of_its_successor_along() -> None:
     """A block flushed while in use has the key of the one computed after the flush: its end deletes nothing of that one."""
     rig = Rig(store=MemoryStore(1 << 20), force_store=True)
