@@ -26,7 +26,7 @@ from engine.messages import Failed, FailureKind, Finished, FromEngine, Started, 
 from engine.prompt.tokenizer import Tokenizer
 from engine.schedule.runner import Runner
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.sequence import Sequence, Slice, Status
+from engine.schedule.sequence import Sampled, Sequence, Slice, Status
 from engine.stats import Stats
 from engine.types import FinishReason
 
@@ -212,8 +212,8 @@ class StepLoop:
         self._measure(slices, time.perf_counter() - begin_s)
         self._last_step_failed = False
         self.stats.add("engine_steps_total")
-        for part, token_id in zip(slices, sampled, strict=True):
-            self._advance(self._requests[part.sequence.request_id], part, token_id)
+        for part, one in zip(slices, sampled, strict=True):
+            self._advance(self._requests[part.sequence.request_id], part, one)
 
     def _measure(self, slices: Seq[Slice], seconds: float) -> None:
         """Learn the speed of prefill from steps that did little else."""
@@ -296,7 +296,7 @@ class StepLoop:
         self._cache.grow(lease, part.start + part.num_tokens)
         part.sequence.block_table = lease.block_table
 
-    def _advance(self, request: _Request, part: Slice, token_id: int | None) -> None:
+    def _advance(self, request: _Request, part: Slice, sampled: Sampled | None) -> None:
         """Take in what the step computed of one sequence."""
         sequence = request.sequence
         is_prefill = sequence.status is Status.PREFILL
@@ -309,9 +309,10 @@ class StepLoop:
             if sequence.num_computed < sequence.num_prompt:
                 return
             self._end_prefill(request)
-        if token_id is None:
+        if sampled is None:
             self._finish(request, "length")
             return
+        (token_id,) = sampled.token_ids
         sequence.token_ids.append(token_id)
         piece = request.answer.push(token_id)
         if piece is not None:

@@ -12,9 +12,9 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from engine.prompt.types import Prompt
-from engine.types import CachePlan, CacheReport, FinishReason, Sampling
+from engine.types import CachePlan, CacheReport, FinishReason, Sampling, TokenLogprobs
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MAX_FRAME_NBYTES: Final = 64 * 1024 * 1024
 LENGTH: Final = struct.Struct("<I")
 
@@ -102,11 +102,28 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag=True):
-    """More of the answer. `text` never ends in half a character; `token_ids` are the tokens sampled since the last delta."""
+    """More of the answer. `text` never ends in half a character; `token_ids` are the tokens sampled since the last delta.
+
+    `thinking` tells reasoning from the answer itself. `logprobs` is one per token, where they were asked for.
+    """
 
     request_id: str
     text: str
     token_ids: tuple[int, ...]
+    thinking: bool = False
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, tag=True):
+    """More of the answer's tool call number `index`. The first delta of a call has its `name`, later ones None; the
+    `arguments` of all deltas together are the text of one JSON object, as the model wrote it."""
+
+    request_id: str
+    index: int
+    name: str | None
+    arguments: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
@@ -152,7 +169,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine: TypeAlias = Submit | Count | Abort | Tick | Flush | Snapshot
-FromEngine: TypeAlias = Hello | Started | TextDelta | Finished | Failed | Counted | Flushed | EngineStats
+FromEngine: TypeAlias = Hello | Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | EngineStats
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -96,8 +96,44 @@ class CacheReport(msgspec.Struct, frozen=True):
     broken_tokens: int = 0
 
 
+class ToolChoice(msgspec.Struct, frozen=True):
+    """Whether the answer may, must or must not call tools. `tool` means: exactly the one called `name`."""
+
+    mode: Literal["auto", "none", "required", "tool"] = "auto"
+    name: str | None = None
+    parallel: bool = True
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    """A language the answer's text must be in.
+
+    `definition` is a JSON Schema as JSON text, a regular expression or a Lark grammar; empty for `json_object`.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "lark"]
+    definition: str = ""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """The natural logarithm of a token's probability. `text` is the token's bytes, maybe half a character."""
+
+    token_id: int
+    logprob: float
+    text: bytes = b""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """A token that was chosen, and the most probable ones in its place, best first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen. `temperature == 0` is greedy. `seed` makes a request reproducible, alone or in a batch."""
+    """How tokens are chosen. `temperature == 0` is greedy. `seed` makes a request reproducible, alone or in a batch.
+
+    `num_logprobs` asks for the probability of every token and of that many others; None asks for nothing.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -111,3 +147,6 @@ class Sampling(msgspec.Struct, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    num_logprobs: int | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    output_format: OutputFormat | None = None

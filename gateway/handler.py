@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from engine.messages import Finished, Started, TextDelta
+from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from gateway import dialects
 from gateway.auth import authenticate
 from gateway.backends.base import Backend, Event
@@ -32,7 +32,7 @@ from gateway.limits import InFlight
 from gateway.progress import Progress
 from gateway.request import Request
 from gateway.sse import SSE_HEADERS
-from gateway.wire.base import StreamEncoder
+from gateway.wire.base import StreamEncoder, ToolCall
 from policies.schema import Policy
 
 JSON_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "application/json", "Cache-Control": "no-store"}
@@ -193,7 +193,7 @@ def _note(progress: Progress, event: Event | None) -> None:
     match event:
         case Started():
             progress.on_started(event)
-        case TextDelta():
+        case TextDelta() | ToolCallDelta():
             progress.on_delta(event)
         case Finished():
             progress.on_finished(event)
@@ -207,7 +207,10 @@ def _encode(progress: Progress, event: Event | None, encoder: StreamEncoder) -> 
             assert bill is not None
             return encoder.start(bill.usage)
         case TextDelta():
-            return encoder.delta(event.text)
+            return encoder.delta(event.text, thinking=event.thinking, logprobs=event.logprobs)
+        case ToolCallDelta():
+            call = ToolCall(event.name or "", event.arguments)
+            return encoder.call(event.index, call, begins=event.name is not None, logprobs=event.logprobs)
         case _:
             return encoder.keepalive()
 

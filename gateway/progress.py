@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from engine.messages import Finished, Started, TextDelta
+from engine.messages import Finished, Started, TextDelta, ToolCallDelta
+from engine.types import TokenLogprobs
 from gateway import dialects
 from gateway.errors import GatewayError
 from gateway.exchange import Call
 from gateway.headers import Bill
 from gateway.ledger import Outcome, Record
 from gateway.request import REST_OF_CONTEXT, Request
-from gateway.wire.base import Answer
+from gateway.wire.base import Answer, ToolCall
 from policies.pricing import Prices, charge
 from policies.rules import DialectRules
 
@@ -39,6 +40,9 @@ class Progress:
     context: int | None = None
     started: Started | None = None
     text: list[str] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_output: int = 0
     finished: Finished | None = None
     ttft_s: float | None = None
@@ -58,12 +62,20 @@ class Progress:
         self.started = event
         self.phases |= {"render": event.render_s, "match": event.match_s, "queue": event.queue_s}
 
-    def on_delta(self, event: TextDelta) -> None:
+    def on_delta(self, event: TextDelta | ToolCallDelta) -> None:
         if self.ttft_s is None:
             self.ttft_s = _now_s() - self.call.arrived_s
-        if not self._prewarms:
-            self.text.append(event.text)
-            self.num_output += len(event.token_ids)
+        if self._prewarms:
+            return
+        self.num_output += len(event.token_ids)
+        self.logprobs += event.logprobs
+        if isinstance(event, TextDelta):
+            (self.thinking if event.thinking else self.text).append(event.text)
+        elif event.name is not None:
+            self.calls.append(ToolCall(event.name, event.arguments))
+        else:
+            call = self.calls[event.index]
+            self.calls[event.index] = ToolCall(call.name, call.arguments + event.arguments)
 
     def on_finished(self, event: Finished) -> None:
         self.finished = event
@@ -107,7 +119,15 @@ class Progress:
         assert bill is not None
         assert self.finished is not None
         reason = "length" if self._prewarms else self.finished.reason
-        return Answer(text="".join(self.text), reason=reason, stop=self.finished.stop, usage=bill.usage)
+        return Answer(
+            text="".join(self.text),
+            reason=reason,
+            stop=self.finished.stop,
+            usage=bill.usage,
+            thinking="".join(self.thinking),
+            calls=tuple(self.calls),
+            logprobs=tuple(self.logprobs),
+        )
 
     def warnings(self) -> tuple[str, ...]:
         """What was changed on the client's behalf, as `pcg-warning` names it."""

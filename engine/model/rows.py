@@ -36,7 +36,7 @@ class Span:
     """Consecutive tokens `[start, start + num_rows)` of one sequence on rows from `row` on.
 
     `slots` holds the sequence's tokens `[0, start + num_rows)`; `written` are the slots of the span's own tokens.
-    `slice_index` says whose token the last row's logits are for, when they are wanted.
+    `slice_index` says whose tokens the last `num_sampled` rows' logits are for.
     """
 
     row: int
@@ -45,7 +45,7 @@ class Span:
     slots: tuple[Run, ...]
     written: tuple[Run, ...]
     slice_index: int
-    sample: bool
+    num_sampled: int
 
     @property
     def num_rows(self) -> int:
@@ -73,9 +73,9 @@ def one_group(slices: Seq[Slice], page_size: int) -> Group:
     spans: list[Span] = []
     row = 0
     for index, piece in enumerate(slices):
-        spans.append(_span(piece, index, (piece.start, piece.start + piece.num_tokens), row, page_size))
-        row += piece.num_tokens
-    return Group(tuple(spans), row, sum(piece.sample for piece in slices), "free")
+        spans.append(_span(piece, index, (piece.start, piece.end), row, page_size))
+        row += spans[-1].num_rows
+    return Group(tuple(spans), row, sum(span.num_sampled for span in spans), "free")
 
 
 def fixed_groups(slices: Seq[Slice], page_size: int, rows: RowGroups) -> Iterator[Group]:
@@ -97,14 +97,14 @@ def _pack(slices: Seq[Slice], page_size: int, rows: RowGroups, *, prompt: bool) 
         return Group(tuple(spans), num_rows, rows.sampled if sampled else 0, "prompt" if prompt else "generated")
 
     for index, piece in enumerate(slices):
-        stop = piece.start + piece.num_tokens
+        stop = piece.end
         border = piece.sequence.num_prompt
         position, end = (piece.start, min(stop, border)) if prompt else (max(piece.start, border), stop)
         while position < end:
             # A generated token attends alone, as one query row: only so are its bits the same in any batch.
             take = min(end - position, num_rows - used) if prompt else 1
             spans.append(_span(piece, index, (position, position + take), used, page_size))
-            position, used, sampled = position + take, used + take, sampled + spans[-1].sample
+            position, used, sampled = position + take, used + take, sampled + spans[-1].num_sampled
             if used == num_rows or sampled == rows.sampled:
                 yield close()
                 spans, used, sampled = [], 0, 0
@@ -113,14 +113,17 @@ def _pack(slices: Seq[Slice], page_size: int, rows: RowGroups, *, prompt: bool) 
 
 
 def _span(piece: Slice, index: int, bounds: tuple[int, int], row: int, page_size: int) -> Span:
+    """`bounds` never cut between rows that are sampled: those of a draft are one by one in exact mode."""
     start, end = bounds
     sequence = piece.sequence
+    num_known = len(sequence.token_ids)
+    first_sampled = piece.start + piece.num_tokens - 1 if piece.sample else piece.end
     return Span(
         row=row,
         start=start,
-        token_ids=tuple(sequence.token_ids[start:end]),
+        token_ids=(*sequence.token_ids[start:end], *piece.draft[max(start - num_known, 0) : max(end - num_known, 0)]),
         slots=runs_of(sequence.block_table, page_size, 0, end),
         written=runs_of(sequence.block_table, page_size, start, end),
         slice_index=index,
-        sample=piece.sample and end == piece.start + piece.num_tokens,
+        num_sampled=max(0, end - max(start, first_sampled)),
     )

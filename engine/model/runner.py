@@ -13,7 +13,7 @@ from engine.model.attention import Pass
 from engine.model.kv_pool import KvPool
 from engine.model.rows import Group, RowGroups, fixed_groups, one_group
 from engine.model.sampler import sample
-from engine.schedule.sequence import Slice
+from engine.schedule.sequence import Sampled, Slice
 
 LogitsSink: TypeAlias = Callable[[str, int, torch.Tensor], None]
 """Called with request id, number of tokens the row has seen, and the row's logits `[vocab]`: for tests and measurements."""
@@ -44,19 +44,20 @@ class TorchRunner:
         self._identity = identity
         self._sink = logits_sink
 
-    def step(self, slices: Seq[Slice]) -> list[int | None]:
-        """See `Runner.step`. Every slice's block table must cover its tokens."""
-        tokens: list[int | None] = [None] * len(slices)
+    def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
+        """See `Runner.step`. Every slice's block table must cover its tokens, the draft's included."""
+        rows: list[list[torch.Tensor]] = [[] for _ in slices]
         for group in self._groups(slices):
-            wanted = [span.slice_index for span in group.spans if span.sample]
-            logits = run_group(self._model, Pass(group, self._open(), self._identity.windows))
-            sequences = [slices[index].sequence for index in wanted]
-            for index, row, token in zip(wanted, logits, sample(logits, sequences) if wanted else [], strict=True):
-                tokens[index] = token
-                if self._sink is not None:
-                    piece = slices[index]
-                    self._sink(piece.sequence.request_id, piece.start + piece.num_tokens, row)
-        return tokens
+            logits = iter(run_group(self._model, Pass(group, self._open(), self._identity.windows)))
+            for span in group.spans:
+                for end in range(span.end - span.num_sampled + 1, span.end + 1):
+                    row = next(logits)
+                    rows[span.slice_index].append(row)
+                    if self._sink is not None:
+                        self._sink(slices[span.slice_index].sequence.request_id, end, row)
+        wanted = [piece for piece in slices if piece.sample]
+        sampled = iter(sample(torch.stack([row for of_slice in rows for row in of_slice]), wanted) if wanted else [])
+        return [next(sampled) if piece.sample else None for piece in slices]
 
     def copy_page(self, source: int, target: int, num_tokens: int) -> None:
         """See `Runner.copy_page`."""
@@ -93,7 +94,7 @@ def run_group(model: Any, context: Pass) -> torch.Tensor:
     pad = group.num_rows - context.num_rows
     token_ids = [token for span in group.spans for token in span.token_ids] + [0] * pad
     positions = [position for span in group.spans for position in range(span.start, span.end)] + [0] * pad
-    wanted = [span.row + span.num_rows - 1 for span in group.spans if span.sample]
+    wanted = [span.row + row for span in group.spans for row in range(span.num_rows - span.num_sampled, span.num_rows)]
     head_rows = wanted + [0] * (group.num_sampled - len(wanted))
     with torch.inference_mode():
         output = model(

@@ -10,22 +10,22 @@ from typing import Final
 
 import torch
 
-from engine.schedule.sequence import Sequence
+from engine.schedule.sequence import Sampled, Sequence, Slice
 from engine.types import Sampling
 
 _TOP_CANDIDATES: Final = 1024
 """Sorting this many first is usually enough for top-p, and much cheaper than sorting a vocabulary."""
 
 
-def sample(logits: torch.Tensor, sequences: Seq[Sequence]) -> list[int]:
-    """One token id per row of `logits [num_rows, vocab]`, by the sampling parameters of the row's sequence.
+def sample(logits: torch.Tensor, slices: Seq[Slice]) -> list[Sampled]:
+    """What each slice samples: `logits [num_rows, vocab]` has a row for it and one for each of its draft's tokens, in order.
 
     In order: penalties, bias, temperature, top-k, top-p, min-p. With a seed the random number is a function of the seed and
     the output index only, so the choice is the same alone and in a batch.
     """
-    if all(_is_plain_greedy(sequence.sampling) for sequence in sequences):
-        return [int(token) for token in logits.argmax(dim=-1).tolist()]
-    return [_choose(row.float().cpu(), sequence) for row, sequence in zip(logits, sequences, strict=True)]
+    if all(_is_plain_greedy(piece.sequence.sampling) and not piece.draft for piece in slices):
+        return [Sampled((int(token),)) for token in logits.argmax(dim=-1).tolist()]
+    return [Sampled((_choose(row.float().cpu(), piece.sequence),)) for row, piece in zip(logits, slices, strict=True)]
 
 
 def uniform(seed: int | None, index: int) -> float:

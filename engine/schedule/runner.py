@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from engine.schedule.sequence import Slice
+from engine.schedule.sequence import Sampled, Slice
 
 
 class Runner(Protocol):
@@ -17,7 +17,7 @@ class Runner(Protocol):
     """
 
     name: str
-    """Which runner it is: `generic`, ..."""
+    """Which runner it is: `generic`, `lean`."""
     device: str
     """Where it runs, by its kind: `cpu`, `cuda`."""
     fingerprint: str
@@ -27,8 +27,11 @@ class Runner(Protocol):
     reuse_decode_kv: bool
     """False where tokens computed in decode steps have other bits than prefilled ones (exact mode with unequal row groups)."""
 
-    def step(self, slices: Seq[Slice]) -> list[int | None]:
-        """Compute the slices, writing KV in place, and return one sampled token id per slice (None without `sample`)."""
+    def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
+        """Compute the slices, writing KV in place, and return what was sampled for each (None without `sample`).
+
+        KV of a draft's wrongly guessed tokens is garbage afterwards, past what the sequence counts as computed.
+        """
         ...
 
     def copy_page(self, source: int, target: int, num_tokens: int) -> None:

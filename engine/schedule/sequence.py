@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Protocol
 
-from engine.types import Sampling
+from engine.types import Sampling, TokenLogprobs
+
+
+class Constraint(Protocol):
+    """Which tokens may follow what one sequence has sampled so far: a grammar's state."""
+
+    def allowed(self) -> bytes:
+        """One bit per token id, least significant bit first; ids past the end are not allowed. At least one bit is set."""
+        ...
+
+    def advance(self, token_id: int) -> None:
+        """A token that was allowed has been sampled."""
+        ...
 
 
 class Status(Enum):
@@ -50,6 +63,7 @@ class Sequence:
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
+    constraint: Constraint | None = None
 
     @property
     def num_output(self) -> int:
@@ -64,9 +78,30 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one step computes of one sequence: tokens `[start, start + num_tokens)`; `sample` asks for the token after them."""
+    """What one step computes of one sequence: tokens `[start, start + num_tokens)`; `sample` asks for the token after them.
+
+    `draft` are guesses of the tokens after those, computed along and verified: what is sampled is what would have been
+    sampled without them. Only where `sample` is set, the sequence has no `constraint` and decodes.
+    """
 
     sequence: Sequence
     start: int
     num_tokens: int
     sample: bool
+    draft: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence whose KV the step writes, the draft's included."""
+        return self.start + self.num_tokens + len(self.draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step sampled for one slice: one token, and one more for every draft token before it that was guessed right.
+
+    `logprobs` is one per token where the sequence asks for them, else empty.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()

@@ -18,9 +18,9 @@ def warm_up(runner: Runner, seed_ids: Seq[int], num_tokens: int, block_size: int
     pages = list(range(-(-(num_tokens + 1) // block_size)))
     sequence = Sequence("", token_ids, num_tokens, Sampling(max_tokens=2, temperature=0.0), block_table=pages)
     sequence.move(Status.PREFILL)
-    (token_id,) = runner.step([Slice(sequence, 0, num_tokens, sample=True)])
-    assert token_id is not None
-    sequence.token_ids.append(token_id)
+    (sampled,) = runner.step([Slice(sequence, 0, num_tokens, sample=True)])
+    assert sampled is not None
+    sequence.token_ids.extend(sampled.token_ids)
     sequence.num_computed = num_tokens
     sequence.move(Status.DECODE)
     runner.step([Slice(sequence, num_tokens, 1, sample=True)])

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from engine.messages import Capabilities, Finished, Started, TextDelta
+from engine.messages import Capabilities, Finished, Started, TextDelta, ToolCallDelta
 from engine.prompt.types import Prompt
 from gateway.request import Request
 
-Event: TypeAlias = Started | TextDelta | Finished
+Event: TypeAlias = Started | TextDelta | ToolCallDelta | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Backend(Protocol):
     """Generates answers. Called on the event loop only; never blocks it."""
 
     def generate(self, request: Request) -> AsyncIterator[Event]:
-        """`Started`, then `TextDelta`s, then `Finished`.
+        """`Started`, then `TextDelta`s and `ToolCallDelta`s, then `Finished`.
 
         Raises a `gateway.errors.GatewayError` leaf at any point (`Overloaded`, `ContextExceeded`, `BadPrompt`,
         `EngineFailed`). Closing the iterator early (`aclose`, cancellation) aborts the work within a step.

@@ -28,6 +28,7 @@ from engine.messages import (
     Submit,
     TextDelta,
     Tick,
+    ToolCallDelta,
 )
 from engine.prompt.types import Prompt
 from gateway.backends.base import Event, ModelInfo
@@ -186,7 +187,7 @@ class LocalBackend:
                 await link.send(submit)
                 while not over:
                     event = await mailbox.get()
-                    if not isinstance(event, Started | TextDelta | Finished):
+                    if not isinstance(event, Started | TextDelta | ToolCallDelta | Finished):
                         raise EngineFailed(f"the engine answered with {type(event).__name__}")
                     over = isinstance(event, Finished)
                     if isinstance(event, Finished) and event.reason == "cancelled":

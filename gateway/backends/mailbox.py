@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from engine.messages import Counted, EngineStats, Failed, Finished, Flushed, Started, TextDelta
+import msgspec
+
+from engine.messages import Counted, EngineStats, Failed, Finished, Flushed, Started, TextDelta, ToolCallDelta
 from gateway.errors import BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
 
-Reply = Started | TextDelta | Finished | Failed | Counted | Flushed | EngineStats
+Reply = Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | EngineStats
 
 RETRY_AFTER_S = 1.0
 
@@ -28,8 +30,9 @@ class Mailbox:
     def put(self, reply: Reply) -> None:
         """Deliver one frame; never blocks and never raises."""
         last = self._waiting[-1] if self._waiting else None
-        if isinstance(reply, TextDelta) and isinstance(last, TextDelta):
-            self._waiting[-1] = TextDelta(reply.request_id, last.text + reply.text, last.token_ids + reply.token_ids)
+        joined = _joined(last, reply)
+        if joined is not None:
+            self._waiting[-1] = joined
         else:
             self._waiting.append(reply)
         self._arrived.set()
@@ -63,3 +66,24 @@ def told(failure: Failed) -> GatewayError:
             return BadPrompt(failure.message, path="messages")
         case "internal":
             return EngineFailed(failure.message)
+
+
+def _joined(last: Reply | None, reply: Reply) -> Reply | None:
+    """One delta that says what two say; None where they are of different kinds."""
+    match last, reply:
+        case (TextDelta(), TextDelta()) if last.thinking == reply.thinking:
+            return msgspec.structs.replace(
+                reply,
+                text=last.text + reply.text,
+                token_ids=last.token_ids + reply.token_ids,
+                logprobs=last.logprobs + reply.logprobs,
+            )
+        case (ToolCallDelta(), ToolCallDelta()) if last.index == reply.index:
+            return msgspec.structs.replace(
+                last,
+                arguments=last.arguments + reply.arguments,
+                token_ids=last.token_ids + reply.token_ids,
+                logprobs=last.logprobs + reply.logprobs,
+            )
+        case _:
+            return None

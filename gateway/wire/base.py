@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.types import FinishReason
+from engine.types import FinishReason, TokenLogprobs
 from gateway.backends.base import ModelInfo
 from gateway.errors import GatewayError
 from gateway.request import Request, WireName
@@ -14,13 +14,27 @@ from policies.pricing import Usage
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool the model calls. `arguments` is the text of a JSON object as the model wrote it, or what should have been one."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished answer, whole."""
+    """A finished answer, whole: reasoning, then text, then tool calls, each possibly empty.
+
+    `logprobs` is one per token, where they were asked for.
+    """
 
     text: str
     reason: FinishReason
     stop: str | None
     usage: Usage
+    thinking: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +53,13 @@ class StreamEncoder(Protocol):
         """Once, when the prompt's bill is known (`usage.output == 0`)."""
         ...
 
-    def delta(self, text: str) -> bytes: ...
+    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
+        """More text or reasoning; empty where this format shows nothing of it."""
+        ...
+
+    def call(self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
+        """More of tool call number `index`: `begins` with the first piece, whose name is whole; `arguments` is a piece."""
+        ...
 
     def finish(self, answer: Answer) -> bytes:
         """Once, last: closes what is open, reports usage, ends the stream."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Final
 
-from engine.schedule.sequence import Sequence, Slice
+from engine.schedule.sequence import Sampled, Sequence, Slice
 
 SLOT_NBYTES: Final = 8
 Script = Callable[[Sequence], Seq[int] | None]
@@ -51,7 +51,7 @@ class FakeRunner:
         self.is_closed = False
         self._pages = [bytearray(b"\xee" * self.page_nbytes) for _ in range(num_pages)]
 
-    def step(self, slices: Seq[Slice]) -> list[int | None]:
+    def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
         """See `Runner.step`. Also checks what every runner may rely on: no page is written that another slice can see."""
         assert not self.is_closed
         if self.before_step is not None:
@@ -79,7 +79,7 @@ class FakeRunner:
         """Idempotent."""
         self.is_closed = True
 
-    def _compute(self, part: Slice) -> int | None:
+    def _compute(self, part: Slice) -> Sampled | None:
         sequence = part.sequence
         state = blake2b(digest_size=SLOT_NBYTES)
         for i in range(part.start):
@@ -90,7 +90,7 @@ class FakeRunner:
             fresh.update(b"%d %d %d" % (i, sequence.token_ids[i], is_decode))
             self._slot(sequence, i)[:] = fresh.digest()
             state.update(fresh.digest())
-        return self._sample(sequence, int.from_bytes(state.digest())) if part.sample else None
+        return Sampled((self._sample(sequence, int.from_bytes(state.digest())),)) if part.sample else None
 
     def _sample(self, sequence: Sequence, state: int) -> int:
         script = self.script(sequence) if self.script is not None else None

@@ -11,7 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model.load import load_runner
-from engine.schedule.sequence import Sequence, Slice
+from engine.schedule.sequence import Sampled, Sequence, Slice
 from engine.types import Sampling
 
 GREEDY = Sampling(max_tokens=1000, temperature=0.0)
@@ -42,21 +42,21 @@ class Driver:
     def prefill(self, sequence: Sequence, start: int = 0, cuts: Seq[int] = ()) -> int:
         """Compute tokens from `start` in steps ending at `cuts`, then the rest; append and return the sampled token."""
         ends = [cut for cut in cuts if start < cut < len(sequence.token_ids)] + [len(sequence.token_ids)]
-        token: int | None = None
+        sampled: Sampled | None = None
         for end in ends:
-            (token,) = self.runner.step([Slice(sequence, start, end - start, end == len(sequence.token_ids))])
+            (sampled,) = self.runner.step([Slice(sequence, start, end - start, end == len(sequence.token_ids))])
             start = end
-        assert token is not None
-        sequence.token_ids.append(token)
-        return token
+        assert sampled is not None
+        sequence.token_ids += sampled.token_ids
+        return sampled.token_ids[-1]
 
     def decode(self, sequences: Seq[Sequence], num_tokens: int) -> None:
         """Sample `num_tokens` more tokens for each sequence, in one batch."""
         for _ in range(num_tokens):
             slices = [Slice(sequence, len(sequence.token_ids) - 1, 1, sample=True) for sequence in sequences]
-            for sequence, token in zip(sequences, self.runner.step(slices), strict=True):
-                assert token is not None
-                sequence.token_ids.append(token)
+            for sequence, sampled in zip(sequences, self.runner.step(slices), strict=True):
+                assert sampled is not None
+                sequence.token_ids += sampled.token_ids
 
     def force(self, sequence: Sequence, token_ids: Iterable[int]) -> None:
         """Feed given tokens one by one, whatever the model would have sampled; the first replaces the last sampled one."""

@@ -53,14 +53,14 @@ def test_one_group_packs_everything() -> None:
     """Fast mode: one pass, no padding, a head row per sampling slice."""
     slices = [Slice(made(10, 0), 2, 5, False), Slice(made(3, 1), 3, 1, True)]
     group = one_group(slices, PAGE)
-    assert [(span.row, span.start, span.num_rows, span.sample) for span in group.spans] == [(0, 2, 5, False), (5, 3, 1, True)]
+    assert [(span.row, span.start, span.num_rows, span.num_sampled) for span in group.spans] == [(0, 2, 5, 0), (5, 3, 1, 1)]
     assert (group.num_rows, group.num_sampled, group.attend) == (6, 1, "free")
 
 
 def test_fixed_groups_by_position() -> None:
     """A slice over the end of its prompt is prompt rows first, then generated rows, one span each."""
     groups = list(fixed_groups([Slice(made(10, 3), 1, 12, True)], PAGE, ROWS))
-    shape = [(g.attend, g.num_rows, g.num_sampled, [(s.start, s.num_rows, s.sample) for s in g.spans]) for g in groups]
+    shape = [(g.attend, g.num_rows, g.num_sampled, [(s.start, s.num_rows, s.num_sampled) for s in g.spans]) for g in groups]
     assert shape == [
         ("prompt", 8, 0, [(1, 8, False)]),
         ("prompt", 8, 0, [(9, 1, False)]),
@@ -92,7 +92,7 @@ def test_every_token_once_and_in_order(pieces: list[tuple[int, int, int, bool]])
         assert len(rows) <= group.num_rows
         for span in group.spans:
             seen[span.slice_index] += span.token_ids
-            sampled += [span.slice_index] * span.sample
+            sampled += [span.slice_index] * span.num_sampled
             assert sum(run.num_slots for run in span.slots) == span.end
     assert seen == {index: list(range(s.start, s.start + s.num_tokens)) for index, s in enumerate(slices)}
     assert sorted(sampled) == [index for index, s in enumerate(slices) if s.sample]

@@ -11,13 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.sampler import candidates, penalize, sample, uniform
-from engine.schedule.sequence import Sequence
+from engine.model import sampler
+from engine.model.sampler import candidates, penalize, uniform
+from engine.schedule.sequence import Sequence, Slice
 from engine.types import Sampling
 
 pytestmark = pytest.mark.engine
 
 LOGITS = torch.log(torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]))
+
+
+def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    """The token of each row, for sequences that guess nothing."""
+    slices = [Slice(one, len(one.token_ids) - 1, 1, sample=True) for one in sequences]
+    return [sampled.token_ids[0] for sampled in sampler.sample(logits, slices)]
 
 
 def sequence(prompt: list[int], output: list[int] | None = None, **sampling: Any) -> Sequence:

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import orjson
 
-from engine.types import FinishReason
+from engine.types import FinishReason, TokenLogprobs
 from gateway.errors import GatewayError
 from gateway.request import Request
 from gateway.sse import KEEPALIVE_COMMENT, encode_event
 from gateway.wire.anthropic.errors import error_body
-from gateway.wire.base import Answer
+from gateway.wire.base import Answer, ToolCall
 from policies.pricing import Usage
 
 STOP_REASONS: Final[Mapping[FinishReason, str]] = {
@@ -50,8 +50,8 @@ class MessageStream:
         self._started = True
         return _event({"type": "message_start", "message": _message(self._request, usage)})
 
-    def delta(self, text: str) -> bytes:
-        if not text:
+    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
+        if not text or thinking:
             return b""
         opening = b""
         if not self._open:
@@ -60,6 +60,9 @@ class MessageStream:
             opening = _event({"type": "content_block_start", "index": 0, "content_block": block})
         delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
         return opening + _event(delta)
+
+    def call(self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
+        return b""
 
     def finish(self, answer: Answer) -> bytes:
         """`message_delta` repeats the cumulative counters; it has no TTL breakdown, which `message_start` carried."""

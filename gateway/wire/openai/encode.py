@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import orjson
 
-from engine.types import FinishReason
+from engine.types import FinishReason, TokenLogprobs
 from gateway.errors import GatewayError
 from gateway.request import Request
 from gateway.sse import KEEPALIVE_COMMENT, encode_event
-from gateway.wire.base import Answer
+from gateway.wire.base import Answer, ToolCall
 from gateway.wire.openai.errors import error_body
 from policies.pricing import Usage
 
@@ -41,14 +41,20 @@ class ChunkStream:
     """
 
     def __init__(self, request: Request, *, created_at_s: float) -> None:
+        self._request = request
         self._envelope = _envelope(request, "chat.completion.chunk", created_at_s)
         self._include_usage = bool(request.wire_options.get("include_usage"))
 
     def start(self, usage: Usage) -> bytes:
         return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
-    def delta(self, text: str) -> bytes:
-        return self._chunk({"content": text}) if text else b""
+    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
+        return self._chunk({"content": text}) if text and not thinking else b""
+
+    def call(self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
+        function = {"arguments": call.arguments} | ({"name": call.name} if begins else {})
+        opening = {"id": call_id(self._request, index), "type": "function"} if begins else {}
+        return self._chunk({"tool_calls": [{"index": index} | opening | {"function": function}]})
 
     def finish(self, answer: Answer) -> bytes:
         last = self._chunk({}, finish_reason=FINISH_REASONS[answer.reason])
@@ -68,6 +74,11 @@ class ChunkStream:
         if self._include_usage:
             chunk["usage"] = None
         return _event(chunk)
+
+
+def call_id(request: Request, index: int) -> str:
+    """The id of the answer's tool call number `index`: the same streamed or not."""
+    return f"call_{request.id.removeprefix('req_').replace('-', '')}_{index}"
 
 
 def _envelope(request: Request, kind: str, created_at_s: float) -> dict[str, Any]:
