@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
-from gateway.backends.base import Event
 from gateway.errors import EngineFailed
 
+E = TypeVar("E")
 
-class EventFeed:
+
+class EventFeed(Generic[E]):
     """Reads one backend iterator for one request.
 
     A deadline that cancelled `anext` would end the generator it waits in; here the step goes on and is picked up by the
     next call.
     """
 
-    def __init__(self, events: AsyncIterator[Event]) -> None:
+    def __init__(self, events: AsyncIterator[E]) -> None:
         self._events = events
-        self._step: asyncio.Task[Event] | None = None
+        self._step: asyncio.Task[E] | None = None
 
-    async def next(self, within_s: float | None = None) -> Event | None:
+    async def next(self, within_s: float | None = None) -> E | None:
         """The next event, or None when there was none within `within_s` seconds. Raises what the backend raises."""
         if self._step is None:
             self._step = asyncio.create_task(self._advance())
@@ -42,7 +44,7 @@ class EventFeed:
         if isinstance(self._events, AsyncGenerator):
             await self._events.aclose()
 
-    async def _advance(self) -> Event:
+    async def _advance(self) -> E:
         try:
             return await anext(self._events)
         except StopAsyncIteration:
@@ -50,7 +52,7 @@ class EventFeed:
 
 
 @asynccontextmanager
-async def feed(events: AsyncIterator[Event]) -> AsyncIterator[EventFeed]:
+async def feed(events: AsyncIterator[E]) -> AsyncIterator[EventFeed[E]]:
     """An `EventFeed` that is closed at the end of the block, however it ends."""
     reader = EventFeed(events)
     try:

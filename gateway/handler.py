@@ -22,6 +22,7 @@ from gateway import dialects
 from gateway.auth import authenticate
 from gateway.backends.base import Backend, Event
 from gateway.catalogue import Catalogue
+from gateway.choices import Chosen, chosen
 from gateway.errors import EngineFailed, GatewayError
 from gateway.exchange import Call, Client, Reply
 from gateway.feed import EventFeed, feed
@@ -29,7 +30,7 @@ from gateway.headers import billing_headers, headers_without_counts
 from gateway.ids import id_headers, native_id
 from gateway.ledger import Record
 from gateway.limits import InFlight
-from gateway.progress import Progress
+from gateway.progress import Choice, Progress
 from gateway.request import Request
 from gateway.sse import SSE_HEADERS
 from gateway.wire.base import StreamEncoder, ToolCall
@@ -57,7 +58,7 @@ class Handler:
         async with self._recorded(progress, client):
             with self.in_flight.slot():
                 request, backend = await self._admit(progress, client)
-                async with feed(backend.generate(request)) as events:
+                async with feed(_answers(backend, request)) as events:
                     if request.stream:
                         await self._stream(progress, events, client)
                     else:
@@ -124,11 +125,12 @@ class Handler:
                 started_at_s=call.started_at_s,
             )
         progress.request, progress.rules, progress.prices = request, rules, self.policy.prices_for(request.model)
+        progress.choices = [Choice() for _ in range(request.num_choices)]
         progress.context = None if served.backend.model is None else served.backend.model.context
         return request, served.backend
 
-    async def _whole(self, progress: Progress, events: EventFeed, client: Client) -> None:
-        while progress.finished is None:
+    async def _whole(self, progress: Progress, events: EventFeed[Event | Chosen], client: Client) -> None:
+        while not progress.finished:
             _note(progress, await events.next())
         call, request = progress.call, progress.request
         assert request is not None
@@ -136,7 +138,7 @@ class Handler:
         await client.send(self._reply(call, body, _billing(progress)))
         progress.answered()
 
-    async def _stream(self, progress: Progress, events: EventFeed, client: Client) -> None:
+    async def _stream(self, progress: Progress, events: EventFeed[Event | Chosen], client: Client) -> None:
         """Headers leave with the exact bill, or without counts when that takes too long; then silence is filled."""
         call, request, sse = progress.call, progress.request, self.policy.server.sse
         assert request is not None
@@ -145,7 +147,7 @@ class Handler:
         _note(progress, event)
         await client.open(dict(SSE_HEADERS) | id_headers(call.wire.name, call.id) | _billing(progress))
         try:
-            while progress.finished is None:
+            while not progress.finished:
                 await client.write(_encode(progress, event, encoder))
                 event = await events.next(sse.keepalive)
                 _note(progress, event)
@@ -189,29 +191,43 @@ def _known(error: Exception, call: Call) -> GatewayError:
     return EngineFailed("internal error")
 
 
-def _note(progress: Progress, event: Event | None) -> None:
+def _answers(backend: Backend, request: Request) -> AsyncIterator[Event | Chosen]:
+    """The backend's events, of one answer or of several."""
+    return backend.generate(request) if request.num_choices == 1 else chosen(backend, request)
+
+
+def _note(progress: Progress, event: Event | Chosen | None) -> None:
+    index = 0
+    if isinstance(event, Chosen):
+        index, event = event.index, event.event
     match event:
         case Started():
             progress.on_started(event)
         case TextDelta() | ToolCallDelta():
-            progress.on_delta(event)
+            progress.on_delta(event, index)
         case Finished():
-            progress.on_finished(event)
+            progress.on_finished(event, index)
 
 
-def _encode(progress: Progress, event: Event | None, encoder: StreamEncoder) -> bytes:
+def _encode(progress: Progress, event: Event | Chosen | None, encoder: StreamEncoder) -> bytes:
     """One event as the stream shows it; None is silence."""
+    choice = 0
+    if isinstance(event, Chosen):
+        choice, event = event.index, event.event
     match event:
         case Started():
             bill = progress.bill()
             assert bill is not None
             return encoder.start(bill.usage)
         case TextDelta():
-            return encoder.delta(event.text, thinking=event.thinking, logprobs=event.logprobs)
+            return encoder.delta(event.text, thinking=event.thinking, logprobs=event.logprobs, choice=choice)
         case ToolCallDelta():
             call = ToolCall(event.name or "", event.arguments)
-            return encoder.call(event.index, call, begins=event.name is not None, logprobs=event.logprobs)
-        case _:
+            begins = event.name is not None
+            return encoder.call(event.index, call, begins=begins, logprobs=event.logprobs, choice=choice)
+        case Finished():
+            return b""  # of one of several answers: they end together
+        case None:
             return encoder.keepalive()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
-from engine.types import TokenLogprobs
+from engine.types import FinishReason, TokenLogprobs
 from gateway import dialects
 from gateway.errors import GatewayError
 from gateway.exchange import Call
@@ -16,7 +16,7 @@ from gateway.headers import Bill
 from gateway.ledger import Outcome, Record
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.base import Answer, ToolCall
-from policies.pricing import Prices, charge
+from policies.pricing import Prices, Usage, charge
 from policies.rules import DialectRules
 
 CLIENT_GONE = 499
@@ -25,6 +25,47 @@ CLIENT_GONE = 499
 
 CLAMPED = "max_tokens-clamped-to-context"
 """The answer may end earlier than the client allowed, because prompt and answer share the context."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of a request's answers, in the making. `num_output` counts its tokens, `num_thinking` those of reasoning."""
+
+    text: list[str] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_output: int = 0
+    num_thinking: int = 0
+    finished: Finished | None = None
+
+    def add(self, event: TextDelta | ToolCallDelta) -> None:
+        self.num_output += len(event.token_ids)
+        self.logprobs += event.logprobs
+        if isinstance(event, TextDelta) and event.thinking:
+            self.num_thinking += len(event.token_ids)
+            self.thinking.append(event.text)
+        elif isinstance(event, TextDelta):
+            self.text.append(event.text)
+        elif event.name is not None:
+            self.calls.append(ToolCall(event.name, event.arguments))
+        else:
+            call = self.calls[event.index]
+            self.calls[event.index] = ToolCall(call.name, call.arguments + event.arguments)
+
+    def answer(self, usage: Usage, *, reason: FinishReason | None = None) -> Answer:
+        """The whole answer; only once it is finished. `reason` is told instead of the engine's."""
+        assert self.finished is not None
+        return Answer(
+            text="".join(self.text),
+            reason=reason or self.finished.reason,
+            stop=self.finished.stop,
+            usage=usage,
+            thinking="".join(self.thinking),
+            calls=tuple(self.calls),
+            logprobs=tuple(self.logprobs),
+            num_thinking=self.num_thinking,
+        )
 
 
 @dataclass(slots=True)
@@ -39,12 +80,7 @@ class Progress:
     served_by: str | None = None
     context: int | None = None
     started: Started | None = None
-    text: list[str] = field(default_factory=list)
-    thinking: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_output: int = 0
-    finished: Finished | None = None
+    choices: list[Choice] = field(default_factory=lambda: [Choice()])
     ttft_s: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
     outcome: Outcome = "cancelled"
@@ -62,24 +98,21 @@ class Progress:
         self.started = event
         self.phases |= {"render": event.render_s, "match": event.match_s, "queue": event.queue_s}
 
-    def on_delta(self, event: TextDelta | ToolCallDelta) -> None:
+    def on_delta(self, event: TextDelta | ToolCallDelta, choice: int = 0) -> None:
         if self.ttft_s is None:
             self.ttft_s = _now_s() - self.call.arrived_s
-        if self._prewarms:
-            return
-        self.num_output += len(event.token_ids)
-        self.logprobs += event.logprobs
-        if isinstance(event, TextDelta):
-            (self.thinking if event.thinking else self.text).append(event.text)
-        elif event.name is not None:
-            self.calls.append(ToolCall(event.name, event.arguments))
-        else:
-            call = self.calls[event.index]
-            self.calls[event.index] = ToolCall(call.name, call.arguments + event.arguments)
+        if not self._prewarms:
+            self.choices[choice].add(event)
 
-    def on_finished(self, event: Finished) -> None:
-        self.finished = event
-        self.num_output = 0 if self._prewarms else event.num_output
+    def on_finished(self, event: Finished, choice: int = 0) -> None:
+        done = self.choices[choice]
+        done.finished = event
+        done.num_output = 0 if self._prewarms else event.num_output
+
+    @property
+    def finished(self) -> bool:
+        """Whether every answer is whole."""
+        return all(choice.finished is not None for choice in self.choices)
 
     @property
     def _prewarms(self) -> bool:
@@ -102,7 +135,7 @@ class Progress:
         assert self.rules is not None
         assert self.prices is not None
         report = self.started.report
-        usage = dialects.usage(report, self.rules, self.request.plan, self.num_output)
+        usage = dialects.usage(report, self.rules, self.request.plan, sum(choice.num_output for choice in self.choices))
         return Bill(
             plan=self.request.plan,
             report=report,
@@ -110,24 +143,16 @@ class Progress:
             usage=usage,
             charge=charge(usage, self.prices),
             price_version=self.prices.version,
-            final=self.finished is not None,
+            final=self.finished,
         )
 
     def answer(self) -> Answer:
-        """The whole answer; only after `on_finished`."""
+        """The whole answer; only when `finished`."""
         bill = self.bill()
         assert bill is not None
-        assert self.finished is not None
-        reason = "length" if self._prewarms else self.finished.reason
-        return Answer(
-            text="".join(self.text),
-            reason=reason,
-            stop=self.finished.stop,
-            usage=bill.usage,
-            thinking="".join(self.thinking),
-            calls=tuple(self.calls),
-            logprobs=tuple(self.logprobs),
-        )
+        reason: FinishReason | None = "length" if self._prewarms else None
+        first, *others = (choice.answer(bill.usage, reason=reason) for choice in self.choices)
+        return replace(first, others=tuple(others)) if others else first
 
     def warnings(self) -> tuple[str, ...]:
         """What was changed on the client's behalf, as `pcg-warning` names it."""
@@ -141,8 +166,9 @@ class Progress:
     def timings(self) -> dict[str, float]:
         """Seconds by the short names of `Server-Timing`."""
         timings = dict(self.phases)
-        if self.finished is not None:
-            timings |= {"prefill": self.finished.prefill_s, "decode": self.finished.decode_s}
+        first = self.choices[0].finished
+        if first is not None:
+            timings |= {"prefill": first.prefill_s, "decode": first.decode_s}
         if self.ttft_s is not None:
             timings["ttft"] = self.ttft_s
         return timings

@@ -32,8 +32,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `model` is the id the client asked for; it chooses dialect and price and never enters a cache key. `parameters` are
     request fields that are not rendered but may invalidate a level (`tool_choice`, `thinking`, `effort`, ...). `wire_options`
     are wishes about the answer's form that only its wire format reads (`include_usage`, ...). `automatic` is the client's
-    request-level cache mark, if any. `prewarm` means: read and write the cache, generate nothing. `read_cache` and
-    `store_cache` are the client's `Cache-Control: no-cache` and `no-store`.
+    request-level cache mark, if any. `prewarm` means: read and write the cache, generate nothing. `num_choices` answers are
+    wanted to the one prompt. `read_cache` and `store_cache` are the client's `Cache-Control: no-cache` and `no-store`.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     automatic: float | None = None
     prewarm: bool = False
+    num_choices: int = 1
     read_cache: bool = True
     store_cache: bool = True
     marker_problems: tuple[MarkerProblem, ...] = ()

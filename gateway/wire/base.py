@@ -25,7 +25,8 @@ class ToolCall:
 class Answer:
     """A finished answer, whole: reasoning, then text, then tool calls, each possibly empty.
 
-    `logprobs` is one per token, where they were asked for.
+    `logprobs` is one per token, where they were asked for. `num_thinking` tokens of the output were reasoning. `others` are
+    the further answers to the same prompt where several were wanted; `usage` is what they cost all together.
     """
 
     text: str
@@ -35,6 +36,8 @@ class Answer:
     thinking: str = ""
     calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    num_thinking: int = 0
+    others: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +56,13 @@ class StreamEncoder(Protocol):
         """Once, when the prompt's bill is known (`usage.output == 0`)."""
         ...
 
-    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
-        """More text or reasoning; empty where this format shows nothing of it."""
+    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
+        """More text or reasoning; empty where this format shows nothing of it. `choice` tells which of several answers."""
         ...
 
-    def call(self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
+    def call(
+        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
+    ) -> bytes:
         """More of tool call number `index`: `begins` with the first piece, whose name is whole; `arguments` is a piece."""
         ...
 

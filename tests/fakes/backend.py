@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from engine.messages import Capabilities, EngineStats, Finished, Started, TextDelta
+from engine.messages import Capabilities, EngineStats, Finished, Started, TextDelta, ToolCallDelta
 from engine.prompt.types import Prompt
 from engine.types import Boundary, CacheReport, FinishReason, Hit
 from gateway.backends.base import Event, ModelInfo
@@ -16,11 +16,15 @@ from gateway.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One answer. `before_started` and `before_text` hold it until set; `error` comes after `error_after` texts, and
-    instead of `Started` when that is None."""
+    """One answer: `texts` of one token each, then `deltas` as they are.
+
+    `before_started` and `before_text` hold it until set; `error` comes after `error_after` texts, and instead of `Started`
+    when that is None.
+    """
 
     report: CacheReport = field(default_factory=lambda: CacheReport(num_prompt=10))
     texts: tuple[str, ...] = ("Hello", " world")
+    deltas: tuple[TextDelta | ToolCallDelta, ...] = ()
     reason: FinishReason = "stop"
     stop: str | None = None
     error: Exception | None = None
@@ -81,9 +85,12 @@ class ScriptedBackend:
                 raise script.error
             await self._pass(script.before_text.get(i))
             yield TextDelta(name, text, (i,))
+        for delta in script.deltas:
+            yield delta
         if script.error is not None:
             raise script.error
-        yield Finished(name, script.reason, len(script.texts), script.stop, 0.25, 0.5)
+        num_output = len(script.texts) + sum(len(delta.token_ids) for delta in script.deltas)
+        yield Finished(name, script.reason, num_output, script.stop, 0.25, 0.5)
 
     async def _pass(self, gate: asyncio.Event | None) -> None:
         if gate is not None:

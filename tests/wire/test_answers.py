@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any, Final
 
 import anthropic
@@ -9,16 +11,17 @@ import httpx2
 import openai
 import orjson
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from pydantic import ValidationError
 
 from engine.messages import Capabilities
-from engine.types import FinishReason
+from engine.types import FinishReason, TokenLogprob, TokenLogprobs
 from gateway.backends.base import ModelInfo
 from gateway.errors import Overloaded
 from gateway.request import Request
 from gateway.sse import SSE_HEADERS
 from gateway.wire.anthropic import AnthropicWire
-from gateway.wire.base import Answer, Wire
+from gateway.wire.base import Answer, ToolCall, Wire
 from gateway.wire.openai import OpenAIWire
 from policies.pricing import Usage
 
@@ -290,3 +293,108 @@ def test_streams_hold_no_raw_line_breaks() -> None:
         stream = streamed(a_request(wire), "a\n\nb\r\nc", end=answer())
         assert b'"a\\n\\nb\\r\\nc"' in stream
         assert b"\r" not in stream
+
+
+# Calls, several answers, probabilities ----------------------------------------------------------------------------------
+
+CALLS: Final = (ToolCall("f", '{"a": "é"}'), ToolCall("g", "{}"))
+LOGPROBS: Final = (
+    TokenLogprobs(TokenLogprob(5, -0.5, "안".encode()[:2]), (TokenLogprob(6, -math.inf, b"x"),)),
+    TokenLogprobs(TokenLogprob(7, -0.25, b"y")),
+)
+
+
+def test_openai_tool_calls_are_valid_for_the_sdk_model() -> None:
+    """Ids differ, arguments stay text as the model wrote it, no text is null, and the reason is the calls."""
+    end = replace(answer(text=""), calls=CALLS, thinking="hm", num_thinking=4)
+    body = WIRES["openai"].encode_answer(a_request("openai"), end, created_at_s=0)
+    completion = openai.types.chat.ChatCompletion.model_validate_json(body, strict=True)
+    (choice,) = completion.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert choice.message.tool_calls is not None
+    assert [(call.type, call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [
+        ("function", "f", '{"a": "é"}'),
+        ("function", "g", "{}"),
+    ]
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    assert orjson.loads(body)["choices"][0]["message"]["reasoning_content"] == "hm"
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens_details is not None
+    assert completion.usage.completion_tokens_details.reasoning_tokens == 4
+
+
+def test_openai_calls_cut_off_by_a_limit_are_not_the_reason() -> None:
+    """An answer that ran into its limit says so, calls or not."""
+    end = replace(answer(reason="length"), calls=CALLS)
+    body = orjson.loads(WIRES["openai"].encode_answer(a_request("openai"), end, created_at_s=0))
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+def test_openai_streams_calls_and_reasoning() -> None:
+    """Id and name come once, then pieces told apart by index; put together they are the answer that is not streamed."""
+    request, end = a_request("openai", stream=True), replace(answer(text="a"), calls=CALLS, thinking="hm")
+    encoder = WIRES["openai"].stream(request, created_at_s=CREATED_S)
+    pieces = [encoder.start(USAGE), encoder.delta("hm", thinking=True), encoder.delta("a")]
+    for i, call in enumerate(CALLS):
+        pieces.append(encoder.call(i, ToolCall(call.name, call.arguments[:1]), begins=True))
+        pieces.append(encoder.call(i, ToolCall("", call.arguments[1:]), begins=False))
+    body = b"".join([*pieces, encoder.finish(end)])
+    whole = orjson.loads(WIRES["openai"].encode_answer(request, end, created_at_s=CREATED_S))["choices"][0]
+    with gpt(body, stream=True) as client:
+        state = ChatCompletionStreamState()
+        for chunk in client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], stream=True):
+            state.handle_chunk(chunk)
+        built = state.get_final_completion().choices[0]
+    assert built.finish_reason == whole["finish_reason"] == "tool_calls"
+    assert built.message.content == whole["message"]["content"] == "a"
+    assert built.message.tool_calls is not None
+    assert [(call.id, call.function.name, call.function.arguments) for call in built.message.tool_calls] == [
+        (call["id"], call["function"]["name"], call["function"]["arguments"]) for call in whole["message"]["tool_calls"]
+    ]
+    deltas = [chunk["choices"][0]["delta"] for _, chunk in events(body)[:-1]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == whole["message"]["reasoning_content"] == "hm"
+
+
+def test_openai_several_answers() -> None:
+    """Each has its index, text, reason and call ids, whole and streamed alike; usage is told once."""
+    request = a_request("openai", stream=True, n=2, stream_options={"include_usage": True})
+    end = replace(answer(text="a"), others=(replace(answer(text="b", reason="length"), calls=CALLS[:1]),))
+    whole = orjson.loads(WIRES["openai"].encode_answer(request, end, created_at_s=0))
+    assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in whole["choices"]] == [
+        (0, "a", "stop"),
+        (1, "b", "length"),
+    ]
+    encoder = WIRES["openai"].stream(request, created_at_s=0)
+    call = encoder.call(0, CALLS[0], begins=True, choice=1)
+    pieces = [encoder.start(USAGE), encoder.delta("b", choice=1), encoder.delta("a"), call, encoder.finish(end)]
+    chunks = [chunk for _, chunk in events(b"".join(pieces))[:-1]]
+    for chunk in chunks:
+        openai.types.chat.ChatCompletionChunk.model_validate(chunk, strict=True)
+    choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    for i, expected in enumerate(whole["choices"]):
+        mine = [choice for choice in choices if choice["index"] == i]
+        assert mine[0]["delta"]["role"] == "assistant"
+        assert "".join(choice["delta"].get("content", "") for choice in mine) == expected["message"]["content"]
+        assert mine[-1]["finish_reason"] == expected["finish_reason"]
+    (streamed_call,) = [c["delta"]["tool_calls"][0]["id"] for c in choices if "tool_calls" in c["delta"]]
+    assert streamed_call == whole["choices"][1]["message"]["tool_calls"][0]["id"]
+    assert len([chunk for chunk in chunks if chunk["usage"]]) == 1
+
+
+def test_openai_logprobs() -> None:
+    """Text, bytes and logarithm of each token and its rivals; half a character has its bytes, minus infinity has -9999."""
+    request = a_request("openai", stream=True, logprobs=True, top_logprobs=1)
+    end = replace(answer(), logprobs=LOGPROBS)
+    body = WIRES["openai"].encode_answer(request, end, created_at_s=0)
+    completion = openai.types.chat.ChatCompletion.model_validate_json(body, strict=True)
+    told = completion.choices[0].logprobs
+    assert told is not None
+    assert told.content is not None
+    first, second = told.content
+    assert (first.token, first.bytes, first.logprob) == ("\ufffd", list("안".encode()[:2]), -0.5)
+    assert [(top.token, top.logprob) for top in first.top_logprobs] == [("x", -9999.0)]
+    assert (second.token, second.top_logprobs) == ("y", [])
+    encoder = WIRES["openai"].stream(request, created_at_s=0)
+    chunks = events(encoder.delta("", logprobs=LOGPROBS[:1]) + encoder.delta("y", logprobs=LOGPROBS[1:]))
+    contents = [chunk["choices"][0]["logprobs"]["content"] for _, chunk in chunks]
+    assert [*contents[0], *contents[1]] == orjson.loads(body)["choices"][0]["logprobs"]["content"]

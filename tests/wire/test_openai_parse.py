@@ -9,7 +9,8 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from engine.prompt.types import CacheMark, Message, TextPart, Tool, ToolCallPart, ToolResultPart
+from engine.prompt.types import CacheMark, Message, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
+from engine.types import ToolChoice
 from gateway.errors import InvalidRequest
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.anthropic import AnthropicWire
@@ -55,6 +56,15 @@ def refused(fields: Any) -> dict[str, Any]:
     error = orjson.loads(reply.body)["error"]
     assert error["type"] == "invalid_request_error"
     return dict(error)
+
+
+TOOL: Final = {"type": "function", "function": {"name": "f"}}
+OTHER_TOOL: Final = {"type": "function", "function": {"name": "g"}}
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -162,10 +172,10 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         "Invalid type for 'tools[0].function.parameters': expected an object, but got an array instead.",
     ),
     (
-        body(n=2),
+        body(n=129),
         "n",
-        "unsupported_value",
-        "Unsupported value: 'n' does not support 2 with this model. Only the default (1) value is supported.",
+        "integer_above_max_value",
+        "Invalid 'n': integer above maximum value. Expected a value <= 128, but got 129 instead.",
     ),
     (
         body(n=0),
@@ -194,10 +204,16 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
     (body(stop=""), "stop", "invalid_value", "Invalid 'stop': empty string. A stop sequence has at least one character."),
     (body(logit_bias={"x": 1}), "logit_bias", "invalid_value", "Invalid key in 'logit_bias': x. Expected a token id."),
     (
-        body(logprobs=True),
-        "logprobs",
-        "unsupported_parameter",
-        "Unsupported parameter: 'logprobs' is not supported with this model.",
+        body(top_logprobs=2),
+        "top_logprobs",
+        None,
+        "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
+    ),
+    (
+        body(logprobs=True, top_logprobs=21),
+        "top_logprobs",
+        "integer_above_max_value",
+        "Invalid 'top_logprobs': integer above maximum value. Expected a value <= 20, but got 21 instead.",
     ),
     (
         body(functions=[{"name": "f"}]),
@@ -217,17 +233,30 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         "unsupported_value",
         "Unsupported value: 'response_format.type' does not support 'json_schema' with this model.",
     ),
-    (
-        body(tool_choice="required"),
-        "tool_choice",
-        "unsupported_value",
-        "Unsupported value: 'tool_choice' does not support 'required' with this model.",
-    ),
+    (body(tool_choice="required"), "tool_choice", None, "'tool_choice' is only allowed when 'tools' are specified."),
     (
         body(tool_choice={"type": "function", "function": {"name": "f"}}),
         "tool_choice",
+        "invalid_value",
+        "Tool choice 'f' not found in 'tools' parameter.",
+    ),
+    (
+        body(tool_choice={"type": "function"}, tools=[TOOL]),
+        "tool_choice.function",
+        "missing_required_parameter",
+        "Missing required parameter: 'tool_choice.function'.",
+    ),
+    (
+        body(tool_choice={"type": "custom", "custom": {"name": "f"}}, tools=[TOOL]),
+        "tool_choice.type",
         "unsupported_value",
-        "Unsupported value: 'tool_choice' does not support 'function' with this model.",
+        "Unsupported value: 'tool_choice.type' does not support 'custom' with this model.",
+    ),
+    (
+        body(tool_choice=allowed("auto", "f"), tools=[TOOL, OTHER_TOOL]),
+        "tool_choice.type",
+        "unsupported_value",
+        "Unsupported value: 'tool_choice.type' does not support 'allowed_tools' with this model.",
     ),
     (
         body(stream_options={"include_usage": True}),
@@ -449,3 +478,48 @@ def test_parameters_and_options() -> None:
     }
     assert (request.stream, request.wire_options, request.automatic) == (True, {"include_usage": True}, 3600.0)
     assert (request.read_cache, request.store_cache) == (False, True)
+
+
+CHOICES: list[tuple[Any, ToolChoice]] = [
+    (None, ToolChoice()),
+    ("auto", ToolChoice()),
+    ("none", ToolChoice("none")),
+    ("required", ToolChoice("required")),
+    ({"type": "function", "function": {"name": "g"}}, ToolChoice("tool", "g")),
+    (allowed("required", "f", "g"), ToolChoice("required")),
+    (allowed("auto", "g", "f"), ToolChoice()),
+    (allowed("required", "f"), ToolChoice("tool", "f")),
+]
+
+
+@pytest.mark.parametrize(("choice", "expected"), CHOICES)
+def test_tool_choice(choice: Any, expected: ToolChoice) -> None:
+    """Every way to choose among two tools, as the engine is told."""
+    assert parse(body(tools=[TOOL, OTHER_TOOL], tool_choice=choice)).sampling.tool_choice == expected
+
+
+def test_one_call_at_a_time() -> None:
+    """`parallel_tool_calls: false` is told to the engine."""
+    request = parse(body(tools=[TOOL], tool_choice="required", parallel_tool_calls=False))
+    assert request.sampling.tool_choice == ToolChoice("required", None, parallel=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"), [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)]
+)
+def test_logprobs(fields: dict[str, Any], expected: int | None) -> None:
+    """Probabilities of the chosen tokens alone, of others too, or none at all."""
+    assert parse(body(**fields)).sampling.num_logprobs == expected
+
+
+def test_several_answers() -> None:
+    """`n` is a number of answers to one prompt."""
+    assert parse(body(n=3)).num_choices == 3
+    assert parse(body()).num_choices == 1
+
+
+def test_reasoning_sent_back_is_reasoning() -> None:
+    """What other engines' clients call `reasoning_content` is neither lost nor part of the answer."""
+    turn = {"role": "assistant", "reasoning_content": "hm", "content": "a"}
+    prompt = parse(turns({"role": "user", "content": "q"}, turn)).prompt
+    assert prompt.messages[1].parts == (ThinkingPart("hm"), TextPart("a"))

@@ -50,7 +50,7 @@ class MessageStream:
         self._started = True
         return _event({"type": "message_start", "message": _message(self._request, usage)})
 
-    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
+    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
         if not text or thinking:
             return b""
         opening = b""
@@ -61,7 +61,9 @@ class MessageStream:
         delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
         return opening + _event(delta)
 
-    def call(self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
+    def call(
+        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
+    ) -> bytes:
         return b""
 
     def finish(self, answer: Answer) -> bytes:

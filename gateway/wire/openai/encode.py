@@ -1,4 +1,7 @@
-"""Answers in OpenAI's shape: `chat.completion`, its chunks, their usage. Source: openai 3.57 `types/chat`."""
+"""Answers in OpenAI's shape: `chat.completion` and its chunks. Source: openai 3.57 `types/chat`.
+
+Reasoning is told as `reasoning_content`, the field DeepSeek introduced and vLLM kept: OpenAI's own format has none.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from gateway.request import Request
 from gateway.sse import KEEPALIVE_COMMENT, encode_event
 from gateway.wire.base import Answer, ToolCall
 from gateway.wire.openai.errors import error_body
+from gateway.wire.openai.logprobs import token_logprobs
+from gateway.wire.openai.usage import chat_usage
 from policies.pricing import Usage
 
 FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
@@ -28,14 +33,13 @@ DONE: Final = encode_event(b"[DONE]")
 
 def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
     """One whole `chat.completion`."""
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": FINISH_REASONS[answer.reason]}
+    choices = [_choice(request, i, each) for i, each in enumerate((answer, *answer.others))]
     body = _envelope(request, "chat.completion", created_at_s)
-    return orjson.dumps(body | {"choices": [choice], "usage": _usage(answer.usage)})
+    return orjson.dumps(body | {"choices": choices, "usage": chat_usage(answer)})
 
 
 class ChunkStream:
-    """A `StreamEncoder`: the role, the text, the finish reason, the usage if asked for, `[DONE]`.
+    """A `StreamEncoder`: per choice the role, the text and calls, the finish reason; the usage if asked for; `[DONE]`.
 
     With `stream_options.include_usage` every chunk but the last says `"usage": null`.
     """
@@ -46,20 +50,29 @@ class ChunkStream:
         self._include_usage = bool(request.wire_options.get("include_usage"))
 
     def start(self, usage: Usage) -> bytes:
-        return self._chunk({"role": "assistant", "content": "", "refusal": None})
+        role = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(self._chunk(role, choice=i) for i in range(self._request.num_choices))
 
-    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
-        return self._chunk({"content": text}) if text and not thinking else b""
+    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
+        if not text and not logprobs:
+            return b""
+        return self._chunk({"reasoning_content" if thinking else "content": text}, choice=choice, logprobs=logprobs)
 
-    def call(self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = ()) -> bytes:
-        function = {"arguments": call.arguments} | ({"name": call.name} if begins else {})
-        opening = {"id": call_id(self._request, index), "type": "function"} if begins else {}
-        return self._chunk({"tool_calls": [{"index": index} | opening | {"function": function}]})
+    def call(
+        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
+    ) -> bytes:
+        """The first piece has id, type and name; every piece is told apart by its index alone."""
+        piece: dict[str, Any] = {"index": index}
+        if begins:
+            piece |= {"id": call_id(self._request, index, choice), "type": "function"}
+        piece["function"] = {"name": call.name, "arguments": call.arguments} if begins else {"arguments": call.arguments}
+        return self._chunk({"tool_calls": [piece]}, choice=choice, logprobs=logprobs)
 
     def finish(self, answer: Answer) -> bytes:
-        last = self._chunk({}, finish_reason=FINISH_REASONS[answer.reason])
+        every = enumerate((answer, *answer.others))
+        last = b"".join(self._chunk({}, choice=i, finish_reason=finish_reason(each)) for i, each in every)
         if self._include_usage:
-            last += _event(self._envelope | {"choices": [], "usage": _usage(answer.usage)})
+            last += _event(self._envelope | {"choices": [], "usage": chat_usage(answer)})
         return last + DONE
 
     def error(self, error: GatewayError) -> bytes:
@@ -68,17 +81,58 @@ class ChunkStream:
     def keepalive(self) -> bytes:
         return KEEPALIVE_COMMENT
 
-    def _chunk(self, delta: dict[str, Any], *, finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        chunk = self._envelope | {"choices": [choice]}
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        *,
+        choice: int,
+        finish_reason: str | None = None,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+    ) -> bytes:
+        told = {"content": token_logprobs(logprobs), "refusal": None} if logprobs else None
+        chosen = {"index": choice, "delta": delta, "logprobs": told, "finish_reason": finish_reason}
+        chunk = self._envelope | {"choices": [chosen]}
         if self._include_usage:
             chunk["usage"] = None
         return _event(chunk)
 
 
-def call_id(request: Request, index: int) -> str:
+def finish_reason(answer: Answer) -> str:
+    """Calls that were written to their end are the reason to stop; calls cut off by a limit are not."""
+    return "tool_calls" if answer.calls and answer.reason == "stop" else FINISH_REASONS[answer.reason]
+
+
+def call_id(request: Request, index: int, choice: int = 0) -> str:
     """The id of the answer's tool call number `index`: the same streamed or not."""
-    return f"call_{request.id.removeprefix('req_').replace('-', '')}_{index}"
+    owner = request.id.removeprefix("req_").replace("-", "")
+    return f"call_{owner}_{index}" if choice == 0 else f"call_{owner}_{choice}_{index}"
+
+
+def _choice(request: Request, index: int, answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if answer.calls and not answer.text else answer.text,
+        "refusal": None,
+        "annotations": [],
+    }
+    if answer.thinking:
+        message["reasoning_content"] = answer.thinking
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id(request, i, index),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for i, call in enumerate(answer.calls)
+        ]
+    wanted = request.sampling.num_logprobs is not None
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": {"content": token_logprobs(answer.logprobs), "refusal": None} if wanted else None,
+        "finish_reason": finish_reason(answer),
+    }
 
 
 def _envelope(request: Request, kind: str, created_at_s: float) -> dict[str, Any]:
@@ -89,26 +143,6 @@ def _envelope(request: Request, kind: str, created_at_s: float) -> dict[str, Any
         "model": request.model,
         "service_tier": "default",
         "system_fingerprint": None,
-    }
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `prompt_tokens` includes what was read and written."""
-    return {
-        "prompt_tokens": usage.num_prompt,
-        "completion_tokens": usage.output,
-        "total_tokens": usage.num_prompt + usage.output,
-        "prompt_tokens_details": {
-            "cached_tokens": usage.cache_read,
-            "cache_write_tokens": usage.num_written,
-            "audio_tokens": 0,
-        },
-        "completion_tokens_details": {
-            "reasoning_tokens": 0,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from engine.prompt.types import CacheMark, Message, Part, Prompt, TextPart, Tool, ToolCallPart, ToolResultPart
+from engine.prompt.types import CacheMark, Message, Part, Prompt, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
 from gateway.errors import InvalidRequest
 from gateway.wire.fields import MAX_DEPTH, Node, clip, deeper_than
 from gateway.wire.openai.errors import invalid, param, unsupported, unsupported_value
@@ -85,11 +85,11 @@ class Turns:
         raise unsupported_value(part.at("type"), clip(kind))
 
     def _assistant(self, node: Node) -> list[Part]:
-        """Text, a refusal as text, then the calls in order."""
+        """Reasoning as clients of other engines send it back, text, a refusal as text, then the calls in order."""
         for name in ("audio", "function_call"):
             if node.has(name):
                 raise unsupported(node.at(name))
-        parts: list[Part] = []
+        parts: list[Part] = [ThinkingPart(text)] if (text := node.text_or("reasoning_content", "")) else []
         if node.value.get("content") not in (None, "", []):
             parts += self._texts(node, "refusal")
         if node.has("refusal"):

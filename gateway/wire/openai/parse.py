@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from engine.types import Sampling
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, clip, decode_body
+from gateway.wire.openai.choice import parameters as choice_parameters
+from gateway.wire.openai.choice import tool_choice
 from gateway.wire.openai.errors import from_field, invalid, unsupported, unsupported_value
 from gateway.wire.openai.messages import DEFAULT_BREAKPOINT_TTL, TTLS_S, Turns, cache_control
 
@@ -16,7 +20,10 @@ MAX_STOPS: Final = 4
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 VERBOSITIES: Final = ("low", "medium", "high")
 
-CHANGES_THE_ANSWER: Final = ("audio", "functions", "function_call", "logprobs", "top_logprobs", "web_search_options")
+MAX_CHOICES: Final = 128
+MAX_TOP_LOGPROBS: Final = 20
+
+CHANGES_THE_ANSWER: Final = ("audio", "functions", "function_call", "web_search_options")
 """Parameters that ask for another kind of answer than the model gives; false, zero and empty ask for nothing."""
 
 
@@ -38,18 +45,20 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         raise invalid(("stream_options",), message)
     automatic = cache_control(body)
     directives = cache_directives(headers)
-    parameters = _parameters(body)
+    prompt = Turns(ttl=request_ttl(body) or DEFAULT_BREAKPOINT_TTL).prompt(body)
+    choice = tool_choice(body, prompt.tools, nested=True)
     return Request(
         id=request_id,
         wire="openai",
         model=model,
-        prompt=Turns(ttl=_request_ttl(body) or DEFAULT_BREAKPOINT_TTL).prompt(body),
-        sampling=_sampling(body),
+        prompt=prompt,
+        sampling=msgspec.structs.replace(sampling(body), num_logprobs=_num_logprobs(body), tool_choice=choice),
         stream=stream,
         automatic=automatic.ttl_s if automatic is not None else None,
+        num_choices=body.integer("n", 1, MAX_CHOICES) or 1,
         read_cache=directives.read,
         store_cache=directives.store,
-        parameters=parameters,
+        parameters=choice_parameters(choice) | _parameters(body),
         wire_options={"include_usage": options is not None and options.flag("include_usage")},
     )
 
@@ -59,24 +68,24 @@ def _check_answerable(body: Node) -> None:
     for name in CHANGES_THE_ANSWER:
         if body.value.get(name):
             raise unsupported((name,))
-    count = body.integer("n", low=1)
-    if count not in (None, 1):
-        message = f"Unsupported value: 'n' does not support {count} with this model. Only the default (1) value is supported."
-        raise invalid(("n",), message, "unsupported_value")
     for modality in body.strings("modalities"):
         if modality != "text":
             raise unsupported_value(("modalities",), clip(modality))
     response_format = body.child("response_format")
     if response_format is not None and (kind := response_format.text("type")) != "text":
         raise unsupported_value(("response_format", "type"), clip(kind))
-    choice = body.value.get("tool_choice")
-    if isinstance(choice, dict):
-        raise unsupported_value(("tool_choice",), clip(Node(choice, ("tool_choice",)).text("type")))
-    if choice is not None and body.choice("tool_choice", ("none", "auto", "required")) == "required":
-        raise unsupported_value(("tool_choice",), "required")
 
 
-def _sampling(body: Node) -> Sampling:
+def _num_logprobs(body: Node) -> int | None:
+    top = body.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if body.flag("logprobs"):
+        return top or 0
+    if top:
+        raise invalid(("top_logprobs",), "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.")
+    return None
+
+
+def sampling(body: Node) -> Sampling:
     """Beyond OpenAI's own fields, those that vLLM's server added: top_k, min_p, repetition_penalty, ignore_eos."""
     temperature = body.number("temperature", 0.0, 2.0)
     top_p = body.number("top_p", 0.0, 1.0)
@@ -129,10 +138,6 @@ def _logit_bias(body: Node) -> dict[int, float]:
 def _parameters(body: Node) -> dict[str, Any]:
     """What is not rendered but has a cache of its own, in the dialects' words; defaults are left out."""
     parameters: dict[str, Any] = {}
-    if not body.flag("parallel_tool_calls", default=True):
-        parameters["parallel_tool_calls"] = False
-    if body.value.get("tool_choice") == "none":
-        parameters["tool_choice"] = "none"
     if body.has("reasoning_effort"):
         parameters["effort"] = body.choice("reasoning_effort", EFFORTS)
     if body.has("verbosity"):
@@ -142,12 +147,12 @@ def _parameters(body: Node) -> dict[str, Any]:
     options = body.child("prompt_cache_options")
     if options is not None and options.has("mode") and options.choice("mode", ("implicit", "explicit")) == "explicit":
         parameters["cache_mode"] = "explicit"
-    if ttl := _request_ttl(body):
+    if ttl := request_ttl(body):
         parameters["cache_ttl_s"] = TTLS_S[ttl]
     return parameters
 
 
-def _request_ttl(body: Node) -> str | None:
+def request_ttl(body: Node) -> str | None:
     """`prompt_cache_options.ttl`: for every breakpoint that names no TTL of its own."""
     options = body.child("prompt_cache_options")
     return options.choice("ttl", tuple(TTLS_S)) if options is not None and options.has("ttl") else None

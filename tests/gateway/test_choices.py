@@ -1,0 +1,110 @@
+"""Several answers to one prompt: one bill for the prompt, everyone's output, and one fate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import openai
+import orjson
+import pytest
+
+from engine.messages import Finished, Started, TextDelta
+from gateway.choices import chosen, variant
+from gateway.errors import EngineFailed
+from gateway.request import Request
+from gateway.wire.openai import OpenAIWire
+from tests.fakes.backend import Script, ScriptedBackend
+from tests.gateway.serving import openai_body, serving
+
+
+def a_request(num_choices: int, seed: int | None = 7) -> Request:
+    """A parsed request of `num_choices` answers."""
+    return OpenAIWire().parse(orjson.dumps(openai_body(n=num_choices, seed=seed)), {}, request_id="r")
+
+
+def number(request: Request) -> int:
+    """Which of the answers an engine request is for."""
+    return int(request.id.partition(".")[2] or 0)
+
+
+def scripts() -> ScriptedBackend:
+    """Answer number i says `i` i + 1 times."""
+    return ScriptedBackend(lambda request: Script(texts=(str(number(request)),) * (number(request) + 1)))
+
+
+async def test_every_answer_is_whole_and_the_prompt_starts_once() -> None:
+    """The others are asked for when the first has its first token: what they share is cached by then."""
+    backend, texts, events = scripts(), defaultdict(str), []
+    async for event in chosen(backend, a_request(3)):
+        events.append(event)
+        if isinstance(event.event, TextDelta):
+            texts[event.index] += event.event.text
+        if isinstance(event.event, Started):
+            assert [request.id for request in backend.requests] == ["r"]
+    assert texts == {0: "0", 1: "11", 2: "222"}
+    assert [type(event.event) for event in events].count(Started) == 1
+    assert sorted(event.index for event in events if isinstance(event.event, Finished)) == [0, 1, 2]
+    assert backend.num_open == 0
+
+
+def test_every_answer_has_a_seed_of_its_own() -> None:
+    """Reproducible, different, and within 64 bits; no seed stays no seed."""
+    seeds = [variant(a_request(3), i).sampling.seed for i in range(3)]
+    assert seeds == [7, 8, 9]
+    assert variant(a_request(2, 2**63 - 1), 1).sampling.seed == -(2**63)
+    assert variant(a_request(2, None), 1).sampling.seed is None
+
+
+async def test_one_failure_ends_them_all() -> None:
+    """The error of any answer is the request's, and no engine request stays behind."""
+    gate = asyncio.Event()
+
+    def script(request: Request) -> Script:
+        fails = number(request) == 1
+        return Script(error=EngineFailed("x") if fails else None, error_after=1, before_text={} if fails else {1: gate})
+
+    backend = ScriptedBackend(script)
+    with pytest.raises(EngineFailed):
+        async for _ in chosen(backend, a_request(3)):
+            pass
+    assert backend.num_open == 0
+    assert len(backend.requests) == 3
+
+
+async def test_leaving_aborts_them_all() -> None:
+    """Closing the merged stream closes every engine request."""
+    gate = asyncio.Event()
+    backend = ScriptedBackend(Script(before_text={1: gate}))
+    merged = chosen(backend, a_request(3))
+    seen = [await anext(merged) for _ in range(4)]
+    assert {event.index for event in seen} == {0, 1, 2}
+    assert backend.num_open == 3
+    await merged.aclose()
+    assert backend.num_open == 0
+    assert backend.aborted.is_set()
+
+
+async def test_the_sdk_reads_several_answers() -> None:
+    """Whole and streamed: the prompt is billed once, the outputs are summed."""
+    async with (
+        serving(scripts()) as served,
+        openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        whole = await client.chat.completions.create(model="gpt-5.6", n=3, messages=[{"role": "user", "content": "Hi"}])
+        assert [(c.index, c.message.content) for c in whole.choices] == [(0, "0"), (1, "11"), (2, "222")]
+        assert whole.usage is not None
+        assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (10, 6)
+        stream = await client.chat.completions.create(
+            model="gpt-5.6",
+            n=3,
+            messages=[{"role": "user", "content": "Hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        texts, chunks = defaultdict(str), [chunk async for chunk in stream]
+        for choice in (choice for chunk in chunks for choice in chunk.choices):
+            texts[choice.index] += choice.delta.content or ""
+        assert texts == {0: "0", 1: "11", 2: "222"}
+        assert chunks[-1].usage == whole.usage
+        assert [record.bill.usage.output for record in served.gateway.ledger.recent if record.bill] == [6, 6]
