@@ -122,6 +122,7 @@ class Handler:
                 request,
                 tenant=progress.tenant,
                 plan=dialects.plan(request, rules),
+                ttl_classes=dict(rules.ttl_classes),
                 started_at_s=call.started_at_s,
             )
         progress.request, progress.rules, progress.prices = request, rules, self.policy.prices_for(request.model)

@@ -26,14 +26,22 @@ class MarkerProblem(msgspec.Struct, frozen=True):
     warning: str
 
 
+class Unseen(msgspec.Struct, frozen=True):
+    """A part of the body that the model cannot see. The prompt names it in its place, and is not to be generated from."""
+
+    path: str
+    message: str
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request to generate an answer.
 
     `model` is the id the client asked for; it chooses dialect and price and never enters a cache key. `parameters` are
     request fields that are not rendered but may invalidate a level (`tool_choice`, `thinking`, `effort`, ...). `wire_options`
-    are wishes about the answer's form that only its wire format reads (`include_usage`, ...). `automatic` is the client's
-    request-level cache mark, if any. `prewarm` means: read and write the cache, generate nothing. `num_choices` answers are
-    wanted to the one prompt. `read_cache` and `store_cache` are the client's `Cache-Control: no-cache` and `no-store`.
+    are wishes about the answer's form that only its wire format reads (`include_usage`, ...). `unseen` is refused once the
+    marks have been checked, as a provider checks them first. `ttl_classes` are the lifetimes of the model's TTL classes by
+    name, once they are known. `automatic` is the client's request-level cache mark, if any. `prewarm` means: read and write
+    the cache, generate nothing. `num_choices` answers are wanted to the one prompt. `read_cache` and `store_cache` are the client's `Cache-Control: no-cache` and `no-store`.
     """
 
     id: str
@@ -48,6 +56,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     read_cache: bool = True
     store_cache: bool = True
     marker_problems: tuple[MarkerProblem, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
+    ttl_classes: dict[str, float] = {}
     parameters: dict[str, Any] = {}
     wire_options: dict[str, Any] = {}
     tenant: str = "default"

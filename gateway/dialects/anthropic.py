@@ -15,7 +15,7 @@ from policies.pricing import Usage
 from policies.rules import DialectRules
 
 SYSTEM_PARAMETERS: Final[tuple[str, ...]] = ("speed",)
-MESSAGE_PARAMETERS: Final[tuple[str, ...]] = ("tool_choice", "parallel_tool_calls", "thinking", "effort")
+MESSAGE_PARAMETERS: Final[tuple[str, ...]] = ("tool_choice", "parallel_tool_calls", "thinking", "effort", "output_format")
 
 
 def plan(request: Request, rules: DialectRules) -> CachePlan:

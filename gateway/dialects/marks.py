@@ -12,6 +12,7 @@ from gateway.dialects.places import Place, marks, places
 from gateway.errors import InvalidRequest
 from gateway.request import Request, WireName
 from policies.rules import DialectRules
+from policies.ttl import ttl_class_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +102,13 @@ class _Check:
             if shortest is not None and ttl_s > shortest:
                 path = "" if position == self.automatic else _path(self.request.wire, position) + "."
                 message = (
-                    f"a ttl='{self._name(ttl_s)}' cache_control block must not come after a ttl='{self._name(shortest)}' "
-                    "cache_control block. Note that blocks are processed in the following order: `tools`, `system`, `messages`."
+                    f"a ttl='{ttl_class_name(ttl_s)}' cache_control block must not come after "
+                    f"a ttl='{ttl_class_name(shortest)}' cache_control block. "
+                    "Note that blocks are processed in the following order: `tools`, `system`, `messages`."
                 )
                 self._broken(message, f"{path}cache_control.ttl", repair="cache_control-ttl-downgraded")
                 self.marks[position] = ttl_s = shortest
             shortest = ttl_s
-
-    def _name(self, ttl_s: float) -> str:
-        return next((name for name, class_s in self.rules.ttl_classes.items() if class_s == ttl_s), f"{ttl_s:g}s")
 
 
 def _path(wire: WireName, position: Position) -> str:

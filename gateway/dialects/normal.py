@@ -20,7 +20,8 @@ BILLING_NONCE: Final = re.compile(r"x-anthropic-billing-header:(?:\s*[A-Za-z_]+=
 def normalize(request: Request, rules: DialectRules) -> Request:
     """The same request with final marks: afterwards `automatic` is None and `marker_problems` is empty.
 
-    With `marker_errors: strict` raises `InvalidRequest` as the provider would; with `repair` mends and adds a warning.
+    With `marker_errors: strict` raises `InvalidRequest` as the provider would; with `repair` mends and adds a warning. What
+    the model cannot see is refused in either case.
     """
     if request.marker_problems and rules.marker_errors == "strict":
         problem = request.marker_problems[0]
@@ -36,6 +37,8 @@ def normalize(request: Request, rules: DialectRules) -> Request:
         last = next((place.position for place in reversed(places(prompt)) if place.eligible), None)
         if last is not None:
             prompt = with_marks(prompt, {last: request.automatic} | marks(prompt))
+    if request.unseen:
+        raise InvalidRequest(request.unseen[0].message, path=request.unseen[0].path)
     if rules.drop_billing_nonce and prompt.system and BILLING_NONCE.fullmatch(prompt.system[0].text):
         prompt = msgspec.structs.replace(prompt, system=prompt.system[1:])
     return msgspec.structs.replace(

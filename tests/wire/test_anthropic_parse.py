@@ -9,14 +9,18 @@ import orjson
 import pytest
 
 from engine.prompt.types import CacheMark, Message, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
+from engine.types import OutputFormat, ToolChoice
+from gateway import dialects
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
+from tests.fakes.rules import ANTHROPIC
 
 WIRE = AnthropicWire()
 NEW = {"anthropic-version": "2026-10-21"}
 CC = {"type": "ephemeral"}
 SCHEMA = {"type": "object", "properties": {}}
+TOOL = {"name": "f", "input_schema": SCHEMA}
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -41,10 +45,18 @@ def text(value: str = "x", **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": value, **more}
 
 
+def image(data: str = "aGk=", **more: Any) -> dict[str, Any]:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}, **more}
+
+
+def result(*blocks: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "t", "content": list(blocks)}
+
+
 def refused(fields: Any, headers: Mapping[str, str] = {}) -> str:
     """The text of the 400."""
     with pytest.raises(InvalidRequest) as caught:
-        parse(fields, headers)
+        dialects.normalize(parse(fields, headers), ANTHROPIC)
     reply = WIRE.encode_error(caught.value, request_id="req_1")
     assert reply.status == 400
     error = orjson.loads(reply.body)["error"]
@@ -82,8 +94,23 @@ BAD: list[tuple[Any, str]] = [
     (user({"text": "x"}), "messages.0.content.0.type: Field required"),
     (user({"type": "text"}), "messages.0.content.0.text.text: Field required"),
     (user(text(), {"type": "text", "text": 7}), "messages.0.content.1.text.text: Input should be a valid string"),
-    (user({"type": "image", "source": {}}), "messages.0.content.0: `image` blocks are not supported by this model"),
-    (user(text(), {"type": "document"}), "messages.0.content.1: `document` blocks are not supported by this model"),
+    (user({"type": "image", "source": {}}), "messages.0.content.0.image.source.type: Field required"),
+    (user({"type": "image"}), "messages.0.content.0.image.source: Field required"),
+    (user(image("?")), "messages.0.content.0.image.source.base64.data: invalid base64 data"),
+    (
+        user(image(cache_control={"type": "x"})),
+        "messages.0.content.0.image.cache_control: Input tag 'x' found using 'type' "
+        "does not match any of the expected tags: 'ephemeral'",
+    ),
+    (user(image()), "messages.0.content.0: `image` blocks are not supported by this model"),
+    (
+        user(text(), {"type": "document", "source": {"type": "url", "url": "u"}}),
+        "messages.0.content.1: `document` blocks are not supported by this model",
+    ),
+    (
+        user(image(), text("", cache_control=CC)),
+        "messages.0.content.1.text: cache_control cannot be set for empty text blocks",
+    ),
     (
         assistant({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}),
         "messages.1.content.0: `server_tool_use` blocks are not supported by this model",
@@ -108,7 +135,7 @@ BAD: list[tuple[Any, str]] = [
     ),
     (user({"type": "tool_result"}), "messages.0.content.0.tool_result.tool_use_id: Field required"),
     (
-        user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}),
+        user({"type": "tool_result", "tool_use_id": "t", "content": [image()]}),
         "messages.0.content.0.tool_result.content.0: `image` blocks are not supported by this model",
     ),
     (body(system=[{"text": "x"}]), "system.0.type: Field required"),
@@ -125,17 +152,22 @@ BAD: list[tuple[Any, str]] = [
         body(tools=[{"type": "web_search_20250305", "name": "web_search"}]),
         "tools.0: tools of type 'web_search_20250305' are not supported by this model",
     ),
-    (body(tool_choice={"type": "any"}), "tool_choice.type: 'any' is not supported by this model; use 'auto' or 'none'"),
+    (body(tool_choice={"type": "any"}), "tool_choice: tool_choice may only be specified while providing tools"),
     (
-        body(tool_choice={"type": "tool", "name": "f"}),
-        "tool_choice.type: 'tool' is not supported by this model; use 'auto' or 'none'",
+        body(tool_choice={"type": "tool", "name": "g"}, tools=[TOOL]),
+        "tool_choice: Tool 'g' not found in provided tools",
+    ),
+    (
+        body(tool_choice={"type": "any"}, tools=[TOOL], max_tokens=4096, thinking={"type": "enabled", "budget_tokens": 1024}),
+        "Thinking may not be enabled when tool_choice forces tool use.",
     ),
     (body(tool_choice={"type": "tool"}), "tool_choice.name: Field required"),
     (body(tool_choice="auto"), "tool_choice: Input should be an object"),
     (
-        body(output_config={"format": {"type": "json_schema", "schema": {}}}),
-        "output_config.format: structured output is not supported by this model",
+        body(output_config={"format": {"type": "regex"}}),
+        "output_config.format: Input tag 'regex' found using 'type' does not match any of the expected tags: 'json_schema'",
     ),
+    (body(output_config={"format": {"type": "json_schema"}}), "output_config.format.json_schema.schema: Field required"),
     (body(mcp_servers=[{"type": "url"}]), "mcp_servers: not supported by this model"),
     (
         body(thinking={"type": "enabled"}, max_tokens=5000),
@@ -169,8 +201,14 @@ BAD: list[tuple[Any, str]] = [
     (
         body(max_tokens=0, thinking={"type": "enabled", "budget_tokens": 1024}),
         "thinking: not allowed when `max_tokens` is 0",
+    (
+        body(max_tokens=0, output_config={"format": {"type": "json_schema", "schema": {}}}),
+        "output_config.format: not allowed when `max_tokens` is 0",
     ),
-    (body(max_tokens=0, output_config={"format": {"a": 1}}), "output_config.format: not allowed when `max_tokens` is 0"),
+    (
+        body(max_tokens=0, output_config={"format": {"type": "json_schema", "schema": {}}}),
+        "output_config.format: not allowed when `max_tokens` is 0",
+    ),
     (body(max_tokens=0, tool_choice={"type": "any"}), "tool_choice: not allowed when `max_tokens` is 0"),
     (body(max_tokens=0, tool_choice={"type": "tool", "name": "f"}), "tool_choice: not allowed when `max_tokens` is 0"),
 ]
@@ -342,3 +380,78 @@ def test_counting_needs_no_max_tokens_and_takes_any_choice() -> None:
     request = WIRE.parse_count(orjson.dumps(fields), NEW, request_id="r")
     assert request.prompt == parse(body()).prompt
     assert not request.prewarm
+
+
+def test_tool_choices() -> None:
+    """The client's words in the engine's: who may call, and whether more than once."""
+
+    def choice(kind: str, **more: Any) -> ToolChoice:
+        return parse(body(tools=[TOOL], tool_choice={"type": kind, **more})).sampling.tool_choice
+
+    assert parse(body()).sampling.tool_choice == choice("auto") == ToolChoice()
+    assert choice("none") == ToolChoice("none")
+    assert choice("any") == ToolChoice("required")
+    assert choice("any", disable_parallel_tool_use=True) == ToolChoice("required", parallel=False)
+    assert choice("tool", name="f") == ToolChoice("tool", "f")
+
+
+@pytest.mark.parametrize("place", ["output_config", "output_format"])
+def test_structured_output(place: str) -> None:
+    """A schema is text with its keys in the client's order; it costs the messages like any other parameter of the answer."""
+    form = {"type": "json_schema", "schema": {"type": "object", "properties": {"é": {}, "a": {}}}}
+    request = parse(body(**({place: {"format": form}} if place == "output_config" else {place: form})))
+    assert request.sampling.output_format == OutputFormat("json_schema", '{"type": "object", "properties": {"é": {}, "a": {}}}')
+    assert "messages" in dialects.plan(request, ANTHROPIC).salts
+
+
+def test_an_image_is_its_bytes() -> None:
+    """Line breaks in base64 and a data: prefix change nothing; other bytes or another media type are another image."""
+
+    def name(block: Any) -> Any:
+        return parse(user(block)).prompt.messages[0].parts[0]
+
+    assert name(image("aGVsbG8h")) == name(image("aGVs\nbG8h")) == name(image("data:image/png;base64,aGVsbG8h"))
+    jpeg = image("aGVsbG8h")
+    jpeg["source"] = jpeg["source"] | {"media_type": "image/jpeg"}
+    assert len({name(image("aGVsbG8h")).text, name(image("aGVsbG8i")).text, name(jpeg).text}) == 3
+    assert name(image(cache_control=CC)).cache == CacheMark(300.0)
+
+
+def test_documents_that_are_text_are_read() -> None:
+    """Plain text, text blocks and search results are the model's language, in messages and in results."""
+    plain = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}
+    blocks = {"type": "document", "source": {"type": "content", "content": [text("a"), text("b")]}, "cache_control": CC}
+    found = {"type": "search_result", "title": "T", "source": "S", "content": [text("x"), text("y")]}
+    request = parse(user(plain, blocks, found, result(found)))
+    assert request.unseen == ()
+    assert request.prompt.messages[0].parts == (
+        TextPart("T\nD"),
+        TextPart("a\nb", CacheMark(300.0)),
+        TextPart("T\nS\nx\ny"),
+        ToolResultPart("t", "T\nS\nx\ny"),
+    )
+
+
+def test_documents_of_an_assistant_by_version() -> None:
+    """2026-10-21 takes documents from users only."""
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}
+    fields = assistant(plain)
+    parse(fields)
+    assert refused(fields, NEW) == "messages.1: `document` blocks can only be in `user` messages"
+
+
+def test_a_deferred_tool_stands_where_it_was_found() -> None:
+    """It is not part of the head, and a reference to it brings its definition into the messages."""
+    deferred = {"name": "late", "description": "é", "input_schema": SCHEMA, "defer_loading": True}
+    request = parse(user(result({"type": "tool_reference", "tool_name": "late"})) | {"tools": [TOOL, deferred]})
+    assert [tool.name for tool in request.prompt.tools] == ["f"]
+    definition = '{"name": "late", "description": "é", "parameters": {"type": "object", "properties": {}}}'
+    assert request.prompt.messages[0].parts == (ToolResultPart("t", definition),)
+
+
+def test_reasoning_is_asked_for_by_name() -> None:
+    """Templates are told whether to reason; what a client hides is an option of the answer."""
+    assert parse(body()).prompt.template_options == {"enable_thinking": False}
+    request = parse(body(thinking={"type": "adaptive", "display": "omitted"}))
+    assert request.prompt.template_options == {"enable_thinking": True}
+    assert request.wire_options == {"thinking_display": "omitted"}

@@ -11,6 +11,7 @@ from gateway.errors import GatewayError
 from gateway.request import Request, WireName
 from gateway.wire.anthropic import catalog, encode, errors
 from gateway.wire.anthropic.parse import parse
+from gateway.wire.anthropic.stream import MessageStream
 from gateway.wire.base import Answer, ErrorReply, StreamEncoder
 
 __all__ = ["AnthropicWire"]
@@ -31,7 +32,7 @@ class AnthropicWire:
         return encode.encode_answer(request, answer)
 
     def stream(self, request: Request, *, created_at_s: float) -> StreamEncoder:
-        return encode.MessageStream(request)
+        return MessageStream(request)
 
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"input_tokens": num_prompt})

@@ -5,6 +5,7 @@ Knows where a cache mark may stand; how many there may be and in which order is 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,10 @@ from typing import Final
 
 from engine.prompt.types import CacheMark, Message, Part, Role, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
 from gateway.errors import InvalidRequest
-from gateway.request import MarkerProblem
+from gateway.request import MarkerProblem, Unseen
 from gateway.wire.anthropic.errors import invalid, unknown_tag
+from gateway.wire.anthropic.media import UNSEEN, identity, readable_text
+from gateway.wire.anthropic.signature import BadSignature, signed_text
 from gateway.wire.fields import Node, Path, clip
 
 TTLS_S: Final[Mapping[str, float]] = {"5m": 300.0, "1h": 3600.0}
@@ -28,50 +31,33 @@ SUPPORTED: Final[Mapping[str, tuple[str, ...]]] = {
     "redacted_thinking": ("assistant",),
     "tool_use": ("assistant",),
     "tool_result": ("user",),
+    "search_result": ("user",),
 }
 """Block types that are understood, and the roles they may stand in."""
-
-UNSUPPORTED: Final = frozenset(
-    {
-        "advisor_tool_result",
-        "bash_code_execution_tool_result",
-        "browser_state",
-        "code_execution_tool_result",
-        "compaction",
-        "container_upload",
-        "document",
-        "image",
-        "mcp_tool_result",
-        "mcp_tool_use",
-        "search_result",
-        "server_tool_use",
-        "text_editor_code_execution_tool_result",
-        "tool_addition",
-        "tool_reference",
-        "tool_removal",
-        "tool_search_tool_result",
-        "web_fetch_tool_result",
-        "web_search_tool_result",
-    }
-)
-"""Block types of the API that a text model behind this gateway cannot see."""
 
 
 @dataclass(slots=True)
 class Blocks:
-    """Reads the parts of one body. `problems` collects marks that stand where none may; they are left out of the prompt.
+    """Reads the parts of one body; `tools` first, which the messages may refer to.
 
-    `citations` tells whether text of a user may cite (API version 2023-06-01).
+    `problems` collects marks that stand where none may; they are left out of the prompt. `unseen` collects what the model
+    cannot see; its identity stands in its place. `first_version` is API version 2023-06-01: a user's text may cite, and an
+    assistant's message may hold documents. `deferred` are tools that stand nowhere until a message refers to them.
     """
 
-    citations: bool
+    first_version: bool
     problems: list[MarkerProblem] = field(default_factory=list)
+    unseen: list[Unseen] = field(default_factory=list)
+    deferred: dict[str, Tool] = field(default_factory=dict)
 
     def tools(self, body: Node) -> tuple[Tool, ...]:
-        found = tuple(self._tool(node) for node in body.children("tools"))
+        """The definitions at the head of the prompt: all but the deferred ones."""
+        nodes = body.children("tools")
+        found = [self._tool(node) for node in nodes]
         if len({tool.name for tool in found}) < len(found):
             raise invalid(body.at("tools"), "Tool names must be unique.")
-        return found
+        self.deferred = {tool.name: tool for node, tool in zip(nodes, found, strict=True) if node.flag("defer_loading")}
+        return tuple(tool for tool in found if tool.name not in self.deferred)
 
     def system(self, body: Node) -> tuple[TextPart, ...]:
         """`system` as text blocks; a string is one block, an empty one is none."""
@@ -112,18 +98,39 @@ class Blocks:
 
     def _block(self, node: Node, role: Role) -> Part:
         kind = node.text("type")
+        if kind in UNSEEN:
+            if kind == "document" and role == "assistant" and not self.first_version:
+                raise invalid(node.path[:2], "`document` blocks can only be in `user` messages")
+            return TextPart(self._other(node, kind), self.mark(Node(node.value, node.at(kind))))
         if role not in SUPPORTED.get(kind, ()):
-            raise _refused_block(node.path, kind, role)
-        if kind == "text" and role == "user" and node.value.get("citations") and not self.citations:
-            raise invalid(node.at("text", "citations"), "Extra inputs are not permitted")
+            raise _refused_block(node.path, kind)
+        if kind in ("text", "search_result") and role == "user" and not self.first_version and _cites(node):
+            raise invalid(node.at(kind, "citations"), "Extra inputs are not permitted")
         return _READERS[kind](self, Node(node.value, node.at(kind)))
+
+    def _other(self, node: Node, kind: str) -> str:
+        """A block that is not of the model's language, as text if it is text, else as the name of what it shows."""
+        inner = Node(node.value, node.at(kind))
+        text = readable_text(inner, kind)
+        if text is not None:
+            return text
+        self.refuse(node.path, f"`{kind}` blocks are not supported by this model")
+        return f"[{identity(inner, kind)}]"
+
+    def refuse(self, path: Path, message: str) -> None:
+        """The request cannot be served because of `path`, but may still break other rules, which come first."""
+        self.unseen.append(Unseen(".".join(map(str, path)), message))
 
     def _text(self, node: Node) -> TextPart:
         return TextPart(node.text("text"), self.mark(node))
 
     def _thinking(self, node: Node) -> ThinkingPart:
         self._no_mark(node)
-        return ThinkingPart(node.text("thinking"), node.text_or("signature", ""))
+        signature = node.text_or("signature", "")
+        try:
+            return ThinkingPart(signed_text(node.text("thinking"), signature), signature)
+        except BadSignature:
+            raise invalid(node.path[:-1], "Invalid `signature` in `thinking` block") from None
 
     def _redacted_thinking(self, node: Node) -> ThinkingPart:
         """Nothing to render, but a block of the wire: it keeps its place as empty reasoning."""
@@ -141,10 +148,7 @@ class Blocks:
             return ToolResultPart(call_id, node.text("content"), is_error, mark)
         texts: list[str] = []
         for inner in node.children("content"):
-            kind = inner.text("type")
-            if kind != "text":
-                raise _refused_block(inner.path, kind, "user")
-            part = self._text(Node(inner.value, inner.at("text")))
+            part = self._inner(inner, inner.text("type"))
             texts.append(part.text)
             mark = _longer(mark, part.cache)
             if part.cache is not None and not part.text:
@@ -152,10 +156,37 @@ class Blocks:
                 self._misplaced(inner.at("text"), message, "cache_control-moved")
         return ToolResultPart(call_id, "\n".join(texts), is_error, mark)
 
+    def _inner(self, node: Node, kind: str) -> TextPart:
+        """One block inside a tool result."""
+        inner = Node(node.value, node.at(kind))
+        if kind == "text":
+            return self._text(inner)
+        if kind == "search_result":
+            return self._search_result(inner)
+        if kind == "tool_reference":
+            return TextPart(self._referenced(inner), self.mark(inner))
+        if kind in UNSEEN:
+            return TextPart(self._other(node, kind), self.mark(inner))
+        raise _refused_block(node.path, kind)
+
+    def _search_result(self, node: Node) -> TextPart:
+        return TextPart(readable_text(node, "search_result") or "", self.mark(node))
+
+    def _referenced(self, node: Node) -> str:
+        """The definition of a deferred tool where it was found: the prompt's head stays as it was."""
+        name = node.text("tool_name")
+        tool = self.deferred.get(name)
+        if tool is None:
+            return name
+        return json.dumps(
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}, ensure_ascii=False
+        )
+
     def _tool(self, node: Node) -> Tool:
         kind = node.text_or("type", "custom")
         if kind != "custom":
-            raise invalid(node.path, f"tools of type '{clip(kind)}' are not supported by this model")
+            self.refuse(node.path, f"tools of type '{clip(kind)}' are not supported by this model")
+            return Tool(node.text_or("name", kind), kind, {}, self.mark(node))
         node = Node(node.value, node.at("custom"))
         name = node.text("name")
         if not TOOL_NAME.fullmatch(name):
@@ -188,6 +219,7 @@ _READERS: Final[Mapping[str, Callable[[Blocks, Node], Part]]] = {
     "redacted_thinking": Blocks._redacted_thinking,
     "tool_use": Blocks._tool_use,
     "tool_result": Blocks._tool_result,
+    "search_result": Blocks._search_result,
 }
 
 
@@ -197,13 +229,21 @@ def _longer(one: CacheMark | None, other: CacheMark | None) -> CacheMark | None:
     return max(one, other, key=lambda mark: mark.ttl_s)
 
 
-def _refused_block(path: Path, kind: str, role: str) -> InvalidRequest:
+def _cites(node: Node) -> bool:
+    return any(bool(block.value.get("citations")) for block in [node, *_contents(node)] if block.value.get("type") == "text")
+
+
+def _contents(node: Node) -> list[Node]:
+    return node.children("content") if node.value.get("type") == "search_result" else []
+
+
+def _refused_block(path: Path, kind: str) -> InvalidRequest:
     if kind in SUPPORTED and path[-2] == "content" and len(path) == 4:
         allowed = " or ".join(f"`{name}`" for name in SUPPORTED[kind])
         return invalid(path[:2], f"`{kind}` blocks can only be in {allowed} messages")
-    if kind in SUPPORTED or kind in UNSUPPORTED:
-        return invalid(path, f"`{kind}` blocks are not supported by this model")
-    return unknown_tag(path, kind, sorted([*SUPPORTED, *UNSUPPORTED]))
+    if kind in SUPPORTED or kind == "tool_reference":
+        return invalid(path, f"`{kind}` blocks cannot stand here")
+    return unknown_tag(path, kind, sorted([*SUPPORTED, *UNSEEN]))
 
 
 def _check_system_turns(messages: list[Message]) -> None:

@@ -1,19 +1,19 @@
-"""Answers in Anthropic's shape: the Message and its event stream. Source: anthropic 2.14 `types/message.py`, `usage.py`."""
+"""Answers in Anthropic's shape, whole; `stream.py` has the event stream. Source: anthropic 2.14 `types/message.py`."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 
-from engine.types import FinishReason, TokenLogprobs
-from gateway.errors import GatewayError
+from engine.types import FinishReason
 from gateway.request import Request
-from gateway.sse import KEEPALIVE_COMMENT, encode_event
-from gateway.wire.anthropic.errors import error_body
+from gateway.wire.anthropic.signature import Thinking
 from gateway.wire.base import Answer, ToolCall
 from policies.pricing import Usage
+from policies.ttl import parse_duration
 
 STOP_REASONS: Final[Mapping[FinishReason, str]] = {
     "stop": "end_turn",
@@ -23,76 +23,40 @@ STOP_REASONS: Final[Mapping[FinishReason, str]] = {
     "cancelled": "end_turn",
 }
 
-SHORT_TTL_S: Final = 300.0
-"""Writes of longer classes than this are reported as `ephemeral_1h`: the format has only the two."""
+SHORT_CLASS: Final = "5m"
+"""Writes of every other class are reported as `ephemeral_1h`: the format has only the two."""
 
-PING: Final = encode_event(b'{"type":"ping"}', "ping")
+INVALID_JSON: Final = "INVALID_JSON"
+"""Key of a call's input that was no JSON object, as the page "Fine-grained tool streaming" wraps it (2026-08)."""
 
 
 def encode_answer(request: Request, answer: Answer) -> bytes:
     """One whole Message. A request that only warmed the cache has no content and stopped at its zero tokens."""
-    content = [] if request.prewarm or not answer.text else [{"type": "text", "text": answer.text, "citations": None}]
-    return orjson.dumps(_message(request, answer.usage) | {"content": content} | _end(request, answer))
-
-
-class MessageStream:
-    """A `StreamEncoder`: message_start, the text block's events, message_delta, message_stop.
-
-    The text block opens with the first text, so an empty answer has no block, as in an answer that is not streamed.
-    """
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._started = False
-        self._open = False
-
-    def start(self, usage: Usage) -> bytes:
-        self._started = True
-        return _event({"type": "message_start", "message": _message(self._request, usage)})
-
-    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
-        if not text or thinking:
-            return b""
-        opening = b""
-        if not self._open:
-            self._open = True
-            block = {"type": "text", "text": ""}
-            opening = _event({"type": "content_block_start", "index": 0, "content_block": block})
-        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
-        return opening + _event(delta)
-
-    def call(
-        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
-    ) -> bytes:
-        return b""
-
-    def finish(self, answer: Answer) -> bytes:
-        """`message_delta` repeats the cumulative counters; it has no TTL breakdown, which `message_start` carried."""
-        closing = _event({"type": "content_block_stop", "index": 0}) if self._open else b""
-        usage = _usage(answer.usage)
-        delta = {
-            "type": "message_delta",
-            "delta": _end(self._request, answer),
-            "usage": {name: usage[name] for name in _CUMULATIVE},
-        }
-        return closing + _event(delta) + _event({"type": "message_stop"})
-
-    def error(self, error: GatewayError) -> bytes:
-        return encode_event(error_body(error, request_id=self._request.id), "error")
-
-    def keepalive(self) -> bytes:
-        """A ping; before `message_start`, which clients expect first, a comment."""
-        return PING if self._started else KEEPALIVE_COMMENT
-
-
-_CUMULATIVE: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+    return orjson.dumps(message(request, answer.usage) | {"content": _content(request, answer)} | end(request, answer))
 
 
 def message_id(request: Request) -> str:
+    """The id of the Message that answers a request."""
     return f"msg_{request.id.removeprefix('req_')}"
 
 
-def _message(request: Request, usage: Usage) -> dict[str, Any]:
+def call_id(request: Request, index: int) -> str:
+    """The id of the answer's tool call number `index`: unlike in every other request, though a client repeat its own id."""
+    seed = f"{request.id}/{request.started_at_s}/{index}"
+    return f"toolu_{hashlib.sha256(seed.encode()).hexdigest()[:24]}"
+
+
+def call_block(request: Request, index: int, call: ToolCall) -> dict[str, Any]:
+    """A `tool_use` block; arguments that are no JSON object are kept as text under `INVALID_JSON`."""
+    try:
+        arguments = orjson.loads(call.arguments or "{}")
+    except orjson.JSONDecodeError:
+        arguments = None
+    found = arguments if isinstance(arguments, dict) else {INVALID_JSON: call.arguments}
+    return {"type": "tool_use", "id": call_id(request, index), "name": call.name, "input": found}
+
+
+def message(request: Request, counts: Usage) -> dict[str, Any]:
     """The Message before anything is generated."""
     return {
         "id": message_id(request),
@@ -104,33 +68,44 @@ def _message(request: Request, usage: Usage) -> dict[str, Any]:
         "stop_sequence": None,
         "stop_details": None,
         "container": None,
-        "usage": _usage(usage),
+        "usage": usage(request, counts),
     }
 
 
-def _end(request: Request, answer: Answer) -> dict[str, str | None]:
-    """Why the answer ended."""
+def end(request: Request, answer: Answer) -> dict[str, str | None]:
+    """Why the answer ended. A turn that ends in calls waits for their results."""
     if request.prewarm:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if answer.calls and answer.reason == "stop":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     stop = answer.stop if answer.reason == "stop_sequence" else None
     return {"stop_reason": STOP_REASONS[answer.reason], "stop_sequence": stop}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def usage(request: Request, counts: Usage) -> dict[str, Any]:
     """Anthropic's `input_tokens` leaves out what was read and written."""
-    short = sum(tokens for ttl_s, tokens in usage.cache_write if ttl_s <= SHORT_TTL_S)
+    short_s = request.ttl_classes.get(SHORT_CLASS, parse_duration(SHORT_CLASS))
+    short = sum(tokens for ttl_s, tokens in counts.cache_write if ttl_s == short_s)
     return {
-        "input_tokens": usage.input,
-        "cache_creation_input_tokens": usage.num_written,
-        "cache_read_input_tokens": usage.cache_read,
+        "input_tokens": counts.input,
+        "cache_creation_input_tokens": counts.num_written,
+        "cache_read_input_tokens": counts.cache_read,
         "cache_creation": {
             "ephemeral_5m_input_tokens": short,
-            "ephemeral_1h_input_tokens": usage.num_written - short,
+            "ephemeral_1h_input_tokens": counts.num_written - short,
         },
-        "output_tokens": usage.output,
+        "output_tokens": counts.output,
         "service_tier": "standard",
     }
 
 
-def _event(data: dict[str, Any]) -> bytes:
-    return encode_event(orjson.dumps(data), data["type"])
+def _content(request: Request, answer: Answer) -> list[dict[str, Any]]:
+    if request.prewarm:
+        return []
+    content: list[dict[str, Any]] = []
+    if answer.thinking and (shown := Thinking.of(request)) is not None:
+        shown.push(answer.thinking)
+        content.append({"type": "thinking", "thinking": shown.visible, "signature": shown.signature()})
+    if answer.text:
+        content.append({"type": "text", "text": answer.text, "citations": None})
+    return content + [call_block(request, i, call) for i, call in enumerate(answer.calls)]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from engine.prompt.types import Message, Prompt, TextPart, ThinkingPart, ToolCallPart
 from engine.types import Sampling
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.anthropic.blocks import Blocks
-from gateway.wire.anthropic.errors import from_field, invalid, unknown_tag
+from gateway.wire.anthropic.errors import from_field, invalid
+from gateway.wire.anthropic.wish import Wish, check_tool_choice, read_wish
 from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, clip, decode_body
 
@@ -19,13 +22,8 @@ VERSIONS: Final = (FIRST_VERSION, "2026-10-21")
 REMOVED_FIELDS: Final = ("temperature", "top_p", "top_k")
 """Fields of version 2023-06-01 that 2026-10-21 refuses, default values included."""
 
-CHANGES_THE_ANSWER: Final = ("mcp_servers", "thread", "output_format")
+CHANGES_THE_ANSWER: Final = ("mcp_servers", "thread")
 """Fields that would change what the model is asked or how it answers, and that are not there."""
-
-EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
-DEFAULT_EFFORT: Final = "high"
-THINKING: Final = ("enabled", "adaptive", "disabled", "between_tools")
-MIN_THINKING_BUDGET: Final = 1024
 
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str, counting: bool) -> Request:
@@ -50,38 +48,45 @@ def _request(body: Node, version: str, headers: Mapping[str, str], *, request_id
         for name in REMOVED_FIELDS:
             if name in body.value:
                 raise invalid((name,), "Extra inputs are not permitted")
-    for name in CHANGES_THE_ANSWER:
-        if body.value.get(name):
-            raise invalid((name,), "not supported by this model")
     model = body.text("model")
     if not model:
         raise invalid(("model",), "String should have at least 1 character")
-    blocks = Blocks(citations=version == FIRST_VERSION)
+    blocks = Blocks(first_version=version == FIRST_VERSION)
+    for name in CHANGES_THE_ANSWER:
+        if body.value.get(name):
+            blocks.refuse((name,), "not supported by this model")
     automatic = blocks.mark(body)
     max_tokens = 0 if counting else _max_tokens(body)
-    sampling = _sampling(body, max_tokens)
+    wish = read_wish(body, max_tokens=max_tokens, counting=counting)
     stream = body.flag("stream")
-    parameters = _parameters(body, max_tokens=max_tokens, counting=counting)
     prewarm = not counting and max_tokens == 0
     if prewarm:
         _check_prewarm(body, stream=stream)
+    tools = blocks.tools(body)
     if not counting:
-        _check_answerable(body)
-    prompt = Prompt(tools=blocks.tools(body), system=blocks.system(body), messages=blocks.messages(body))
+        check_tool_choice(wish, [*tools, *blocks.deferred.values()])
+    prompt = Prompt(
+        tools=tools,
+        system=blocks.system(body),
+        messages=blocks.messages(body),
+        template_options={"enable_thinking": "thinking" in wish.parameters},
+    )
     directives = cache_directives(headers)
     return Request(
         id=request_id,
         wire="anthropic",
         model=model,
         prompt=_with_prefill(prompt, counting=counting),
-        sampling=sampling,
+        sampling=_sampling(body, max_tokens, wish),
         stream=stream and not counting,
         automatic=automatic.ttl_s if automatic is not None else None,
         prewarm=prewarm,
         read_cache=directives.read,
         store_cache=directives.store,
         marker_problems=tuple(blocks.problems),
-        parameters=parameters,
+        unseen=tuple(blocks.unseen),
+        parameters=wish.parameters,
+        wire_options=wish.wire_options,
     )
 
 
@@ -93,7 +98,7 @@ def _max_tokens(body: Node) -> int:
     return value
 
 
-def _sampling(body: Node, max_tokens: int) -> Sampling:
+def _sampling(body: Node, max_tokens: int, wish: Wish) -> Sampling:
     stop = body.strings("stop_sequences")
     if any(not text.strip() for text in stop):
         raise invalid(("stop_sequences",), "each stop sequence must contain non-whitespace")
@@ -105,44 +110,9 @@ def _sampling(body: Node, max_tokens: int) -> Sampling:
         top_p=1.0 if top_p is None else top_p,
         top_k=body.integer("top_k", low=0) or 0,
         stop=tuple(stop),
+        tool_choice=wish.tool_choice,
+        output_format=wish.output_format,
     )
-
-
-def _parameters(body: Node, *, max_tokens: int, counting: bool) -> dict[str, Any]:
-    """What is not rendered but may cost a cache level; a default given in words is the same as one left out."""
-    parameters: dict[str, Any] = {}
-    choice = body.child("tool_choice")
-    if choice is not None:
-        kind = choice.choice("type", ("auto", "any", "tool", "none"))
-        if kind != "auto":
-            parameters["tool_choice"] = kind if kind != "tool" else {"tool": choice.text("name")}
-        if choice.flag("disable_parallel_tool_use"):
-            parameters["parallel_tool_calls"] = False
-    thinking = body.child("thinking")
-    if thinking is not None:
-        kind = thinking.text("type")
-        if kind not in THINKING:
-            raise unknown_tag(("thinking",), kind, THINKING)
-        if kind != "disabled":
-            parameters["thinking"] = {"type": kind}
-        if kind == "enabled":
-            budget = _budget(Node(thinking.value, thinking.at("enabled")), max_tokens=max_tokens, counting=counting)
-            parameters["thinking"]["budget_tokens"] = budget
-    output = body.child("output_config")
-    if output is not None and output.has("effort") and (effort := output.choice("effort", EFFORTS)) != DEFAULT_EFFORT:
-        parameters["effort"] = effort
-    if body.has("speed") and (speed := body.choice("speed", ("standard", "fast"))) != "standard":
-        parameters["speed"] = speed
-    return parameters
-
-
-def _budget(thinking: Node, *, max_tokens: int, counting: bool) -> int:
-    budget = thinking.integer("budget_tokens", low=MIN_THINKING_BUDGET)
-    if budget is None:
-        raise invalid(thinking.at("budget_tokens"), "Field required")
-    if not counting and 0 < max_tokens <= budget:
-        raise InvalidRequest("`max_tokens` must be greater than `thinking.budget_tokens`.")
-    return budget
 
 
 def _check_prewarm(body: Node, *, stream: bool) -> None:
@@ -151,20 +121,12 @@ def _check_prewarm(body: Node, *, stream: bool) -> None:
         "stream": stream,
         "thinking": (body.value.get("thinking") or {}).get("type") == "enabled",
         "output_config.format": bool((body.value.get("output_config") or {}).get("format")),
+        "output_format": bool(body.value.get("output_format")),
         "tool_choice": (body.value.get("tool_choice") or {}).get("type") in ("tool", "any"),
     }
     for name, given in refused.items():
         if given:
             raise InvalidRequest("not allowed when `max_tokens` is 0", path=name)
-
-
-def _check_answerable(body: Node) -> None:
-    """Refuses what would need another kind of answer than the model gives."""
-    if (body.value.get("output_config") or {}).get("format"):
-        raise InvalidRequest("structured output is not supported by this model", path="output_config.format")
-    kind = (body.value.get("tool_choice") or {}).get("type")
-    if kind in ("any", "tool"):
-        raise InvalidRequest(f"'{kind}' is not supported by this model; use 'auto' or 'none'", path="tool_choice.type")
 
 
 def _with_prefill(prompt: Prompt, *, counting: bool) -> Prompt:
@@ -176,7 +138,7 @@ def _with_prefill(prompt: Prompt, *, counting: bool) -> Prompt:
         return prompt
     end = last.parts[-1]
     if isinstance(end, TextPart):
-        return Prompt(prompt.messages, prompt.system, prompt.tools, continue_final=True)
+        return msgspec.structs.replace(prompt, continue_final=True)
     path = ("messages", len(prompt.messages) - 1)
     if isinstance(end, ToolCallPart) and not counting:
         ids = ", ".join(clip(part.call_id) for part in last.parts if isinstance(part, ToolCallPart))
