@@ -41,7 +41,8 @@ class CachePlan(msgspec.Struct, frozen=True):
     under the salt it was written with. With `any_prefix` every live token prefix counts as readable, entry or not
     (automatic caching). `min_tokens` is the smallest boundary that may be written or read. KV that no entry covers is
     kept for `unmarked_ttl_s` after its last use (0: not kept). `read=False` neither matches nor reuses anything;
-    `store=False` keeps nothing.
+    `store=False` keeps nothing. With `max_age_s` only entries written in the last so many seconds are read, and no prefix
+    that is not an entry.
     """
 
     readable: tuple[Position, ...] = ()
@@ -52,6 +53,7 @@ class CachePlan(msgspec.Struct, frozen=True):
     unmarked_ttl_s: float = 300.0
     read: bool = True
     store: bool = True
+    max_age_s: float | None = None
 
 
 class Boundary(msgspec.Struct, frozen=True):

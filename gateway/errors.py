@@ -14,6 +14,7 @@ GatewayError
 ├── Overloaded             529  (503 in OpenAI's format) the engine is full or restarting
 ├── EngineFailed           500  the engine could not finish this request
 └── TimedOut               504
+    └── NotCached          504  the client wanted an answer only if some of its prompt was cached
 """
 
 from __future__ import annotations
@@ -90,3 +91,7 @@ class EngineFailed(GatewayError):
 
 class TimedOut(GatewayError):
     """The request took longer than it may."""
+
+
+class NotCached(TimedOut):
+    """`Cache-Control: only-if-cached`, and nothing was (RFC 9111, section 5.2.1.7)."""

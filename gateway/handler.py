@@ -23,7 +23,7 @@ from gateway.auth import authenticate
 from gateway.backends.base import Backend, Event
 from gateway.catalogue import Catalogue
 from gateway.choices import Chosen, chosen
-from gateway.errors import EngineFailed, GatewayError
+from gateway.errors import EngineFailed, GatewayError, NotCached
 from gateway.exchange import Call, Client, Reply
 from gateway.feed import EventFeed, feed
 from gateway.headers import billing_headers, headers_without_counts
@@ -204,10 +204,20 @@ def _note(progress: Progress, event: Event | Chosen | None) -> None:
     match event:
         case Started():
             progress.on_started(event)
+            _check_cached(progress)
         case TextDelta() | ToolCallDelta():
             progress.on_delta(event, index)
         case Finished():
             progress.on_finished(event, index)
+
+
+def _check_cached(progress: Progress) -> None:
+    """`only-if-cached`: a prompt of which nothing is read is not computed."""
+    bill = progress.bill()
+    assert bill is not None
+    assert progress.request is not None
+    if progress.request.only_if_cached and bill.usage.cache_read == 0:
+        raise NotCached("nothing of this prompt is cached, and the request says only-if-cached")
 
 
 def _encode(progress: Progress, event: Event | Chosen | None, encoder: StreamEncoder) -> bytes:

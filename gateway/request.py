@@ -41,7 +41,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     are wishes about the answer's form that only its wire format reads (`include_usage`, ...). `unseen` is refused once the
     marks have been checked, as a provider checks them first. `ttl_classes` are the lifetimes of the model's TTL classes by
     name, once they are known. `automatic` is the client's request-level cache mark, if any. `prewarm` means: read and write
-    the cache, generate nothing. `num_choices` answers are wanted to the one prompt. `read_cache` and `store_cache` are the client's `Cache-Control: no-cache` and `no-store`.
+    the cache, generate nothing. `num_choices` answers are wanted to the one prompt. `read_cache`, `store_cache`, `max_age_s`
+    and `only_if_cached` are the client's `Cache-Control: no-cache`, `no-store`, `max-age` and `only-if-cached`.
     """
 
     id: str
@@ -55,6 +56,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     num_choices: int = 1
     read_cache: bool = True
     store_cache: bool = True
+    max_age_s: float | None = None
+    only_if_cached: bool = False
     marker_problems: tuple[MarkerProblem, ...] = ()
     unseen: tuple[Unseen, ...] = ()
     ttl_classes: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ class Entry:
 
     It ends `tail` (packed ids, less than a block) after the full block with key `ancestor`. `block` is the block in the
     tree that covers its last token and expires no sooner; a block without a parent has left the tree.
-    `has_tail` says that a lower tier was given the KV between the last span border and its end.
+    `has_tail` says that a lower tier was given the KV between the last span border and its end. `written_at_s` is when the
+    request that wrote it started; long ago where a lower tier brought it.
     """
 
     key: bytes
@@ -39,6 +41,7 @@ class Entry:
     hits: int = 0
     block: Block | None = None
     has_tail: bool = False
+    written_at_s: float = -math.inf
 
     def live(self, now_s: float) -> bool:
         """Whether it may be read."""

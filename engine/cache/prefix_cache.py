@@ -24,7 +24,7 @@ from engine.cache.loading import Loader
 from engine.cache.pages import PagePool
 from engine.cache.pieces import Piece
 from engine.cache.radix import Match, RadixIndex
-from engine.cache.reading import Reading, boundaries, live_entries, read, writes
+from engine.cache.reading import Reading, boundaries, is_too_old, live_entries, read, writes
 from engine.cache.sharing import Sharing
 from engine.cache.space import Space, View
 from engine.cache.stats import CacheCounters, CacheGauges, CacheStats
@@ -426,6 +426,7 @@ class PrefixCache:
             expires_at_s = lease.started_at_s + planned.ttl_s
             place = view.keys.ancestor(offset), view.keys.tail(offset)
             entry = Entry(key, *place, planned.position, offset, planned.ttl_s, expires_at_s, planned.refresh_on_read)
+            entry.written_at_s = lease.started_at_s
             entries.add(entry)
             self._counters.num_written_entries += 1
         elif existed and not entry.refresh_on_read and planned.ttl_s <= entry.ttl_s:
@@ -433,6 +434,8 @@ class PrefixCache:
         else:
             entry.refresh_on_read |= planned.refresh_on_read
             entry.renew(lease.started_at_s, planned.ttl_s)
+            if is_too_old(entry, view.plan, lease.started_at_s):
+                entry.written_at_s = lease.started_at_s
         self._sharing.keep(entry, lease)
         if self._below is not None:
             self._below.write(lease, entry)

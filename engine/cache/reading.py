@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.cache.entries import Entry, EntryTable
 from engine.cache.space import View
 from engine.prompt.types import Position
-from engine.types import Boundary, PlannedEntry
+from engine.types import Boundary, CachePlan, PlannedEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,22 @@ def read(view: View, entries: EntryTable, skipped: int, now_s: float) -> Reading
         if offset < max(plan.min_tokens, 1):
             continue
         entry = entries.find_live(view.key(position), now_s)
-        if entry is None:
+        if entry is None or is_too_old(entry, plan, now_s):
             continue
         if offset <= skipped:
-            if plan.any_prefix:
+            if plan.any_prefix and plan.max_age_s is None:
                 break
             return Reading(skipped, position, offset, entry, broken)
         if broken is None or offset > view.offset(broken):
             broken = position
-    if plan.any_prefix and skipped >= max(plan.min_tokens, 1):
+    if plan.any_prefix and plan.max_age_s is None and skipped >= max(plan.min_tokens, 1):
         return Reading(skipped, last_position(view, skipped), skipped, None, broken)
     return Reading(skipped, broken=broken)
+
+
+def is_too_old(entry: Entry, plan: CachePlan, now_s: float) -> bool:
+    """Whether the request wants nothing written so long ago."""
+    return plan.max_age_s is not None and entry.written_at_s < now_s - plan.max_age_s
 
 
 def last_position(view: View, num_tokens: int) -> Position | None:

@@ -42,6 +42,7 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
         unmarked_ttl_s=rules.unmarked_ttl_s,
         read=request.read_cache,
         store=request.store_cache,
+        max_age_s=request.max_age_s,
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gateway.errors import GatewayError, Overloaded
+from gateway.errors import GatewayError, NotCached, Overloaded
 
 Row = TypeVar("Row")
 
@@ -23,4 +23,6 @@ def retry_headers(error: GatewayError) -> dict[str, str]:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, Overloaded):
         headers["x-should-retry"] = "true"
+    if isinstance(error, NotCached):
+        headers["x-should-retry"] = "false"
     return headers

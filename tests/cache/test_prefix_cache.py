@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from engine.cache.block import PromptKeys, pack, root_key
 from engine.cache.stored import span_key
@@ -269,6 +270,21 @@ def test_a_longer_mark_upgrades_the_entry() -> None:
     rig.run(tokens, marked((SYSTEM, 300.0)), offsets)
     assert rig.run(tokens, marked((SYSTEM, 3600.0)), offsets).hit == Hit(SYSTEM, 22, 300.0)
     assert rig.run(tokens, marked((SYSTEM, 300.0)), offsets).hit == Hit(SYSTEM, 22, 3600.0)
+
+
+def test_only_what_was_written_lately_is_read_when_the_client_says_so() -> None:
+    """`max_age_s` counts from the writing, not from the last read; what was too old is written anew, and then is not."""
+    rig = Rig()
+    plan = marked(SYSTEM)
+    ask(rig, [1, 2, 3], plan)
+    rig.advance(200)
+    assert ask(rig, [4, 5, 6], plan).hit is not None
+    assert ask(rig, [4, 5, 6], replace(plan, max_age_s=200.0)).hit is not None
+    rig.advance(1)
+    report = ask(rig, [7, 8, 9], replace(plan, max_age_s=200.0))
+    assert (report.hit, report.skipped) == (None, 22)
+    assert ask(rig, [7, 8, 9], replace(plan, max_age_s=0.0)).hit is not None
+    assert ask(rig, [7, 8, 9], replace(ANY, max_age_s=3600.0)).hit is None, "of KV without an entry nobody knows the age"
 
 
 def test_unmarked_kv_stays_as_long_after_its_last_use_as_the_plan_says() -> None:

@@ -32,6 +32,7 @@ ANTHROPIC: Final = {
     "Overloaded": (529, "overloaded_error"),
     "EngineFailed": (500, "api_error"),
     "TimedOut": (504, "timeout_error"),
+    "NotCached": (504, "timeout_error"),
 }
 OPENAI: Final = {
     "InvalidRequest": (400, "invalid_request_error", None),
@@ -47,6 +48,7 @@ OPENAI: Final = {
     "Overloaded": (503, "server_error", "server_is_overloaded"),
     "EngineFailed": (500, "server_error", None),
     "TimedOut": (504, "server_error", "timeout"),
+    "NotCached": (504, "server_error", "timeout"),
 }
 
 

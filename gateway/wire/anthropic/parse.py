@@ -83,6 +83,8 @@ def _request(body: Node, version: str, headers: Mapping[str, str], *, request_id
         prewarm=prewarm,
         read_cache=directives.read,
         store_cache=directives.store,
+        max_age_s=directives.max_age_s,
+        only_if_cached=directives.only_if_cached,
         marker_problems=tuple(blocks.problems),
         unseen=tuple(blocks.unseen),
         parameters=wish.parameters,

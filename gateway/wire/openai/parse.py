@@ -58,6 +58,8 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         num_choices=body.integer("n", 1, MAX_CHOICES) or 1,
         read_cache=directives.read,
         store_cache=directives.store,
+        max_age_s=directives.max_age_s,
+        only_if_cached=directives.only_if_cached,
         parameters=choice_parameters(choice) | _parameters(body),
         wire_options={"include_usage": options is not None and options.flag("include_usage")},
     )
