@@ -1,31 +1,47 @@
-"""From logits to the next token. Knows no model and no cache; a row's choice depends on that row alone."""
+"""From logits to the next tokens, all rows of a step at once. Knows no model and no cache.
+
+A row's choice depends on that row alone: it has the same bits alone and among others. What filters and penalties mean is in
+`engine.model.shaping`; random numbers are a hash of the seed and the output index, so neither the batch, nor a
+preemption, nor a draft changes them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from engine.schedule.sequence import Sampled, Sequence, Slice
-from engine.types import Sampling
+from engine.model.logprobs import logprobs_of
+from engine.model.shaping import Row, keep_candidates, shape_logits
+from engine.schedule.sequence import Sampled, Slice
+from engine.types import Sampling, TokenLogprobs
 
-_TOP_CANDIDATES: Final = 1024
-"""Sorting this many first is usually enough for top-p, and much cheaper than sorting a vocabulary."""
+MIN_TEMPERATURE: Final = 1e-5
+"""Below it the choice is greedy: the quotient of a logit would leave fp32."""
+
+_BLOCK: Final = 256
+"""Probabilities are added up in blocks, and only the block that is hit is looked into."""
 
 
 def sample(logits: torch.Tensor, slices: Seq[Slice]) -> list[Sampled]:
     """What each slice samples: `logits [num_rows, vocab]` has a row for it and one for each of its draft's tokens, in order.
 
-    In order: penalties, bias, temperature, top-k, top-p, min-p. With a seed the random number is a function of the seed and
-    the output index only, so the choice is the same alone and in a batch.
+    In order: the constraint's mask, penalties, bias, temperature, top-k, top-p, min-p. A draft is accepted as long as what
+    is sampled equals it, so it changes no token. Log-probabilities are the model's own, before all of that. The logits
+    are left as they are.
     """
-    if all(_is_plain_greedy(piece.sequence.sampling) and not piece.draft for piece in slices):
-        return [Sampled((int(token),)) for token in logits.argmax(dim=-1).tolist()]
-    return [Sampled((_choose(row.float().cpu(), piece.sequence),)) for row, piece in zip(logits, slices, strict=True)]
+    rows = [Row(piece.sequence, piece.draft[:i]) for piece in slices for i in range(len(piece.draft) + 1)]
+    with torch.inference_mode():
+        logits = logits.float()
+        tokens = _choose(logits, rows)
+        logprobs = logprobs_of(logits, [row.sampling.num_logprobs for row in rows], tokens)
+    return list(_verify(slices, tokens, logprobs))
 
 
 def uniform(seed: int | None, index: int) -> float:
@@ -34,72 +50,82 @@ def uniform(seed: int | None, index: int) -> float:
     return (int.from_bytes(bits, "little") >> 11) / (1 << 53)
 
 
-def penalize(logits: torch.Tensor, sequence: Sequence) -> torch.Tensor:
-    """Penalties and bias applied to a row `[vocab]` fp32; a new tensor where there are any.
+def probabilities(logits: torch.Tensor, samplings: Seq[Sampling]) -> torch.Tensor:
+    """What rows `[n, vocab]` fp32 with these parameters draw from: `[n, vocab]` fp32, zero where nothing may be drawn.
 
-    Repetition (CTRL, arXiv 1909.05858) covers prompt and output; presence and frequency the output only
-    (https://platform.openai.com/docs/api-reference/chat, 2026-11).
+    The rest keeps the weight it had before the filters, so a row needn't sum to one.
     """
-    sampling = sequence.sampling
-    output = Counter(sequence.token_ids[sequence.num_prompt :])
-    if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(sequence.token_ids)), dtype=torch.int64)
-        scores = logits[seen]
-        factor = sampling.repetition_penalty
-        logits = logits.index_copy(0, seen, torch.where(scores > 0, scores / factor, scores * factor))
-    if output and (sampling.presence_penalty or sampling.frequency_penalty):
-        ids = torch.tensor(list(output), dtype=torch.int64)
-        counts = torch.tensor(list(output.values()), dtype=torch.float32)
-        logits = logits.index_add(0, ids, -(counts * sampling.frequency_penalty + sampling.presence_penalty))
-    bias = {token: value for token, value in sampling.logit_bias.items() if 0 <= token < logits.shape[0]}
-    if bias:
-        ids = torch.tensor(list(bias), dtype=torch.int64)
-        logits = logits.index_add(0, ids, torch.tensor(list(bias.values()), dtype=torch.float32))
-    return logits
+    temperatures = [[max(one.temperature, MIN_TEMPERATURE)] for one in samplings]
+    probs = logits / torch.tensor(temperatures, dtype=torch.float32, device=logits.device)
+    torch.softmax(probs, dim=-1, out=probs)
+    return keep_candidates(probs, samplings)
 
 
-def candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that may be chosen and their weights: `(ids [n] int64, probabilities [n] fp64, not normalized)`.
+def draw(weights: torch.Tensor, points: Seq[float]) -> list[int]:
+    """Inverse transform sampling: for each row of `weights [n, vocab]` the token in which the share `points[i]` in [0, 1)
+    of the row's sum lies, tokens in the order of their ids.
 
-    `logits [vocab]` fp32; the most probable token always stays. Filters after temperature, as in transformers.
+    Sums are of fixed blocks, and running sums are made on the host in fp64: other orders of adding give other bits.
     """
-    probs = torch.softmax(logits.double() / sampling.temperature, dim=-1)
-    ids = torch.arange(probs.shape[0])
-    if 0 < sampling.top_k < probs.shape[0]:
-        probs, ids = torch.topk(probs, sampling.top_k)
-        probs = probs / probs.sum()
-    if sampling.top_p < 1.0:
-        probs, ids = _nucleus(probs, ids, sampling.top_p)
-    if sampling.min_p > 0.0:
-        keep = probs >= sampling.min_p * probs.max()
-        probs, ids = probs[keep], ids[keep]
-    return ids, probs
+    num_rows, vocab = weights.shape
+    if vocab % _BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, -vocab % _BLOCK))
+    blocks = weights.view(num_rows, -1, _BLOCK)
+    first = _find(blocks.sum(dim=-1).cpu().numpy(), np.array(points))
+    hit = blocks[torch.arange(num_rows), torch.from_numpy(first.place)]
+    second = _find(hit.cpu().numpy(), first.share)
+    tokens: list[int] = (first.place * _BLOCK + second.place).tolist()
+    return tokens
 
 
-def _nucleus(probs: torch.Tensor, ids: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most probable tokens whose sum first reaches `top_p`."""
-    size = min(_TOP_CANDIDATES, probs.shape[0])
-    head, order = torch.topk(probs, size)
-    if size < probs.shape[0] and float(head.sum()) < top_p:
-        head, order = torch.sort(probs, descending=True, stable=True)
-    num_kept = int((head.cumsum(0) - head < top_p).sum())
-    num_kept = max(1, num_kept)
-    return head[:num_kept], ids[order[:num_kept]]
+class _Found(NamedTuple):
+    """Where points lie: `place [n]` int64, and `share [n]` fp64 in [0, 1], how far into that item."""
+
+    place: NDArray[np.int64]
+    share: NDArray[np.float64]
 
 
-def _choose(logits: torch.Tensor, sequence: Sequence) -> int:
-    sampling = sequence.sampling
-    logits = penalize(logits, sequence)
-    if sampling.temperature <= 0.0:
-        return int(logits.argmax())
-    ids, probs = candidates(logits, sampling)
-    cumulative = probs.cumsum(0)
-    point = uniform(sampling.seed, sequence.num_output) * float(cumulative[-1])
-    index = int(torch.searchsorted(cumulative, point, right=True))
-    return int(ids[min(index, ids.shape[0] - 1)])
+def _find(weights: NDArray[np.float32], shares: NDArray[np.float64]) -> _Found:
+    """The item of each row `[n, num_items]` in which `shares [n]` of the row's sum lie. Never one without weight."""
+    sums = weights.cumsum(axis=-1, dtype=np.float64)
+    total = sums[:, -1]
+    points = np.minimum(shares * total, np.nextafter(total, 0.0))
+    index = (sums <= points[:, None]).sum(axis=-1)
+    rows = np.arange(len(index))
+    weight = weights[rows, index].astype(np.float64)
+    return _Found(index, np.clip((points - sums[rows, index] + weight) / weight, 0.0, 1.0))
 
 
-def _is_plain_greedy(sampling: Sampling) -> bool:
-    return sampling.temperature <= 0.0 and not (
-        sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0
-    )
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether there is nothing to draw: the most probable token is taken, the first of equally probable ones."""
+    return sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1
+
+
+def _choose(logits: torch.Tensor, rows: Seq[Row]) -> list[int]:
+    logits = shape_logits(logits, rows)
+    drawn = [i for i, row in enumerate(rows) if not is_greedy(row.sampling)]
+    tokens: list[int] = [0] * len(rows)
+    if len(drawn) < len(rows):
+        tokens = logits.argmax(dim=-1).tolist()
+    if not drawn:
+        return tokens
+    if len(drawn) < len(rows):
+        logits = logits[torch.tensor(drawn, device=logits.device)]
+    weights = probabilities(logits, [rows[i].sampling for i in drawn])
+    points = [uniform(rows[i].sampling.seed, rows[i].output_index) for i in drawn]
+    for i, token in zip(drawn, draw(weights, points), strict=True):
+        tokens[i] = token
+    return tokens
+
+
+def _verify(slices: Seq[Slice], tokens: Seq[int], logprobs: Seq[TokenLogprobs | None]) -> Iterator[Sampled]:
+    """Of each slice the tokens up to the first that its draft didn't guess, that one included."""
+    start = 0
+    for piece in slices:
+        end = start + 1
+        for guess in piece.draft:
+            if tokens[end - 1] != guess:
+                break
+            end += 1
+        yield Sampled(tuple(tokens[start:end]), tuple(one for one in logprobs[start:end] if one is not None))
+        start += len(piece.draft) + 1

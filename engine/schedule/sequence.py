@@ -64,6 +64,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     constraint: Constraint | None = None
+    history: object | None = None
+    """What the sampler remembers of the tokens; its own, and released with the sequence."""
 
     @property
     def num_output(self) -> int:
