@@ -89,6 +89,32 @@ def test_hits_answer_as_misses(
         check_hits(model, prompts, truth, tier, store, together=together)
 
 
+EIGHT: tuple[dict[str, object], ...] = (
+    {"seed": 1, "temperature": 1.2},
+    {"seed": 2, "top_p": 0.9, "presence_penalty": 0.5},
+    {"seed": 3, "top_k": 40, "repetition_penalty": 1.2},
+    {"seed": 4, "min_p": 0.05, "frequency_penalty": 0.3, "logit_bias": {198: 2.0}},
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.95},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+)
+
+
+def test_a_seed_is_the_same_among_seven_others(model: RealModel, prompts: list[RenderedPrompt]) -> None:
+    """Four seeded answers with every sampling parameter between them: alone, and in a batch of eight that decode together."""
+    alone = []
+    for i in range(4):
+        stepper = Stepper(real=model, context=1024, max_step_tokens=512)
+        outcome = stepper.submit(prompts[i].token_ids[-40:], max_tokens=6, **EIGHT[i])
+        stepper.run()
+        alone.append(outcome.token_ids)
+    stepper = Stepper(real=model, context=1024, max_step_tokens=512, max_sequences=8)
+    together = [stepper.submit(prompts[i % 4].token_ids[-40:], max_tokens=6, **EIGHT[i]) for i in range(8)]
+    stepper.run()
+    assert [outcome.token_ids for outcome in together[:4]] == alone
+
+
 def check_hits(
     model: RealModel, prompts: list[RenderedPrompt], truth: list[list[int]], tier: str, store: BlockStore, *, together: bool
 ) -> None:
