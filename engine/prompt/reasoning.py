@@ -1,0 +1,105 @@
+"""Tells a model's reasoning from its answer as both stream. Knows no tokens and no calls."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The tags around reasoning. `begun`: the prompt already ends behind the opening one."""
+
+    open: str
+    close: str
+    begun: bool = False
+
+
+THINK: Final = Reasoning("<think>", "</think>")
+THINK_BRACKETS: Final = Reasoning("[THINK]", "[/THINK]")
+KINDS: Final = (THINK, THINK_BRACKETS)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """More of the reasoning, or of the answer; never empty."""
+
+    text: str
+    thinking: bool
+
+
+class ReasoningSplitter:
+    """Splits one answer. Reasoning stands in front of the answer or nowhere, without the newlines around it.
+
+    What may be half a tag is held back until it is certain. Where the answer is cut into pieces changes nothing.
+    """
+
+    def __init__(self, reasoning: Reasoning | None) -> None:
+        self._tags = reasoning or THINK
+        self._state = "answer" if reasoning is None else "thinking" if reasoning.begun else "start"
+        self._held = ""
+        self._is_blank = True
+
+    def push(self, text: str) -> list[Said]:
+        """What became certain with more of the answer."""
+        self._held += text
+        out: list[Said] = []
+        if self._state == "start":
+            self._start()
+        if self._state == "thinking":
+            self._think(out)
+        if self._state == "behind":
+            self._held = self._held.lstrip("\n")
+            self._state = "answer" if self._held else "behind"
+        if self._state == "answer" and self._held:
+            out.append(Said(self._held, thinking=False))
+            self._held = ""
+        return out
+
+    def end(self, *, cut: bool) -> list[Said]:
+        """What is left now that no more comes; of an answer that was cut off, half a tag is no text."""
+        held, self._held = self._held, ""
+        if self._state == "thinking":
+            held = held.strip("\n") if self._is_blank else held.rstrip("\n")
+            held = held[: _num_whole(held, self._tags.close)].rstrip("\n") if cut else held
+        elif cut and self._state == "start" and held.strip():
+            held = ""
+        return [Said(held, thinking=self._state == "thinking")] if held and self._state != "behind" else []
+
+    def _start(self) -> None:
+        """Before anything but space was seen."""
+        text = self._held.lstrip()
+        if text.startswith(self._tags.open):
+            self._held, self._state = text[len(self._tags.open) :], "thinking"
+        elif not self._tags.open.startswith(text):
+            self._state = "answer"
+
+    def _think(self, out: list[Said]) -> None:
+        if self._is_blank:
+            self._held = self._held.lstrip("\n")
+            if self._tags.begun and self._held.startswith(self._tags.open):
+                self._held = self._held[len(self._tags.open) :].lstrip("\n")
+            elif self._tags.begun and self._tags.open.startswith(self._held):
+                return
+        thought, close, rest = self._held.partition(self._tags.close)
+        num = len(thought) if close else _num_whole(thought, self._tags.close)
+        thought = thought[:num].rstrip("\n")
+        if thought:
+            out.append(Said(thought, thinking=True))
+            self._is_blank = False
+        if close:
+            self._held, self._state = rest, "behind"
+        else:
+            self._held = self._held[len(thought) :]
+
+
+def reasoning_kind(added_tokens: Container[str], template_source: str) -> Reasoning | None:
+    """How a model marks its reasoning, if it is one that reasons: the tags are words of its vocabulary or its template."""
+    return next((kind for kind in KINDS if kind.open in added_tokens or kind.close in template_source), None)
+
+
+def _num_whole(text: str, tag: str) -> int:
+    """How many characters of `text` come before what may be half of `tag` at its end."""
+    lengths = range(min(len(tag) - 1, len(text)), 0, -1)
+    return len(text) - next((n for n in lengths if tag.startswith(text[-n:])), 0)
