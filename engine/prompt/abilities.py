@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from engine.errors import BadPrompt
+from engine.prompt.calls.format import HERMES, CallFormat, recognise
 
 _TOOL: Final = {
     "type": "function",
@@ -33,7 +34,8 @@ class Abilities:
     `system`: system text before the first turn. `late_system`: a system message between turns, in its place.
     `assistant_first`: a conversation the assistant opens. `tools`: tool definitions; `tools_first`: they stand before the
     system text. `tool_turns`: calls in assistant messages and results in tool messages, several at once.
-    `user_after_tool`: a user message right after a result.
+    `user_after_tool`: a user message right after a result. `calls`: how the template writes calls. One that writes them as
+    none of our formats counts as unable to write tools and calls: a call that nobody can read back is no ability.
     """
 
     system: bool
@@ -43,6 +45,7 @@ class Abilities:
     tools_first: bool
     tool_turns: bool
     user_after_tool: bool
+    calls: CallFormat = HERMES
 
 
 def probe(render: Render) -> Abilities:
@@ -54,7 +57,10 @@ def probe(render: Render) -> Abilities:
     tool_words = ("probetool", "probedescription", "probeargument")
     head = [_say("system", "zqa"), *chat] if system else chat
     with_tools = _try(render, head, [_TOOL])
-    tools = all(word in with_tools for word in tool_words) and "zqb" in with_tools
+    single = [asked[0], _calls("zqb", 1), asked[2], *answered[-2:]]
+    native = next(filter(None, (recognise(_try(render, some, [_TOOL])) for some in (answered, single))), None)
+    tools = native is not None and all(word in with_tools for word in tool_words) and "zqb" in with_tools
+    calls = native if tools and native is not None else HERMES
     return Abilities(
         system=system,
         late_system=_in_order(
@@ -65,10 +71,11 @@ def probe(render: Render) -> Abilities:
         assistant_first=_in_order(render, [_say("assistant", "zqa"), _say("user", "zqb")], "zqa zqb"),
         tools=tools,
         tools_first=tools and system and with_tools.rindex(tool_words[0]) < with_tools.index("zqa"),
-        tool_turns=_in_order(render, answered, "zqa probecall zqb probecall zqb zqc zqd zqe zqf", [_TOOL]),
+        tool_turns=native is calls and _in_order(render, answered, "zqa probecall zqb probecall zqb zqc zqd zqe zqf", [_TOOL]),
         user_after_tool=_in_order(
             render, [*asked, _say("user", "zqe")], "zqa probecall zqb probecall zqb zqc zqd zqe", [_TOOL]
         ),
+        calls=calls,
     )
 
 
@@ -76,9 +83,9 @@ def _say(role: str, word: str) -> dict[str, Any]:
     return {"role": role, "content": word}
 
 
-def _calls(word: str) -> dict[str, Any]:
+def _calls(word: str, num_calls: int = 2) -> dict[str, Any]:
     function = {"name": "probecall", "arguments": {"argument": word}}
-    calls = [{"type": "function", "id": f"call0000{i}", "function": function} for i in (1, 2)]
+    calls = [{"type": "function", "id": f"call0000{i + 1}", "function": function} for i in range(num_calls)]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 

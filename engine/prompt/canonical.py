@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from engine.prompt.calls.format import CallFormat
 from engine.prompt.types import Tool, ToolCallPart, ToolResultPart
 
 TOOLS_OPEN: Final = (
@@ -35,9 +36,10 @@ def call_data(call: ToolCallPart, call_id: str) -> dict[str, Any]:
     return {"type": "function", "id": call_id, "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def call_text(call: ToolCallPart) -> str:
-    """A call as the JSON line that stands between `<tool_call>` tags where a template has no place for calls."""
-    return to_json({"name": call.name, "arguments": call.arguments})
+def call_text(call: ToolCallPart, form: CallFormat) -> str:
+    """A call as a model writes it in `form`, for templates that have no place for calls."""
+    arguments = call.arguments if isinstance(call.arguments, str) else to_json(call.arguments)
+    return form.text([(call.name, arguments)])
 
 
 def result_text(result: ToolResultPart) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -18,11 +18,13 @@ import msgspec
 from engine.errors import BadPrompt
 from engine.prompt.guard import Guard, Guarded
 from engine.prompt.marks import Located, Mismatch, NoMarks, Owner, PrivateMarks, locate, owner
+from engine.prompt.reasoning import reasoning_kind
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.shape import TAGS, shape
+from engine.prompt.speech import Speech
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import Tokenizer
-from engine.prompt.types import Level, Position, Prompt, TextPart
+from engine.prompt.types import Level, Position, Prompt, TextPart, ToolCallPart
 
 _MAX_MARKED_RENDERS: Final = 4
 
@@ -48,6 +50,8 @@ class Renderer:
         self._tokenizer = tokenizer
         self._template = template
         self._guard = Guard(tokenizer.special_tokens, tokenizer.added_tokens, f"{template.source} {TAGS}")
+        own = template.source if template.name == "model" else ""
+        self._reasoning = reasoning_kind(tokenizer.added_tokens, own)
 
     def render(self, prompt: Prompt) -> RenderedPrompt:
         """Token ids and offsets of `prompt`. Raises `BadPrompt` when the template refuses it or its text is no Unicode."""
@@ -70,8 +74,9 @@ class Renderer:
         located = self._locate(guarded, text)
         if prompt.continue_final:
             text = text[: _end_of_answer(prompt, text, located)]
-        ends = {position: min(end, len(text)) for position, end in located.ends.items()}
-        begins = _before_spaces(text, located.begins, frozenset(ends.values()))
+        begins, found = self._with_call_syntax(prompt, text, located)
+        ends = {position: min(end, len(text)) for position, end in found.items()}
+        begins = _before_spaces(text, begins, frozenset(ends.values()))
         cuts = sorted({0, len(text), *ends.values(), *begins})
         return _Layout(text, tuple(cuts), ends, min(begins, default=0) if located.complete else 0)
 
@@ -127,6 +132,41 @@ class Renderer:
             if text.startswith(written):
                 located.ends[last] = len(written)
 
+    def _with_call_syntax(self, prompt: Prompt, text: str, located: Located) -> tuple[set[int], Mapping[Position, int]]:
+        """Begins and ends with the text around a call's arguments counted to the call.
+
+        So a call is one piece, encoded as the model wrote it: its last brackets, and what precedes its first, are often
+        one token with what stands beside them.
+        """
+        form = self._template.abilities.calls
+        calls = {
+            Position("messages", i, j): part.name
+            for i, message in enumerate(prompt.messages)
+            for j, part in enumerate(message.parts)
+            if isinstance(part, ToolCallPart)
+        }
+        if not calls or not self._template.abilities.tool_turns:
+            return located.begins, located.ends
+        openings = [form.opening(name) for name in sorted(set(calls.values()))]
+        begins = set()
+        for begin in located.begins:
+            is_call = text.endswith(form.middle, 0, begin)
+            opening = next((one for one in openings if text.endswith(one, 0, begin)), "") if is_call else ""
+            begins.add(begin - len(opening))
+        ends = dict(located.ends)
+        for position in calls.keys() & ends.keys():
+            behind = (rest for rest in (form.end, form.end.removeprefix("}")) if text.startswith(rest, ends[position]))
+            ends[position] += len(next(behind, ""))
+        return begins, ends
+
+    def _speech(self, prompt: Prompt, layout: _Layout) -> Speech:
+        reasoning = self._reasoning
+        if reasoning is not None and not prompt.continue_final:
+            tail = layout.text[max(layout.ends.values(), default=0) :]
+            reasoning = replace(reasoning, begun=tail.rfind(reasoning.open) > tail.rfind(reasoning.close))
+        calls = self._template.abilities.calls if prompt.tools else None
+        return Speech(calls, frozenset(tool.name for tool in prompt.tools), reasoning)
+
     def _encode(self, prompt: Prompt, layout: _Layout, breaker: str) -> RenderedPrompt:
         ids: list[int] = []
         token_at = {0: 0}
@@ -140,7 +180,7 @@ class Renderer:
         for position, _ in prompt.positions():
             reached = max(reached, token_at[layout.ends.get(position, 0)])
             offsets[position] = reached
-        return RenderedPrompt(tuple(ids), offsets, token_at[layout.preamble])
+        return RenderedPrompt(tuple(ids), offsets, token_at[layout.preamble], self._speech(prompt, layout))
 
 
 def _up_to(prompt: Prompt, level: Level, index: int) -> tuple[Position | None, Prompt]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.prompt.speech import PLAIN, Speech
 from engine.prompt.types import Position
 
 
@@ -13,9 +14,10 @@ class RenderedPrompt:
     """`offsets[p]` is the number of tokens up to and including position `p`; it never decreases in wire order.
 
     `offsets` holds every position of the prompt, marked or not, in wire order. `preamble` is the number of tokens before
-    the first token that any position's content contributed.
+    the first token that any position's content contributed. `speech` is what to look for in the answer.
     """
 
     token_ids: tuple[int, ...]
     offsets: Mapping[Position, int]
     preamble: int
+    speech: Speech = PLAIN

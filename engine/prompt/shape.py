@@ -110,7 +110,7 @@ class _Turns:
         if self._abilities.tool_turns:
             turn.calls.append(_call(canonical.call_data(part, self._call_id(part.call_id)), position, self._marks))
         else:
-            turn.texts.append(_enclose("tool_call", self._marks.text(position, canonical.call_text(part))))
+            turn.texts.append(self._marks.text(position, canonical.call_text(part, self._abilities.calls)))
 
     def _result(self, part: ToolResultPart, position: Position) -> None:
         text = self._marks.text(position, canonical.result_text(part))

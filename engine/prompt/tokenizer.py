@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -129,16 +129,6 @@ class HfTokenizer:
         return self._fingerprint
 
     @property
-    def bos_text(self) -> str | None:
-        """Text of the token that begins a document, if the model has one."""
-        return self._template_tokens.get("bos_token")
-
-    @property
-    def eos_text(self) -> str | None:
-        """Text of the token that ends a document, if the model has one."""
-        return self._template_tokens.get("eos_token")
-
-    @property
     def memo_nbytes(self) -> int:
         """Estimated size of the pieces remembered now."""
         return self._memo.nbytes
@@ -170,12 +160,13 @@ class Detokenizer:
     """Turns sampled tokens into text as they come; owned by one sequence.
 
     What was pushed so far is always a prefix of the whole text that ends on a character boundary: a character that is never
-    finished never shows. Control tokens show as nothing. Costs the same for the first token as for the last.
+    finished never shows. Control tokens show as nothing, except those whose text is in `shown`. Costs the same for the first
+    token as for the last.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Container[str] = ()) -> None:
         self._tokenizer = tokenizer
-        self._hidden = frozenset(tokenizer.special_tokens.values())
+        self._hidden = frozenset(token_id for text, token_id in tokenizer.special_tokens.items() if text not in shown)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:

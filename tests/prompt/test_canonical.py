@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from engine.prompt.calls.format import HERMES
 from engine.prompt.canonical import call_text, result_text, to_json, tool_data
 from engine.prompt.types import Tool, ToolCallPart, ToolResultPart
 
@@ -40,8 +41,10 @@ def test_a_tool_has_its_fields_in_one_order() -> None:
 
 
 def test_raw_arguments_stay_a_string() -> None:
-    """Arguments that were no JSON object are not reinterpreted."""
-    assert call_text(ToolCallPart("c", "f", "{broken")) == '{"name": "f", "arguments": "{broken"}'
+    """Arguments that were no JSON object are the model's own text, here as in the shipped templates."""
+    assert (
+        call_text(ToolCallPart("c", "f", "{broken"), HERMES) == '<tool_call>\n{"name": "f", "arguments": {broken}\n</tool_call>'
+    )
 
 
 def test_a_failed_call_says_so() -> None:

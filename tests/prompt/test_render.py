@@ -44,7 +44,8 @@ def ends(name: str, prompt: Prompt) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_positions_end_where_their_content_does(name: str) -> None:
-    """Tools at their brace, texts at their last character, calls behind their arguments, results at their last character."""
+    """Tools at their brace, texts and results at their last character, calls behind the syntax that closes them."""
+    behind = {"chatml": "}\n</tool_call>", "llama3": "}", "plain": "}\n</tool_call>"}[name]
     found = ends(name, AGENT)
     endings = {
         "tools/0": '"required": ["city"]}}}',
@@ -54,8 +55,8 @@ def test_positions_end_where_their_content_does(name: str) -> None:
         "messages/0/0": "How warm is it in Köln",
         "messages/0/1": "and in Bonn?",
         "messages/1/0": "I look.",
-        "messages/1/1": '{"city": "Köln"}',
-        "messages/1/2": '{"city": "Bonn", "days": 3}',
+        "messages/1/1": '{"city": "Köln"}' + behind,
+        "messages/1/2": '{"city": "Bonn", "days": 3}' + behind,
         "messages/2/0": "21 degrees",
         "messages/2/1": "22 degrees",
         "messages/2/2": "Now answer.",
@@ -77,8 +78,9 @@ def test_positions_end_where_their_content_does(name: str) -> None:
         ("gemma", "messages/2/2", "Now answer."),
         ("mistral", "messages/4/0", "Thanks."),
         ("phi", "messages/3/0", "Warm."),
-        ("strips", "messages/1/2", '{"city": "Bonn", "days": 3}'),
-        ("hoists", "messages/1/2", '{"name": "weather", "arguments": {"city": "Bonn", "days": 3}}'),
+        ("qwen3", "messages/1/2", '{"city": "Bonn", "days": 3}}\n</tool_call>'),
+        ("strips", "messages/1/2", '{"city": "Bonn", "days": 3}}\n</tool_call>'),
+        ("hoists", "messages/1/2", '{"name": "weather", "arguments": {"city": "Bonn", "days": 3}}\n</tool_call>'),
         ("llama31", "messages/0/1", "and in Bonn?"),
         ("shouts", "messages/4/0", "Thanks.\n"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import BadPrompt, ModelUnsupported
+from engine.prompt.calls.format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat
 from engine.prompt.template import ChatTemplate, shipped_names
 from engine.prompt.tokenizer import HfTokenizer
 from tests.fakes.tokenizer import ByteTokenizer
@@ -80,15 +81,48 @@ def test_shipped_templates_can_do_everything(name: str) -> None:
         ("hoists", {"late_system", "tools", "tools_first", "tool_turns", "user_after_tool"}),
         ("llama31", {"tools_first", "tool_turns", "user_after_tool"}),
         ("mistral", {"system", "late_system", "assistant_first", "tools_first", "user_after_tool"}),
+        ("mistral3", {"tools_first"}),
         ("phi", {"tools", "tools_first", "tool_turns", "user_after_tool"}),
         ("qwen3", {"tools_first"}),
-        ("strips", {"tools", "tools_first"}),
+        ("strips", {"tools", "tools_first", "tool_turns"}),
     ],
 )
 def test_what_foreign_templates_lack(name: str, lacks: set[str]) -> None:
     """Raising, leaving out and moving are all told apart from rendering."""
     abilities = template(name).abilities
     assert {field for field in abilities.__slots__ if not getattr(abilities, field)} == lacks
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("chatml", HERMES),
+        ("plain", HERMES),
+        ("llama3", LLAMA3),
+        ("qwen3", HERMES),
+        ("llama31", LLAMA3),
+        ("mistral", MISTRAL),
+        ("mistral3", MISTRAL_ARGS),
+        ("strips", HERMES),
+        ("gemma", HERMES),
+    ],
+)
+def test_how_a_template_writes_calls(name: str, calls: CallFormat) -> None:
+    """Found in what it renders, even where it renders only one call at a time; our fallback's where it writes none we know."""
+    assert template(name).abilities.calls is calls
+
+
+def test_calls_in_a_form_nobody_can_read_are_no_ability() -> None:
+    """A template that writes calls as XML gets tools and calls in the fallback's form, so that answers can be read."""
+    text = (
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call><function={{ c.function.name }}>{{ c.function.arguments.argument }}"
+        "</function></tool_call>{% endfor %}{% endfor %}"
+    )
+    abilities = ChatTemplate(text, name="x", tokens={}).abilities
+    assert not abilities.tools
+    assert not abilities.tool_turns
+    assert abilities.calls is HERMES
 
 
 def test_the_default_model_gets_chatml(default_model: Path, tokenizer: HfTokenizer) -> None:

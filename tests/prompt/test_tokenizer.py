@@ -102,8 +102,7 @@ def test_control_tokens_are_matched_whole() -> None:
 
 def test_the_default_model(tokenizer: HfTokenizer, default_model: Path) -> None:
     """Its control tokens, its stop token and its ids are those of its files."""
-    assert tokenizer.bos_text == "<|im_start|>"
-    assert tokenizer.eos_text == "<|im_end|>"
+    assert (tokenizer.template_tokens["bos_token"], tokenizer.template_tokens["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     assert tokenizer.stop_ids == {2}
     assert tokenizer.special_tokens["<|im_end|>"] == 2
     plain = tokenizers.Tokenizer.from_file(str(default_model / "tokenizer.json"))
