@@ -1,105 +1,179 @@
-"""From sampled tokens to the text a client reads, and when it ends. Knows no model, cache or threads."""
+"""From sampled tokens to what a client reads: text, reasoning, tool calls, and when it ends. Knows no model, cache or threads.
+
+Tokens become characters, characters become reasoning or answer, the answer becomes text or calls, and the text is searched
+for stop strings; each stage holds back what it is not certain of. Stop strings are looked for in visible text alone: one like
+`}` or a newline would end every call and every thought.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
+import msgspec
+
+from engine.prompt.calls.events import CallArguments, CallBegin, CallEvent, Text
+from engine.prompt.calls.parser import CallParser
+from engine.prompt.reasoning import ReasoningSplitter, Said
+from engine.prompt.speech import PLAIN, Speech
 from engine.prompt.tokenizer import Detokenizer, Tokenizer
-from engine.types import FinishReason, Sampling
+from engine.stops import StopMatcher
+from engine.types import FinishReason, Sampling, TokenLogprob, TokenLogprobs
 
 
-class Matched(NamedTuple):
-    """Text that is certain to be part of the answer, and the stop string that ended it."""
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """More of call number `index`. The first piece of a call has its `name`."""
 
-    text: str
-    stop: str | None
-
-
-class StopMatcher:
-    """Finds stop strings in text that arrives in pieces, holding back what may be the start of one.
-
-    The stop string that is complete first wins; of those complete at the same character, the longest. So the outcome
-    doesn't depend on how the text is cut into pieces. After a stop nothing may be pushed.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
-
-    def push(self, text: str) -> Matched:
-        """What can be shown now. `stop` is set when a stop string is complete; its own text is never shown."""
-        text = self._held + text
-        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
-            _, start, stop = min(found)
-            self._held = ""
-            return Matched(text[:start], stop)
-        border = len(text) - self._num_held(text)
-        self._held = text[border:]
-        return Matched(text[:border], None)
-
-    def flush(self) -> str:
-        """The text held back, now that no more comes."""
-        held, self._held = self._held, ""
-        return held
-
-    def _num_held(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        lengths = range(min(longest, len(text)), 0, -1)
-        return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+    index: int
+    name: str | None
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one sampled token added to the answer. `finish` is set on the last piece, `stop` when a stop string ended it."""
+    """What sampled tokens added to the answer: text, reasoning (`thinking`), or a piece of a `call`, then without text.
+
+    `finish` is set on the last piece, `stop` when a stop string ended it. `logprobs` is one per token, where there are any.
+    """
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...] = ()
     finish: FinishReason | None = None
     stop: str | None = None
+    thinking: bool = False
+    call: CallPiece | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Answer:
     """One answer in the making.
 
     `num_tokens` counts what was sampled, without the end-of-turn token that ends the answer: the number of ids in all
-    pieces. `at_limit` is the reason given when `sampling.max_tokens` is reached.
+    pieces. `at_limit` is the reason given when `sampling.max_tokens` is reached. `speech` says what to look for; with
+    `tool_choice: none`, what looks like a call is text. Where calls may not be parallel, the answer ends with `stop` before
+    a second one would begin.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling: Sampling, at_limit: FinishReason) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling: Sampling, at_limit: FinishReason, speech: Speech = PLAIN) -> None:
+        form = None if sampling.tool_choice.mode == "none" else speech.calls
+        reasoning = speech.reasoning
+        if reasoning is not None and reasoning.begun and _is_forced(sampling):
+            reasoning = None
+        tags = [*(form.tags if form else ()), *((reasoning.open, reasoning.close) if reasoning else ())]
+        self._tokenizer = tokenizer
         self._sampling = sampling
-        self._stop_ids = tokenizer.stop_ids
         self._at_limit = at_limit
-        self._detokenizer = Detokenizer(tokenizer)
+        self._control_tags = tuple(tag for tag in tags if tag in tokenizer.special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, shown=self._control_tags)
+        self._splitter = ReasoningSplitter(reasoning)
+        self._parser = None if form is None else CallParser(form, speech.tools)
         self._matcher = StopMatcher(sampling.stop)
-        self._unsent: list[int] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._num_calls = 0
+        self._last = Piece("")
         self.num_tokens = 0
 
-    def push(self, token_id: int) -> Piece | None:
-        """What to send after one more token: None while a character or a stop string is half done.
+    def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> tuple[Piece, ...]:
+        """What to send after one more token: nothing while a character, a tag or a stop string is half done.
 
-        Token ids that came with held-back text go out with the next piece. Stop ids never become text, not even with
-        `ignore_eos`.
+        Tokens that came with what was held back go out with the next piece, each once. Stop ids never become text, not even
+        with `ignore_eos`. After a piece with `finish` nothing may be pushed.
         """
-        ends_turn = token_id in self._stop_ids
+        ends_turn = token_id in self._tokenizer.stop_ids
         if ends_turn and not self._sampling.ignore_eos:
-            return self._end("stop")
+            return self._end([], "stop")
         self.num_tokens += 1
-        self._unsent.append(token_id)
-        matched = self._matcher.push("" if ends_turn else self._detokenizer.push((token_id,)))
-        if matched.stop is not None:
-            return self._piece(matched.text, "stop_sequence", matched.stop)
+        self._token_ids.append(token_id)
+        if logprobs is not None:
+            self._logprobs.append(self._spelled(logprobs))
+        pieces: list[Piece] = []
+        text = "" if ends_turn else self._detokenizer.push((token_id,))
+        if text and self._hear(self._splitter.push(text), pieces):
+            return self._sent(pieces)
         if self.num_tokens >= self._sampling.max_tokens:
-            return self._end(self._at_limit, matched.text)
-        return self._piece(matched.text) if matched.text else None
+            return self._end(pieces, self._at_limit)
+        return self._sent(pieces)
 
-    def _end(self, reason: FinishReason, text: str = "") -> Piece:
-        """The last piece. A character that was never finished is left out: half of one is no text."""
-        return self._piece(text + self._matcher.flush(), reason)
+    def _end(self, pieces: list[Piece], reason: FinishReason) -> tuple[Piece, ...]:
+        """The last pieces: what was held back. Half a character is no text, and neither is half a tag if the model was
+        interrupted in it."""
+        cut = reason != "stop"
+        over = self._hear(self._splitter.end(cut=cut), pieces)
+        if not over and self._parser is not None:
+            over = self._take(self._parser.end(cut=cut), pieces)
+        if not over:
+            self._release(pieces)
+            last = pieces.pop() if pieces else self._nothing(pieces)
+            pieces.append(replace(last, finish=reason))
+        return self._sent(pieces)
 
-    def _piece(self, text: str, finish: FinishReason | None = None, stop: str | None = None) -> Piece:
-        token_ids, self._unsent = tuple(self._unsent), []
-        return Piece(text, token_ids, finish, stop)
+    # Stages: each appends to `pieces`, and returns whether the answer is over -----------------------------------------------
+
+    def _hear(self, said: Iterable[Said], pieces: list[Piece]) -> bool:
+        for one in said:
+            if one.thinking:
+                pieces.append(Piece(one.text, thinking=True))
+            elif self._take([Text(one.text)] if self._parser is None else self._parser.push(one.text), pieces):
+                return True
+        return False
+
+    def _take(self, events: Iterable[CallEvent], pieces: list[Piece]) -> bool:
+        for event in events:
+            match event:
+                case Text():
+                    if self._show(event.text, pieces):
+                        return True
+                case CallBegin():
+                    self._release(pieces)
+                    if self._num_calls and not self._sampling.tool_choice.parallel:
+                        pieces.append(replace(self._nothing(pieces), finish="stop"))
+                        return True
+                    self._num_calls += 1
+                    pieces.append(Piece("", call=CallPiece(self._num_calls - 1, event.name, "")))
+                case CallArguments():
+                    pieces.append(Piece("", call=CallPiece(self._num_calls - 1, None, event.text)))
+        return False
+
+    def _show(self, text: str, pieces: list[Piece]) -> bool:
+        for tag in self._control_tags:
+            text = text.replace(tag, "")
+        matched = self._matcher.push(text)
+        if matched.stop is not None:
+            pieces.append(Piece(matched.text, finish="stop_sequence", stop=matched.stop))
+        elif matched.text:
+            pieces.append(Piece(matched.text))
+        return matched.stop is not None
+
+    def _release(self, pieces: list[Piece]) -> None:
+        """What might have become a stop string is text, as no text follows it."""
+        if held := self._matcher.flush():
+            pieces.append(Piece(held))
+
+    # Tokens ----------------------------------------------------------------------------------------------------------------
+
+    def _nothing(self, pieces: list[Piece]) -> Piece:
+        """An empty piece of the kind of the last one."""
+        last = pieces[-1] if pieces else self._last
+        call = None if last.call is None else CallPiece(last.call.index, None, "")
+        return Piece("", thinking=last.thinking, call=call)
+
+    def _sent(self, pieces: list[Piece]) -> tuple[Piece, ...]:
+        """The pieces, all tokens since the last ones with the first."""
+        if not pieces:
+            return ()
+        pieces[0] = replace(pieces[0], token_ids=tuple(self._token_ids), logprobs=tuple(self._logprobs))
+        self._token_ids, self._logprobs, self._last = [], [], pieces[-1]
+        return tuple(pieces)
+
+    def _spelled(self, logprobs: TokenLogprobs) -> TokenLogprobs:
+        def spell(one: TokenLogprob) -> TokenLogprob:
+            return msgspec.structs.replace(one, text=self._tokenizer.token_bytes(one.token_id))
+
+        return TokenLogprobs(spell(logprobs.chosen), tuple(map(spell, logprobs.top)))
+
+
+def _is_forced(sampling: Sampling) -> bool:
+    """Whether the answer must have a form from its first token on, which leaves no room for reasoning."""
+    return sampling.tool_choice.mode in ("required", "tool") or sampling.output_format is not None

@@ -22,7 +22,7 @@ from engine.cache.lease import Lease
 from engine.cache.prefix_cache import PrefixCache
 from engine.errors import ContextExceeded, Overloaded
 from engine.inbox import RenderedJob
-from engine.messages import Failed, FailureKind, Finished, FromEngine, Started, TextDelta
+from engine.messages import Failed, FailureKind, Finished, FromEngine, Started, TextDelta, ToolCallDelta
 from engine.prompt.tokenizer import Tokenizer
 from engine.schedule.runner import Runner
 from engine.schedule.scheduler import Scheduler
@@ -141,7 +141,7 @@ class StepLoop:
         except Overloaded as error:
             self._refuse(job, "overloaded", str(error))
             return
-        request = _Request(job, sequence, Answer(self._tokenizer, sampling, at_limit))
+        request = _Request(job, sequence, Answer(self._tokenizer, sampling, at_limit, job.rendered.speech))
         self._requests[sequence.request_id] = request
         self._seek(request)
         self._scheduler.admit(self._try_admit)
@@ -314,8 +314,7 @@ class StepLoop:
             return
         (token_id,) = sampled.token_ids
         sequence.token_ids.append(token_id)
-        piece = request.answer.push(token_id)
-        if piece is not None:
+        for piece in request.answer.push(token_id, *sampled.logprobs):
             self._send(request, piece)
 
     def _end_prefill(self, request: _Request) -> None:
@@ -325,8 +324,11 @@ class StepLoop:
         request.sequence.move(Status.DECODE)
 
     def _send(self, request: _Request, piece: Piece) -> None:
-        if piece.text or piece.token_ids:
-            self._emit(TextDelta(request.sequence.request_id, piece.text, piece.token_ids))
+        request_id, call = request.sequence.request_id, piece.call
+        if call is not None and (call.name is not None or call.arguments or piece.token_ids):
+            self._emit(ToolCallDelta(request_id, call.index, call.name, call.arguments, piece.token_ids, piece.logprobs))
+        elif piece.text or piece.token_ids:
+            self._emit(TextDelta(request_id, piece.text, piece.token_ids, piece.thinking, piece.logprobs))
         if piece.finish is not None:
             self._finish(request, piece.finish, piece.stop)
 

@@ -1,15 +1,21 @@
-"""Stop strings, end-of-turn tokens and half characters: what of the sampled tokens a client reads."""
+"""What of the sampled tokens a client reads: characters, stop strings, reasoning and calls, and which tokens each carries."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.answer import Answer, Piece, StopMatcher
-from engine.types import Sampling
+from engine.answer import Answer, CallPiece, Piece
+from engine.prompt.calls.format import FORMATS, HERMES, MISTRAL_ARGS, CallFormat
+from engine.prompt.reasoning import THINK
+from engine.prompt.speech import PLAIN, Speech
+from engine.stops import StopMatcher
+from engine.types import OutputFormat, Sampling, TokenLogprob, TokenLogprobs, ToolChoice
 from tests.fakes.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -74,17 +80,22 @@ def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
     assert [matcher.push(piece).text for piece in ("a", "\n", "b\n", "\nHum", "bug")] == ["a", "", "\nb", "", "\n\nHumbug"]
 
 
-def play(token_ids: list[int], *, at_limit: str = "length", **sampling: object) -> list[Piece]:
-    """The pieces of an answer, up to the last."""
+def play(
+    token_ids: list[int],
+    *,
+    at_limit: str = "length",
+    speech: Speech = PLAIN,
+    tokenizer: ByteTokenizer = TOKENIZER,
+    **sampling: object,
+) -> list[Piece]:
+    """The pieces of an answer, up to the last; every token is in one of them."""
     options = {"max_tokens": 100, **sampling}
-    answer = Answer(TOKENIZER, Sampling(**options), at_limit)  # type: ignore[arg-type]
-    pieces = []
+    answer = Answer(tokenizer, Sampling(**options), at_limit, speech)  # type: ignore[arg-type]
+    pieces: list[Piece] = []
     for token_id in token_ids:
-        piece = answer.push(token_id)
-        if piece is not None:
-            pieces.append(piece)
-            if piece.finish is not None:
-                break
+        pieces += answer.push(token_id)
+        if pieces and pieces[-1].finish is not None:
+            break
     assert sum(len(piece.token_ids) for piece in pieces) == answer.num_tokens
     return pieces
 
@@ -133,3 +144,142 @@ def test_a_stop_string_may_end_inside_a_long_piece() -> None:
 def test_an_unfinished_character_at_the_limit_is_left_out() -> None:
     """An answer cut inside a character ends before it; the token still counts."""
     assert play([*"é".encode()], max_tokens=1) == [Piece("", (0xC3,), "length")]
+
+
+# Calls, reasoning and who carries which token ---------------------------------------------------------------------------
+
+HERMES_SPEECH = Speech(HERMES, frozenset({"f"}), THINK)
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "END"}}\n</tool_call>'
+
+
+def told(pieces: Iterable[Piece]) -> tuple[str, str, list[tuple[str, str]]]:
+    """Reasoning, text, and calls as name and arguments. A call's name comes once, with its first piece."""
+    thoughts, text, calls = "", "", []
+    for piece in pieces:
+        if piece.call is None:
+            thoughts, text = (thoughts + piece.text, text) if piece.thinking else (thoughts, text + piece.text)
+            continue
+        assert piece.text == ""
+        if piece.call.name is not None:
+            assert piece.call.index == len(calls)
+            calls.append((piece.call.name, ""))
+        name, arguments = calls[piece.call.index]
+        calls[piece.call.index] = (name, arguments + piece.call.arguments)
+    return thoughts, text, calls
+
+
+def test_a_whole_answer() -> None:
+    """Reasoning, text and calls are told apart; the reason stays `stop`, as calls do not end an answer."""
+    pieces = play(
+        [*f"<think>\nhm\n</think>\n\nI look.\n{CALL}\n{CALL}".encode(), STOP_ID], speech=HERMES_SPEECH, max_tokens=999
+    )
+    assert told(pieces) == ("hm", "I look.", [("f", '{"a": "END"}'), ("f", '{"a": "END"}')])
+    assert pieces[-1].finish == "stop"
+
+
+@pytest.mark.parametrize(
+    ("speech", "choice"), [(Speech(), ToolChoice()), (Speech(HERMES, frozenset({"f"})), ToolChoice("none"))]
+)
+def test_what_looks_like_a_call_is_text_where_none_is_wanted(speech: Speech, choice: ToolChoice) -> None:
+    """Without tools, and with `tool_choice: none`."""
+    pieces = play([*CALL.encode(), STOP_ID], speech=speech, tool_choice=choice)
+    assert told(pieces) == ("", CALL, [])
+
+
+def test_stop_strings_are_sought_in_visible_text_alone() -> None:
+    """One that stands in reasoning or in a call ends nothing; what may be its beginning is shown before a call."""
+    text = f"<think>END</think>a E{CALL}b END c"
+    pieces = play([*text.encode()], speech=HERMES_SPEECH, stop=("END",), max_tokens=999)
+    assert told(pieces) == ("END", "a Eb ", [("f", '{"a": "END"}')])
+    assert (pieces[-1].finish, pieces[-1].stop) == ("stop_sequence", "END")
+
+
+def test_a_second_call_ends_an_answer_that_may_have_one() -> None:
+    """What leads to it is counted and not shown."""
+    pieces = play([*f"{CALL}\n{CALL}".encode()], speech=HERMES_SPEECH, tool_choice=ToolChoice(parallel=False), max_tokens=999)
+    assert told(pieces) == ("", "", [("f", '{"a": "END"}')])
+    assert pieces[-1].finish == "stop"
+
+
+@pytest.mark.parametrize("cut", range(1, len(CALL)))
+def test_a_call_cut_by_the_limit(cut: int) -> None:
+    """Nothing of its syntax is shown; arguments that were begun stay a beginning; every token is in a piece (see `play`)."""
+    pieces = play([*CALL.encode()], speech=HERMES_SPEECH, max_tokens=cut)
+    _, text, calls = told(pieces)
+    assert text == ""
+    assert all('{"a": "END"}'.startswith(arguments) for _, arguments in calls)
+    assert pieces[-1].finish == "length"
+
+
+def test_what_ends_in_the_middle_of_nothing_is_text() -> None:
+    """A model that ends its turn inside a tag meant the characters."""
+    assert told(play([*b"a <tool", STOP_ID], speech=HERMES_SPEECH)) == ("", "a <tool", [])
+
+
+def test_tokens_left_over_at_the_end_belong_to_what_was_last() -> None:
+    """The syntax behind a call is the call's, so that no empty text follows it."""
+    pieces = play([*CALL.encode(), STOP_ID], speech=HERMES_SPEECH, max_tokens=999)
+    assert pieces[-1].call == CallPiece(0, None, "")
+    assert bytes(pieces[-1].token_ids).decode() == "}\n</tool_call>"
+
+
+def test_reasoning_that_the_prompt_opened() -> None:
+    """The first token is reasoning already, unless the answer is forced into a form from its first token on."""
+    speech = Speech(HERMES, frozenset({"f"}), replace(THINK, begun=True))
+    assert told(play([*b"hm</think>a", STOP_ID], speech=speech)) == ("hm", "a", [])
+    forced = play([*CALL.encode(), STOP_ID], speech=speech, tool_choice=ToolChoice("required"))
+    assert told(forced) == ("", "", [("f", '{"a": "END"}')])
+    schema = play([*b"{}", STOP_ID], speech=speech, output_format=OutputFormat("json_object"))
+    assert told(schema) == ("", "{}", [])
+
+
+def test_control_tokens_open_calls_and_never_show() -> None:
+    """`[TOOL_CALLS]` is one token that shows as nothing, and means a call all the same; also where no call follows."""
+    tokenizer = ByteTokenizer(("</s>", "[TOOL_CALLS]", "[ARGS]"), stops=("</s>",))
+    speech = Speech(MISTRAL_ARGS, frozenset({"f"}))
+    ids = tokenizer.encode('a[TOOL_CALLS]f[ARGS]{"x": 1}</s>')
+    assert told(play([*ids], speech=speech, tokenizer=tokenizer)) == ("", "a", [("f", '{"x": 1}')])
+    ids = tokenizer.encode("a[TOOL_CALLS] b</s>")
+    assert told(play([*ids], speech=speech, tokenizer=tokenizer)) == ("", "a b", [])
+    assert told(play([*ids], tokenizer=tokenizer)) == ("", "a b", [])
+
+
+def test_probabilities_stay_with_their_tokens() -> None:
+    """One per token, in order, in the piece that has the token, with the bytes that the token stands for."""
+    answer = Answer(TOKENIZER, Sampling(max_tokens=99), "length", Speech(HERMES, frozenset({"f"})))
+    pieces: list[Piece] = []
+    ids = [*f"é\n{CALL}".encode()]
+    for token_id in ids:
+        rival = TokenLogprob(STOP_ID, -2.0)
+        pieces += answer.push(token_id, TokenLogprobs(TokenLogprob(token_id, -0.5), (rival,)))
+    pieces += answer.push(STOP_ID, TokenLogprobs(TokenLogprob(STOP_ID, -0.1)))
+    assert [token_id for piece in pieces for token_id in piece.token_ids] == ids
+    for piece in pieces:
+        assert tuple(one.chosen.token_id for one in piece.logprobs) == piece.token_ids
+        assert b"".join(one.chosen.text for one in piece.logprobs) == bytes(piece.token_ids)
+        assert all(one.top[0].text == b"<|im_end|>" for one in piece.logprobs)
+
+
+@given(st.data(), st.sampled_from(list(FORMATS.values())), st.booleans())
+def test_tokens_of_any_size(data: st.DataObject, form: CallFormat, cut: bool) -> None:
+    """However the model's vocabulary divides the answer, it says the same, and every token is in exactly one piece."""
+    text = "Well.\n" + form.text([("f", '{"a": "é</tool_call>"}'), ("f", "{}")])
+    borders = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=8))})
+    parts = [text[begin:end] for begin, end in itertools.pairwise(borders)]
+    tokenizer = ByteTokenizer(("</s>",), dict.fromkeys(parts), stops=("</s>",))
+    ids = [tokenizer.added_tokens[part] for part in parts]
+    num = data.draw(st.integers(1, len(ids))) if cut else len(ids)
+    pieces = play(
+        [*ids[:num], *([] if cut else [256])],
+        speech=Speech(form, frozenset({"f"})),
+        tokenizer=tokenizer,
+        max_tokens=num + (not cut),
+    )
+    assert [token_id for piece in pieces for token_id in piece.token_ids] == ids[:num]
+    _, said, calls = told(pieces)
+    assert "Well.".startswith(said.rstrip("\n")) if cut else said == "Well."
+    expected = [("f", '{"a": "é</tool_call>"}'), ("f", "{}")]
+    assert all(
+        name == "f" and whole[1].startswith(arguments) for (name, arguments), whole in zip(calls, expected, strict=False)
+    )
+    assert cut or calls == expected

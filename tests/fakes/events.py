@@ -6,7 +6,18 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from engine.messages import Counted, EngineStats, Failed, Finished, Flushed, FromEngine, Hello, Started, TextDelta
+from engine.messages import (
+    Counted,
+    EngineStats,
+    Failed,
+    Finished,
+    Flushed,
+    FromEngine,
+    Hello,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+)
 
 PATIENCE_S: Final = 30.0
 LAST = (Finished, Failed, Counted, Flushed, EngineStats)
@@ -54,4 +65,5 @@ class EventLog:
 
     def token_ids(self, request_id: str) -> list[int]:
         """The answer's tokens so far."""
-        return [token for event in self.of(request_id) if isinstance(event, TextDelta) for token in event.token_ids]
+        deltas = [event for event in self.of(request_id) if isinstance(event, TextDelta | ToolCallDelta)]
+        return [token for event in deltas for token in event.token_ids]

@@ -12,7 +12,7 @@ from engine.cache.stored import SPAN_TOKENS
 from engine.cache.tiers import Tiers
 from engine.inbox import RenderedJob
 from engine.loop import StepLimits, StepLoop
-from engine.messages import Failed, Finished, FromEngine, Started, Submit, TextDelta
+from engine.messages import Failed, Finished, FromEngine, Started, Submit, TextDelta, ToolCallDelta
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Position, Prompt
@@ -40,7 +40,9 @@ class Outcome:
 
     @property
     def token_ids(self) -> list[int]:
-        return [token_id for event in self.events if isinstance(event, TextDelta) for token_id in event.token_ids]
+        """The tokens of all deltas, of text and of calls."""
+        deltas = [event for event in self.events if isinstance(event, TextDelta | ToolCallDelta)]
+        return [token_id for event in deltas for token_id in event.token_ids]
 
     @property
     def last(self) -> Finished | Failed:
@@ -177,7 +179,7 @@ class Stepper:
         return outcome
 
     def _collect(self, event: FromEngine) -> None:
-        assert isinstance(event, Started | TextDelta | Finished | Failed)
+        assert isinstance(event, Started | TextDelta | ToolCallDelta | Finished | Failed)
         outcome = self.outcomes[event.request_id]
         assert not outcome.is_over, f"{event} after the end"
         outcome.events.append(event)
