@@ -15,6 +15,7 @@ from aiohttp import web
 
 from engine.config import EngineConfig
 from gateway.admin import Admin
+from gateway.archive import Archive
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
 from gateway.cache_admin import CacheAdmin
@@ -26,14 +27,14 @@ from gateway.ledger import Ledger, Record
 from gateway.limits import InFlight
 from gateway.logs import log_record
 from gateway.metrics import Metrics
-from gateway.request import WireName
-from gateway.server import Server
+from gateway.server import Server, WireKey
 from gateway.signals import stop_signals
 from gateway.stock import open_inventory
 from gateway.waits import first_of
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Wire
 from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai.responses import ResponsesWire
 from policies.schema import Policy
 
 KEEPALIVE_S: Final = 3630.0
@@ -80,8 +81,9 @@ def build_app(
         metrics.add(finished)
         on_record(finished)
 
-    wires: dict[WireName, Wire] = {"anthropic": AnthropicWire(), "openai": OpenAIWire()}
-    server = Server(Handler(policy, Catalogue(policy, backends), in_flight, record), wires, clock)
+    wires: dict[WireKey, Wire] = {"anthropic": AnthropicWire(), "openai": OpenAIWire(), "responses": ResponsesWire()}
+    archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
+    server = Server(Handler(policy, Catalogue(policy, backends), in_flight, record, archive), wires, clock)
     admin = Admin(policy, backends, metrics, ledger, in_flight)
     app = web.Application(client_max_size=policy.server.max_body)
     server.add_routes(app)

@@ -8,6 +8,7 @@ GatewayError
 ├── Forbidden              403  an operator's route, asked from where it may not be
 ├── UnknownModel           404
 ├── UnknownPath            404
+│   └── UnknownResponse    404  an earlier answer, asked for by its id
 ├── MethodNotAllowed       405
 ├── BodyTooLarge           413
 ├── RateLimited            429  a limit of the tenant; `retry_after_s` if known
@@ -67,6 +68,10 @@ class UnknownModel(GatewayError):
 
 class UnknownPath(GatewayError):
     """No such route."""
+
+
+class UnknownResponse(UnknownPath):
+    """No such answer is kept for this tenant, or no longer."""
 
 
 class MethodNotAllowed(GatewayError):

@@ -19,11 +19,12 @@ import structlog
 
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from gateway import dialects
+from gateway.archive import Archive
 from gateway.auth import authenticate
 from gateway.backends.base import Backend, Event
 from gateway.catalogue import Catalogue
 from gateway.choices import Chosen, chosen
-from gateway.errors import EngineFailed, GatewayError, NotCached
+from gateway.errors import EngineFailed, GatewayError, InvalidRequest, NotCached, UnknownResponse
 from gateway.exchange import Call, Client, Reply
 from gateway.feed import EventFeed, feed
 from gateway.headers import billing_headers, headers_without_counts
@@ -33,7 +34,7 @@ from gateway.limits import InFlight
 from gateway.progress import Choice, Progress
 from gateway.request import Request
 from gateway.sse import SSE_HEADERS
-from gateway.wire.base import StreamEncoder, ToolCall
+from gateway.wire.base import Kept, RememberingWire, StreamEncoder, ToolCall
 from policies.schema import Policy
 
 JSON_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "application/json", "Cache-Control": "no-store"}
@@ -49,11 +50,12 @@ class Handler:
     catalogue: Catalogue
     in_flight: InFlight
     record: Callable[[Record], None]
+    archive: Archive
 
     # The routes -------------------------------------------------------------------------------------------------------
 
     async def generate(self, call: Call, client: Client) -> None:
-        """POST /v1/messages, POST /v1/chat/completions."""
+        """POST /v1/messages, /v1/chat/completions, /v1/responses."""
         progress = Progress(call)
         async with self._recorded(progress, client):
             with self.in_flight.slot():
@@ -65,7 +67,7 @@ class Handler:
                         await self._whole(progress, events, client)
 
     async def count(self, call: Call, client: Client) -> None:
-        """POST /v1/messages/count_tokens: free, and exactly what the same body would be billed."""
+        """POST /v1/messages/count_tokens, /v1/responses/input_tokens: free, and exactly what the same body would be billed."""
         progress = Progress(call)
         async with self._recorded(progress, client):
             with self.in_flight.slot():
@@ -74,6 +76,7 @@ class Handler:
                 request = call.wire.parse_count(body, call.headers, request_id=native_id(call.wire.name, call.id))
                 served = self.catalogue.find(request.model)
                 progress.request, progress.served_by = request, served.name
+                request = self._resumed(call, progress.tenant, request)
                 request = dialects.normalize(request, self.policy.rules_for(request.model, request.wire))
                 num_prompt = await served.backend.count(request.prompt)
             await client.send(self._reply(call, call.wire.encode_count(num_prompt)))
@@ -81,26 +84,61 @@ class Handler:
 
     async def models(self, call: Call, client: Client) -> None:
         """GET /v1/models."""
-        progress = Progress(call)
-        async with self._recorded(progress, client):
-            progress.tenant = authenticate(self.policy, call.headers).name
-            body = call.wire.encode_models(self.catalogue.models(), self.catalogue.aliases)
-            await client.send(self._reply(call, body))
-            progress.answered()
+        await self._lookup(
+            call, client, lambda tenant: call.wire.encode_models(self.catalogue.models(), self.catalogue.aliases)
+        )
 
     async def model(self, call: Call, client: Client, model_id: str) -> None:
         """GET /v1/models/{id}."""
-        progress = Progress(call)
-        async with self._recorded(progress, client):
-            progress.tenant = authenticate(self.policy, call.headers).name
-            body = call.wire.encode_model(self.catalogue.info(model_id), model_id)
-            await client.send(self._reply(call, body))
-            progress.answered()
+        await self._lookup(call, client, lambda tenant: call.wire.encode_model(self.catalogue.info(model_id), model_id))
+
+    async def response(self, call: Call, client: Client, response_id: str) -> None:
+        """GET /v1/responses/{id}: the answer as it was given."""
+        await self._lookup(call, client, lambda tenant: self._kept(call, tenant, response_id).body or b"")
+
+    async def response_items(self, call: Call, client: Client, response_id: str, query: Mapping[str, str]) -> None:
+        """GET /v1/responses/{id}/input_items: what it was asked."""
+        wire = _remembering(call)
+        await self._lookup(call, client, lambda tenant: wire.encode_items(self._kept(call, tenant, response_id), query))
+
+    async def forget_response(self, call: Call, client: Client, response_id: str) -> None:
+        """DELETE /v1/responses/{id}: afterwards nothing can refer to it. Its prefix stays cached, as any other."""
+
+        def forget(tenant: str) -> bytes:
+            kept = self._kept(call, tenant, response_id)
+            self.archive.forget(tenant, response_id)
+            return _remembering(call).encode_deleted(kept)
+
+        await self._lookup(call, client, forget)
+
+    async def cancel_response(self, call: Call, client: Client, response_id: str) -> None:
+        """POST /v1/responses/{id}/cancel: an answer that is kept is whole. To cancel one on its way, close its connection."""
+
+        def refuse(tenant: str) -> bytes:
+            self._kept(call, tenant, response_id)
+            raise InvalidRequest("Cannot cancel a synchronous response.")
+
+        await self._lookup(call, client, refuse)
 
     async def refuse(self, call: Call, client: Client, error: GatewayError) -> None:
         """A request that no route takes."""
         async with self._recorded(Progress(call), client):
             raise error
+
+    async def _lookup(self, call: Call, client: Client, encode: Callable[[str], bytes]) -> None:
+        """Answer from what is at hand. `encode` is given the tenant's name."""
+        progress = Progress(call)
+        async with self._recorded(progress, client):
+            progress.tenant = authenticate(self.policy, call.headers).name
+            await client.send(self._reply(call, encode(progress.tenant)))
+            progress.answered()
+
+    def _kept(self, call: Call, tenant: str, response_id: str) -> Kept:
+        """Raises `UnknownResponse` also for what was kept without its text."""
+        kept = self.archive.find(tenant, response_id, call.started_at_s)
+        if kept is None or kept.body is None:
+            raise UnknownResponse(f"Response with id '{response_id[:64]}' not found.")
+        return kept
 
     # The steps of `generate` ------------------------------------------------------------------------------------------
 
@@ -115,6 +153,7 @@ class Handler:
         progress.request = request
         served = self.catalogue.find(request.model)
         progress.served_by = served.name
+        request = self._resumed(call, progress.tenant, request)
         with progress.phase("plan"):
             rules = self.policy.rules_for(request.model, request.wire)
             request = dialects.normalize(request, rules)
@@ -135,6 +174,7 @@ class Handler:
             _note(progress, await events.next())
         call, request = progress.call, progress.request
         assert request is not None
+        self._keep(progress)
         body = call.wire.encode_answer(request, progress.answer(), created_at_s=call.started_at_s)
         await client.send(self._reply(call, body, _billing(progress)))
         progress.answered()
@@ -152,6 +192,7 @@ class Handler:
                 await client.write(_encode(progress, event, encoder))
                 event = await events.next(sse.keepalive)
                 _note(progress, event)
+            self._keep(progress)
             await client.write(encoder.finish(progress.answer()))
             progress.answered()
         except ConnectionError:
@@ -160,6 +201,20 @@ class Handler:
             known = _known(error, call)
             progress.failed(known, 200)
             await client.write(encoder.error(known))
+
+    def _resumed(self, call: Call, tenant: str, request: Request) -> Request:
+        """With what it refers to filled in, where its format can refer to earlier requests."""
+        if not isinstance(call.wire, RememberingWire):
+            return request
+        return call.wire.resume(request, lambda name: self.archive.find(tenant, name, call.started_at_s))
+
+    def _keep(self, progress: Progress) -> None:
+        """For later requests to refer to, before the client knows its name."""
+        call, request = progress.call, progress.request
+        if isinstance(call.wire, RememberingWire):
+            assert request is not None
+            kept = call.wire.keep(request, progress.answer(), created_at_s=call.started_at_s)
+            self.archive.put(request.tenant, kept, call.started_at_s)
 
     @asynccontextmanager
     async def _recorded(self, progress: Progress, client: Client) -> AsyncIterator[None]:
@@ -190,6 +245,12 @@ def _known(error: Exception, call: Call) -> GatewayError:
         return error
     _log.error("bug", id=call.id, error=type(error).__name__, at=traceback.format_tb(error.__traceback__))
     return EngineFailed("internal error")
+
+
+def _remembering(call: Call) -> RememberingWire:
+    """The format of a route that only such formats have."""
+    assert isinstance(call.wire, RememberingWire)
+    return call.wire
 
 
 def _answers(backend: Backend, request: Request) -> AsyncIterator[Event | Chosen]:

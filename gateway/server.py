@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from aiohttp import web
 
@@ -15,7 +15,6 @@ from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
 from gateway.exchange import Call, Reply
 from gateway.handler import Handler
 from gateway.ids import request_id
-from gateway.request import WireName
 from gateway.wire.base import Wire
 
 UNROUTED: Final = "other"
@@ -27,11 +26,15 @@ ADMIN: Final = "/admin/"
 GREETING: Final = (
     "Prompt Cache Gateway\n\n"
     "POST /v1/messages, /v1/messages/count_tokens   Anthropic's format\n"
-    "POST /v1/chat/completions                      OpenAI's format\n"
+    "POST /v1/chat/completions, /v1/responses       OpenAI's formats\n"
     "GET  /v1/models, /metrics, /readyz\n"
 )
 
+WireKey: TypeAlias = Literal["anthropic", "openai", "responses"]
+"""Which of the wire formats; a provider may have several."""
+
 Route = Callable[[Call, "HttpClient"], Awaitable[None]]
+NamedRoute = Callable[[Call, "HttpClient", str], Awaitable[None]]
 
 
 class HttpClient:
@@ -79,7 +82,7 @@ class HttpClient:
 class Server:
     """Turns aiohttp requests into calls of the handler."""
 
-    def __init__(self, handler: Handler, wires: Mapping[WireName, Wire], clock: Clock) -> None:
+    def __init__(self, handler: Handler, wires: Mapping[WireKey, Wire], clock: Clock) -> None:
         self._handler = handler
         self._wires = wires
         self._clock = clock
@@ -92,8 +95,14 @@ class Server:
         app.router.add_post("/v1/messages", self._route("messages", self._handler.generate))
         app.router.add_post("/v1/messages/count_tokens", self._route("count_tokens", self._handler.count))
         app.router.add_post("/v1/chat/completions", self._route("chat_completions", self._handler.generate))
+        app.router.add_post("/v1/responses", self._route("responses", self._handler.generate))
+        app.router.add_post("/v1/responses/input_tokens", self._route("input_tokens", self._handler.count))
+        app.router.add_get("/v1/responses/{id}", self._named("response", self._handler.response))
+        app.router.add_delete("/v1/responses/{id}", self._named("response", self._handler.forget_response))
+        app.router.add_post("/v1/responses/{id}/cancel", self._named("cancel", self._handler.cancel_response))
+        app.router.add_get("/v1/responses/{id}/input_items", self._response_items)
         app.router.add_get("/v1/models", self._route("models", self._handler.models))
-        app.router.add_get("/v1/models/{id:.+}", self._model)
+        app.router.add_get("/v1/models/{id:.+}", self._named("model", self._handler.model))
         app.router.add_get("/", self._greet)
         app.on_response_prepare.append(self._sign)
 
@@ -103,11 +112,19 @@ class Server:
 
         return serve
 
-    async def _model(self, http: web.Request) -> web.StreamResponse:
-        async def route(call: Call, client: HttpClient) -> None:
-            await self._handler.model(call, client, http.match_info["id"])
+    def _named(self, name: str, route: NamedRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """A route whose path ends in the `id` of what is asked for."""
 
-        return await self._serve(http, "model", route)
+        async def serve(http: web.Request) -> web.StreamResponse:
+            return await self._serve(http, name, lambda call, client: route(call, client, http.match_info["id"]))
+
+        return serve
+
+    async def _response_items(self, http: web.Request) -> web.StreamResponse:
+        async def route(call: Call, client: HttpClient) -> None:
+            await self._handler.response_items(call, client, http.match_info["id"], dict(http.query))
+
+        return await self._serve(http, "input_items", route)
 
     async def _greet(self, http: web.Request) -> web.Response:
         return web.Response(text=GREETING)
@@ -169,10 +186,12 @@ def plain_headers(http: web.Request) -> dict[str, str]:
     return headers
 
 
-def wire_for(path: str, headers: Mapping[str, str]) -> WireName:
-    """Whose format a request speaks, from its path and lower-case header names."""
+def wire_for(path: str, headers: Mapping[str, str]) -> WireKey:
+    """Which format a request speaks, from its path and lower-case header names."""
     if path.startswith("/v1/messages"):
         return "anthropic"
-    if path.startswith(("/v1/chat/", "/v1/responses")):
+    if path.startswith("/v1/responses"):
+        return "responses"
+    if path.startswith("/v1/chat/"):
         return "openai"
     return "anthropic" if "anthropic-version" in headers or "x-api-key" in headers else "openai"

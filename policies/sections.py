@@ -53,6 +53,15 @@ class DrainPolicy(Section):
     timeout: Duration = Field(default=60.0, description="After the delay, requests in flight may take this long to finish.")
 
 
+class ResponsesPolicy(Section):
+    bytes: NumBytes = Field(
+        default=64 * 1024**2,
+        description="Most bytes per tenant, in memory, of answers that later requests may refer to (previous_response_id); "
+        "the oldest go first.",
+    )
+    max_age: Duration = Field(default=30 * 86400.0, description="They are forgotten after this time, and at a restart.")
+
+
 class ServerPolicy(Section):
     host: Text = Field(default="127.0.0.1", description="Address to listen on. Anything but loopback needs tenants.")
     port: Port = Field(default=8080, description="TCP port; 0 takes a free one.")
@@ -62,6 +71,7 @@ class ServerPolicy(Section):
     max_body: NumBytes = Field(default=32 * 1024**2, description="Largest request body, decompressed. Larger ones get a 413.")
     sse: SsePolicy = Field(default=SsePolicy(), description="Streams.")
     drain: DrainPolicy = Field(default=DrainPolicy(), description="Shutdown.")
+    responses: ResponsesPolicy = Field(default=ResponsesPolicy(), description="What the Responses API stores.")
 
 
 class EnginePolicy(Section):

@@ -5,7 +5,7 @@ is the engine's business.
 
 Request parameters a dialect understands, absent where the client left the default: `tool_choice`, `parallel_tool_calls`
 (only ever False), `thinking`, `effort`, `speed`, `verbosity`, `prompt_cache_key`, `cache_mode` (only ever `explicit`),
-`cache_ttl_s`.
+`cache_ttl_s`, `retention_s`, `format`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from engine.prompt.types import Prompt
 from engine.types import FinishReason, TokenLogprobs
 from gateway.backends.base import ModelInfo
 from gateway.errors import GatewayError
@@ -38,6 +39,22 @@ class Answer:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_thinking: int = 0
     others: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a finished request leaves for later ones to refer to by `id`.
+
+    `body` is its answer and `items` its input as the client may ask for them again, `prompt` the conversation up to and with
+    the answer: all three None where the client wanted nothing stored. `traits` is what it can be compared by.
+    """
+
+    id: str
+    traits: object
+    nbytes: int
+    body: bytes | None = None
+    items: tuple[dict[str, Any], ...] | None = None
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +123,23 @@ class Wire(Protocol):
     def encode_model(self, model: ModelInfo, requested: str) -> bytes: ...
 
     def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply: ...
+
+
+@runtime_checkable
+class RememberingWire(Wire, Protocol):
+    """A format whose requests may refer to earlier ones."""
+
+    def resume(self, request: Request, find: Callable[[str], Kept | None]) -> Request:
+        """The request with what it refers to filled in. `find` knows what this tenant's requests left.
+
+        Raises `InvalidRequest` for a conversation that is not there.
+        """
+        ...
+
+    def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> Kept: ...
+
+    def encode_items(self, kept: Kept, query: Mapping[str, str]) -> bytes:
+        """A page of what `kept` was asked. Raises `InvalidRequest` for a query that makes no sense."""
+        ...
+
+    def encode_deleted(self, kept: Kept) -> bytes: ...

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from engine.messages import Submit, decode_to_engine, encode_frame
 from gateway import dialects
 from gateway.errors import InvalidRequest
+from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
-from gateway.wire.base import Wire
+from gateway.wire.base import Answer, ToolCall, Wire
 from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai.responses import ResponsesWire
+from policies.pricing import Usage
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
 CC: Final = {"type": "ephemeral", "ttl": "5m"}
@@ -78,6 +81,38 @@ OPENAI_BODY: Final[dict[str, Any]] = {
     ],
 }  # fmt: skip
 
+RESPONSES_BODY: Final[dict[str, Any]] = {
+    "model": "gpt-test",
+    "stream": True,
+    "instructions": "s",
+    "max_output_tokens": 5,
+    "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+    "reasoning": {"effort": "low"},
+    "text": {"verbosity": "low", "format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+    "tool_choice": {"type": "function", "name": "f"},
+    "metadata": {"a": "b"},
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "explicit", "ttl": "12h", "comparison_response_id": "resp_1"},
+    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}, {"type": "custom", "name": "g"}],
+    "input": [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "input_text", "text": "q", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "pcg1.eJzLyAUAAT8A1w=="},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "r"}]},
+        {"type": "custom_tool_call", "call_id": "e", "name": "g", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "e", "output": "y"},
+    ],
+}
+
+SEEDS: Final[list[tuple[Wire, dict[str, Any]]]] = [
+    (AnthropicWire(), ANTHROPIC_BODY),
+    (OpenAIWire(), OPENAI_BODY),
+    (ResponsesWire(), RESPONSES_BODY),
+]
+
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -124,11 +159,23 @@ def mutate(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> tuple[Wire, bytes]:
-    wire, body = draw(st.sampled_from([(AnthropicWire(), ANTHROPIC_BODY), (OpenAIWire(), OPENAI_BODY)]))
+    wire, body = draw(st.sampled_from(SEEDS))
     return wire, orjson.dumps(mutate(draw, body))
 
 
-@pytest.mark.parametrize(("wire", "body"), [(AnthropicWire(), ANTHROPIC_BODY), (OpenAIWire(), OPENAI_BODY)])
+def answered(wire: Wire, request: Request) -> None:
+    """An answer to the request can be written, whole and as a stream."""
+    call = ToolCall("f", "{}")
+    answer = Answer("a", "stop", None, Usage(1), thinking="t", calls=(call,))
+    orjson.loads(wire.encode_answer(request, answer, created_at_s=0.0))
+    stream = wire.stream(request, created_at_s=0.0)
+    pieces = [stream.start(Usage(1)), stream.delta("t", thinking=True), stream.delta("a"), stream.call(0, call, begins=True)]
+    for line in b"".join([*pieces, stream.finish(answer)]).split(b"\n"):
+        if line.startswith(b"data: {"):
+            orjson.loads(line[6:])
+
+
+@pytest.mark.parametrize(("wire", "body"), SEEDS)
 def test_the_seeds_are_valid(wire: Wire, body: dict[str, Any]) -> None:
     """What is mutated below is accepted as it is: else the fuzzing would only see refusals."""
     wire.parse(orjson.dumps(body), {}, request_id="r")
@@ -155,6 +202,7 @@ def test_a_mutated_body_parses_or_is_a_400(case: tuple[Wire, bytes]) -> None:
                 continue
             frame = Submit("r", "t", normal.prompt, dialects.plan(normal, base), normal.sampling, 0.0)
             assert decode_to_engine(encode_frame(frame)[4:]) == frame
+            answered(wire, normal)
 
 
 @settings(max_examples=200)

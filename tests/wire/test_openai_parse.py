@@ -448,7 +448,7 @@ def test_what_asks_for_nothing_is_accepted() -> None:
             new_field={},
         )
     )
-    assert request.parameters == {}
+    assert request.parameters == {"retention_s": 86400.0}
 
 
 def test_parameters_and_options() -> None:

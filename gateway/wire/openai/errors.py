@@ -41,22 +41,30 @@ TABLE: Final[Mapping[type[GatewayError], Row]] = {
 }
 
 
-def encode_error(error: GatewayError) -> ErrorReply:
+def encode_error(error: GatewayError, *, input_field: str = "messages") -> ErrorReply:
     """The error as an HTTP answer. The request id travels in a header only."""
-    return ErrorReply(status=row_for(TABLE, error).status, body=error_body(error), headers=retry_headers(error))
+    body = error_body(error, input_field=input_field)
+    return ErrorReply(status=row_for(TABLE, error).status, body=body, headers=retry_headers(error))
 
 
-def error_body(error: GatewayError) -> bytes:
+def error_body(error: GatewayError, *, input_field: str = "messages") -> bytes:
     """The JSON of an error, in an answer or in a stream: the nested form, which clients raise on."""
+    return orjson.dumps({"error": error_fields(error, input_field=input_field)})
+
+
+def error_fields(error: GatewayError, *, input_field: str = "messages") -> dict[str, Any]:
+    """`message`, `type`, `param` and `code`. `input_field` is where the API at hand takes its prompt."""
     row = row_for(TABLE, error)
-    message = error.message
+    message, path = error.message, error.path
     if isinstance(error, ContextExceeded):
+        path = input_field
         message = (
             f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in "
             f"{error.num_prompt} tokens. Please reduce the length of the messages."
         )
-    body = {"message": message, "type": row.kind, "param": error.path, "code": error.code or row.code}
-    return orjson.dumps({"error": body})
+        if input_field == "input":
+            message = "Your input exceeds the context window of this model. Please adjust your input and try again."
+    return {"message": message, "type": row.kind, "param": path, "code": error.code or row.code}
 
 
 def param(path: Path) -> str:

@@ -16,11 +16,9 @@ import orjson
 from engine.prompt.types import CacheMark, Message, Part, Prompt, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
 from gateway.errors import InvalidRequest
 from gateway.wire.fields import MAX_DEPTH, Node, clip, deeper_than
+from gateway.wire.openai.caching import breakpoint_mark, cache_control
 from gateway.wire.openai.errors import invalid, param, unsupported, unsupported_value
 
-TTLS_S: Final[Mapping[str, float]] = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0}
-DEFAULT_BREAKPOINT_TTL: Final = "30m"
-DEFAULT_CACHE_CONTROL_TTL: Final = "5m"
 ROLES: Final = ("system", "assistant", "user", "function", "tool", "developer")
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -37,9 +35,9 @@ class Turns:
         """Raises `InvalidRequest` or `FieldError` with the path of the field."""
         nodes = body.children("messages")
         if not body.has("messages"):
-            raise _missing(body, "messages")
+            raise missing(body, "messages")
         if not nodes:
-            raise _empty(body, "messages")
+            raise empty_array(body, "messages")
         system: list[TextPart] = []
         messages: list[Message] = []
         for node in nodes:
@@ -103,7 +101,7 @@ class Turns:
         if kind != "function":
             raise unsupported_value(call.at("type"), clip(kind))
         if function is None:
-            raise _missing(call, "function")
+            raise missing(call, "function")
         return ToolCallPart(call.text("id"), function.text("name"), decoded_arguments(function.text("arguments")))
 
     def _tool_result(self, node: Node) -> ToolResultPart:
@@ -123,34 +121,24 @@ class Turns:
             raise unsupported_value(node.at("type"), clip(kind))
         function = node.child("function")
         if function is None:
-            raise _missing(node, "function")
-        name = function.text("name")
-        if not TOOL_NAME.fullmatch(name):
-            message = (
-                f"Invalid '{param(function.at('name'))}': string does not match pattern. Expected a string that "
-                f"matches the pattern '^{TOOL_NAME.pattern}$'."
-            )
-            raise invalid(function.at("name"), message, "invalid_value")
-        parameters = function.json_object("parameters") if function.has("parameters") else dict(NO_PARAMETERS)
-        mark = cache_control(node) or cache_control(function)
-        return Tool(name, function.text_or("description", ""), parameters, mark)
+            raise missing(node, "function")
+        return function_tool(function, cache_control(node) or cache_control(function))
 
     def _mark(self, part: Node) -> CacheMark | None:
-        """OpenAI's own breakpoint, else a `cache_control` as aggregators pass it on."""
-        explicit = part.child("prompt_cache_breakpoint")
-        if explicit is None:
-            return cache_control(part)
-        explicit.choice("mode", ("explicit",))
-        return CacheMark(TTLS_S[explicit.choice("ttl", tuple(TTLS_S)) if explicit.has("ttl") else self.ttl])
+        return breakpoint_mark(part, self.ttl)
 
 
-def cache_control(node: Node) -> CacheMark | None:
-    """The object's `{"type": "ephemeral", "ttl"?}`; other members are ignored."""
-    control = node.child("cache_control")
-    if control is None:
-        return None
-    control.choice("type", ("ephemeral",))
-    return CacheMark(TTLS_S[control.choice("ttl", tuple(TTLS_S)) if control.has("ttl") else DEFAULT_CACHE_CONTROL_TTL])
+def function_tool(function: Node, mark: CacheMark | None) -> Tool:
+    """A function's name, description and parameters, wherever they stand. Without parameters it takes none."""
+    name = function.text("name")
+    if not TOOL_NAME.fullmatch(name):
+        message = (
+            f"Invalid '{param(function.at('name'))}': string does not match pattern. Expected a string that "
+            f"matches the pattern '^{TOOL_NAME.pattern}$'."
+        )
+        raise invalid(function.at("name"), message, "invalid_value")
+    parameters = function.json_object("parameters") if function.has("parameters") else dict(NO_PARAMETERS)
+    return Tool(name, function.text_or("description", ""), parameters, mark)
 
 
 def decoded_arguments(text: str) -> dict[str, Any] | str:
@@ -168,7 +156,7 @@ def _no_content(node: Node) -> InvalidRequest:
     return invalid(node.at("content"), "Invalid value for 'content': expected a string, got null.", "invalid_type")
 
 
-def _empty(node: Node, key: str) -> InvalidRequest:
+def empty_array(node: Node, key: str) -> InvalidRequest:
     message = (
         f"Invalid '{param(node.at(key))}': empty array. Expected an array with minimum length 1, but got an empty array "
         "instead."
@@ -176,5 +164,5 @@ def _empty(node: Node, key: str) -> InvalidRequest:
     return invalid(node.at(key), message, "empty_array")
 
 
-def _missing(node: Node, key: str) -> InvalidRequest:
+def missing(node: Node, key: str) -> InvalidRequest:
     return invalid(node.at(key), f"Missing required parameter: '{param(node.at(key))}'.", "missing_required_parameter")

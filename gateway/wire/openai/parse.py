@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,15 +11,20 @@ from engine.types import Sampling
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, clip, decode_body
+from gateway.wire.openai.caching import (
+    DEFAULT_BREAKPOINT_TTL,
+    EFFORTS,
+    VERBOSITIES,
+    cache_control,
+    caching_parameters,
+    request_ttl,
+)
 from gateway.wire.openai.choice import parameters as choice_parameters
 from gateway.wire.openai.choice import tool_choice
 from gateway.wire.openai.errors import from_field, invalid, unsupported, unsupported_value
-from gateway.wire.openai.messages import DEFAULT_BREAKPOINT_TTL, TTLS_S, Turns, cache_control
+from gateway.wire.openai.messages import Turns
 
 MAX_STOPS: Final = 4
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-VERBOSITIES: Final = ("low", "medium", "high")
-
 MAX_CHOICES: Final = 128
 MAX_TOP_LOGPROBS: Final = 20
 
@@ -87,14 +92,16 @@ def _num_logprobs(body: Node) -> int | None:
     return None
 
 
-def sampling(body: Node) -> Sampling:
-    """Beyond OpenAI's own fields, those that vLLM's server added: top_k, min_p, repetition_penalty, ignore_eos."""
+def sampling(body: Node, limits: Sequence[str] = ("max_completion_tokens", "max_tokens")) -> Sampling:
+    """Beyond OpenAI's own fields, those that vLLM's server added: top_k, min_p, repetition_penalty, ignore_eos.
+
+    The first of the fields `limits` that is there bounds the answer.
+    """
     temperature = body.number("temperature", 0.0, 2.0)
     top_p = body.number("top_p", 0.0, 1.0)
     repetition_penalty = body.number("repetition_penalty", 1e-3, 1e3)
-    limit = body.integer("max_completion_tokens", low=1) or body.integer("max_tokens", low=1) or REST_OF_CONTEXT
     return Sampling(
-        max_tokens=min(limit, REST_OF_CONTEXT),
+        max_tokens=_limit(body, limits),
         temperature=1.0 if temperature is None else temperature,
         top_p=1.0 if top_p is None else top_p,
         top_k=max(body.integer("top_k", low=-1) or 0, 0),
@@ -107,6 +114,11 @@ def sampling(body: Node) -> Sampling:
         stop=_stop(body),
         ignore_eos=body.flag("ignore_eos"),
     )
+
+
+def _limit(body: Node, limits: Sequence[str]) -> int:
+    found = next((limit for name in limits if (limit := body.integer(name, low=1)) is not None), REST_OF_CONTEXT)
+    return min(found, REST_OF_CONTEXT)
 
 
 def _stop(body: Node) -> tuple[str, ...]:
@@ -139,22 +151,9 @@ def _logit_bias(body: Node) -> dict[int, float]:
 
 def _parameters(body: Node) -> dict[str, Any]:
     """What is not rendered but has a cache of its own, in the dialects' words; defaults are left out."""
-    parameters: dict[str, Any] = {}
+    parameters = caching_parameters(body)
     if body.has("reasoning_effort"):
         parameters["effort"] = body.choice("reasoning_effort", EFFORTS)
     if body.has("verbosity"):
         parameters["verbosity"] = body.choice("verbosity", VERBOSITIES)
-    if key := body.text_or("prompt_cache_key", ""):
-        parameters["prompt_cache_key"] = key
-    options = body.child("prompt_cache_options")
-    if options is not None and options.has("mode") and options.choice("mode", ("implicit", "explicit")) == "explicit":
-        parameters["cache_mode"] = "explicit"
-    if ttl := request_ttl(body):
-        parameters["cache_ttl_s"] = TTLS_S[ttl]
     return parameters
-
-
-def request_ttl(body: Node) -> str | None:
-    """`prompt_cache_options.ttl`: for every breakpoint that names no TTL of its own."""
-    options = body.child("prompt_cache_options")
-    return options.choice("ttl", tuple(TTLS_S)) if options is not None and options.has("ttl") else None

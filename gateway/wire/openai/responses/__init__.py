@@ -1,0 +1,100 @@
+"""OpenAI's Responses API: bytes to `Request`, answers to bytes, and what later requests may refer to. Knows no HTTP server."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+
+import msgspec
+import orjson
+
+from engine.prompt.types import Message, Part, Prompt, TextPart, ThinkingPart, ToolCallPart
+from gateway.errors import GatewayError
+from gateway.request import Request
+from gateway.wire.base import Answer, ErrorReply, Kept, StreamEncoder
+from gateway.wire.openai import OpenAIWire, errors
+from gateway.wire.openai.errors import invalid
+from gateway.wire.openai.messages import decoded_arguments
+from gateway.wire.openai.responses import encode
+from gateway.wire.openai.responses.diagnose import Comparison, Traits, traits
+from gateway.wire.openai.responses.pages import encode_items
+from gateway.wire.openai.responses.parse import parse
+from gateway.wire.openai.responses.stream import ResponseStream
+
+__all__ = ["ResponsesWire"]
+
+
+class ResponsesWire(OpenAIWire):
+    """A `RememberingWire`. Models and errors are those of OpenAI's other API. `new_id` gives each response its name."""
+
+    def __init__(self, new_id: Callable[[], str] = lambda: secrets.token_hex(24)) -> None:
+        self._new_id = new_id
+
+    def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
+        return parse(body, headers, request_id=request_id, response_id=f"resp_{self._new_id()}")
+
+    def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
+        return self.parse(body, headers, request_id=request_id)
+
+    def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes:
+        return encode.encode_answer(request, answer, created_at_s=created_at_s)
+
+    def stream(self, request: Request, *, created_at_s: float) -> StreamEncoder:
+        return ResponseStream(request, created_at_s=created_at_s)
+
+    def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply:
+        return errors.encode_error(error, input_field="input")
+
+    # What later requests refer to -------------------------------------------------------------------------------------
+
+    def resume(self, request: Request, find: Callable[[str], Kept | None]) -> Request:
+        """Instructions are the new request's alone; everything else of the earlier conversation comes first."""
+        options = request.wire_options
+        if previous := options["previous_response_id"]:
+            kept = find(previous)
+            if kept is None or kept.prompt is None:
+                message = f"Previous response with id '{previous}' not found."
+                raise invalid(("previous_response_id",), message, "previous_response_not_found")
+            request = msgspec.structs.replace(request, prompt=_continued(kept.prompt, request.prompt))
+        if earlier := options["comparison_response_id"]:
+            kept = find(earlier)
+            known = kept.traits if kept is not None and isinstance(kept.traits, Traits) else None
+            request = msgspec.structs.replace(request, wire_options=options | {"compared": Comparison(traits(request), known)})
+        return request
+
+    def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> Kept:
+        """Everything, or with `store: false` only hashes to compare later requests with."""
+        known, options = traits(request), request.wire_options
+        nbytes = sum(map(len, known.input)) + 1024
+        if not options["store"]:
+            return Kept(options["response_id"], known, nbytes)
+        body = encode.encode_answer(request, answer, created_at_s=created_at_s)
+        prompt = _answered(request, answer)
+        items = tuple(options["items"])
+        nbytes += len(body) + len(orjson.dumps(items)) + len(msgspec.msgpack.encode(prompt))
+        return Kept(options["response_id"], known, nbytes, body, items, prompt)
+
+    def encode_items(self, kept: Kept, query: Mapping[str, str]) -> bytes:
+        return encode_items(kept.items or (), query)
+
+    def encode_deleted(self, kept: Kept) -> bytes:
+        return orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
+
+
+def _continued(earlier: Prompt, now: Prompt) -> Prompt:
+    """`now` after the conversation `earlier`, whose instructions and tools are gone."""
+    return msgspec.structs.replace(now, system=(*now.system, *earlier.system), messages=(*earlier.messages, *now.messages))
+
+
+def _answered(request: Request, answer: Answer) -> Prompt:
+    """The conversation with the answer as its last turn, as the client would send it back; without instructions."""
+    parts: list[Part] = [ThinkingPart(answer.thinking)] if answer.thinking else []
+    if answer.text or not answer.calls:
+        parts.append(TextPart(answer.text))
+    for item in encode.output(request, answer):
+        if "call_id" in item:
+            arguments = {"input": item["input"]} if "input" in item else decoded_arguments(item["arguments"])
+            parts.append(ToolCallPart(item["call_id"], item["name"], arguments))
+    prompt = request.prompt
+    turns = prompt.messages if request.prewarm else (*prompt.messages, Message("assistant", tuple(parts)))
+    return Prompt(messages=turns, system=prompt.system[request.wire_options["num_instructions"] :])

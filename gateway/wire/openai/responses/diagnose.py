@@ -1,0 +1,98 @@
+"""Why a request read less than an earlier one left behind: `prompt_cache_diagnostics`. Compares requests, not caches.
+
+Source: openai 3.57 `types/responses/response.py`, page "Prompt cache diagnostics" (2026-09). Holds hashes and lengths only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from engine.prompt.types import Part
+from gateway.request import Request
+from policies.pricing import Usage
+
+REASONS: Final[Mapping[str, str]] = {
+    "model": "model_changed",
+    "prompt_cache_key": "prompt_cache_key_changed",
+    "service_tier": "service_tier_changed",
+    "tools": "tools_changed",
+    "format": "text_format_changed",
+    "effort": "reasoning_effort_changed",
+    "verbosity": "verbosity_changed",
+}
+"""Settings in the order they are reported, and the reason each gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a request can be compared by: a word per setting, and for each part of the input its hash and length."""
+
+    settings: Mapping[str, str]
+    input: Sequence[bytes]
+    lengths: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """This request and the one it is compared with, if that is known."""
+
+    now: Traits
+    earlier: Traits | None
+
+
+def traits(request: Request) -> Traits:
+    """Of a request whose conversation is complete."""
+    prompt, words = request.prompt, request.parameters
+    parts: list[tuple[bytes, Part]] = [(b"system", part) for part in prompt.system]
+    parts += [(message.role.encode(), part) for message in prompt.messages for part in message.parts]
+    tools = [(tool.name, tool.description, tool.parameters) for tool in prompt.tools]
+    settings = {name: str(words.get(name, "")) for name in REASONS} | {"model": request.model, "tools": _digest(tools).hex()}
+    settings["service_tier"] = request.wire_options["service_tier"]
+    settings["format"] = _digest(words.get("format")).hex()
+    return Traits(settings, [_part_digest(role, part) for role, part in parts], [_length(part) for _, part in parts])
+
+
+def diagnosis(comparison: Comparison, usage: Usage) -> dict[str, Any]:
+    """The first thing that differs; token counts are shares of the prompt by length, as the provider's are estimates."""
+    now, earlier = comparison.now, comparison.earlier
+    if earlier is None:
+        return {"type": "comparison_response_not_found"}
+    changed = next((name for name in REASONS if now.settings[name] != earlier.settings[name]), None)
+    if changed is not None:
+        missed = usage.num_prompt - usage.cache_read
+        return _missed(REASONS[changed], missed, 0)
+    common = _num_common(now.input, earlier.input)
+    if common < len(earlier.input):
+        share = sum(now.lengths[:common]) / max(sum(now.lengths), 1)
+        reusable = int(share * usage.num_prompt)
+        return _missed("input_changed", usage.num_prompt - max(reusable, usage.cache_read), reusable)
+    return {"type": "cache_hit"} if usage.cache_read else {"type": "unavailable"}
+
+
+def _missed(reason: str, num_missed: int, num_reusable: int) -> dict[str, Any]:
+    counts = {"cache_missed_tokens": max(num_missed, 0), "comparison_reusable_tokens": num_reusable}
+    return {"type": "cache_miss", "reason": reason} | counts
+
+
+def _num_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """Parts at the head that are the same."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _part_digest(role: bytes, part: Part) -> bytes:
+    """Marks and call ids are not rendered, so they are not compared."""
+    fields = {k: v for k, v in msgspec.to_builtins(part).items() if k not in ("cache", "call_id")}
+    return _digest([role, fields])
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(value)).digest()
+
+
+def _length(part: Part) -> int:
+    return len(msgspec.msgpack.encode(part))

@@ -1,0 +1,151 @@
+"""The `response` object: its output items, its status, its usage. Source: openai 3.57 `types/responses/response.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from engine.types import FinishReason, TokenLogprobs
+from gateway.request import Request
+from gateway.wire.base import Answer, ToolCall
+from gateway.wire.openai.logprobs import token_logprobs
+from gateway.wire.openai.responses.diagnose import Comparison, diagnosis
+from gateway.wire.openai.responses.sealed import sealed
+from gateway.wire.openai.usage import num_reasoning
+
+INCOMPLETE: Final[frozenset[FinishReason]] = frozenset({"length", "context"})
+HALF_HOUR_S: Final = 1800.0
+"""Writes of longer classes than this are reported as `ttl_12h_tokens`: the format has only the two."""
+
+Item = dict[str, Any]
+
+
+def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
+    """One whole response, and why it ended."""
+    return orjson.dumps(finished(request, answer, output(request, answer), created_at_s=created_at_s))
+
+
+def output(request: Request, answer: Answer) -> list[Item]:
+    """The answer as items: reasoning, text, calls. An answer that is neither is one empty message."""
+    if request.prewarm:
+        return []
+    status = "incomplete" if answer.reason in INCOMPLETE else "completed"
+    items: list[Item] = []
+    if answer.thinking:
+        items.append(reasoning_item(request, 0, answer.thinking))
+    if answer.text or not answer.calls:
+        items.append(message_item(request, len(items), status, answer.text, answer.logprobs))
+    for i, call in enumerate(answer.calls):
+        items.append(call_item(request, len(items), i, call, status if i == len(answer.calls) - 1 else "completed"))
+    return items
+
+
+def begun(request: Request, *, created_at_s: float) -> dict[str, Any]:
+    """The response before anything is generated."""
+    body = {
+        "id": request.wire_options["response_id"],
+        "object": "response",
+        "created_at": created_at_s,
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": request.model,
+        "output": [],
+        "usage": None,
+    }
+    return body | dict(request.wire_options["echo"])
+
+
+def finished(request: Request, answer: Answer, items: list[Item], *, created_at_s: float) -> dict[str, Any]:
+    """The response with its output and its bill."""
+    cut = answer.reason in INCOMPLETE and not request.prewarm
+    body = begun(request, created_at_s=created_at_s) | {
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": items,
+        "usage": usage(answer),
+    }
+    if not cut:
+        body["completed_at"] = created_at_s
+    if (compared := request.wire_options.get("compared")) is not None:
+        assert isinstance(compared, Comparison)
+        body["prompt_cache_diagnostics"] = diagnosis(compared, answer.usage)
+    return body
+
+
+def failed(request: Request, error: Mapping[str, Any], *, created_at_s: float) -> dict[str, Any]:
+    """The response of a request that broke on the way."""
+    told = {"code": error["code"] or "server_error", "message": error["message"]}
+    return begun(request, created_at_s=created_at_s) | {"status": "failed", "error": told}
+
+
+def usage(answer: Answer) -> dict[str, Any]:
+    """Source: openai 3.57 `types/responses/response_usage.py`. `input_tokens` includes what was read and written."""
+    counts = answer.usage
+    details: dict[str, Any] = {"cached_tokens": counts.cache_read, "cache_write_tokens": counts.num_written}
+    if counts.num_written:
+        short = sum(tokens for ttl_s, tokens in counts.cache_write if ttl_s <= HALF_HOUR_S)
+        details["cache_write_tokens_details"] = {"ttl_30m_tokens": short, "ttl_12h_tokens": counts.num_written - short}
+    return {
+        "input_tokens": counts.num_prompt,
+        "input_tokens_details": details,
+        "output_tokens": counts.output,
+        "output_tokens_details": {"reasoning_tokens": num_reasoning(answer)},
+        "total_tokens": counts.num_prompt + counts.output,
+    }
+
+
+def message_item(request: Request, index: int, status: str, text: str | None, logprobs: tuple[TokenLogprobs, ...] = ()) -> Item:
+    """A message; `text` None before it has a part."""
+    content = [] if text is None else [text_part(text, logprobs)]
+    return {
+        "id": f"msg_{item_id(request, index)}",
+        "type": "message",
+        "status": status,
+        "role": "assistant",
+        "content": content,
+    }
+
+
+def text_part(text: str, logprobs: tuple[TokenLogprobs, ...] = ()) -> Item:
+    return {"type": "output_text", "annotations": [], "logprobs": token_logprobs(logprobs), "text": text}
+
+
+def reasoning_item(request: Request, index: int, text: str | None) -> Item:
+    """Reasoning in the open; sealed too where the client keeps the conversation itself."""
+    item: Item = {"id": f"rs_{item_id(request, index)}", "type": "reasoning", "summary": []}
+    if text is None:
+        return item | {"content": []}
+    item["content"] = [{"type": "reasoning_text", "text": text}]
+    if request.wire_options["seal_reasoning"]:
+        item["encrypted_content"] = sealed(text)
+    return item
+
+
+def call_item(request: Request, index: int, number: int, call: ToolCall, status: str) -> Item:
+    """Call number `number` of the answer: of a function, or of a custom tool with its free text."""
+    owner = item_id(request, index)
+    call_id = f"call_{item_id(request, number)}"
+    if call.name in request.wire_options["custom_tools"]:
+        text = custom_input(call.arguments)
+        return {"id": f"ctc_{owner}", "type": "custom_tool_call", "call_id": call_id, "name": call.name, "input": text}
+    item = {"id": f"fc_{owner}", "type": "function_call", "status": status, "call_id": call_id, "name": call.name}
+    return item | {"arguments": call.arguments}
+
+
+def custom_input(arguments: str) -> str:
+    """The free text of a custom tool's call, or the arguments as they are where the model did not keep to the form."""
+    try:
+        value = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    text = value.get("input") if type(value) is dict else None
+    return text if type(text) is str else arguments
+
+
+def item_id(request: Request, index: int) -> str:
+    owner: str = request.wire_options["response_id"]
+    return f"{owner.removeprefix('resp_')}_{index}"

@@ -1,0 +1,150 @@
+"""Input items of the Responses API into a `Prompt`. Source: openai 3.57 `types/responses/response_input_item_param.py`.
+
+Ids, statuses and whatever else a client puts on an item are never rendered: fresh ids leave the prefix as it is. A run of
+reasoning, text and calls is one assistant turn, as it was when the model wrote it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from engine.prompt.types import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from gateway.wire.fields import Node, clip
+from gateway.wire.openai.caching import breakpoint_mark, cache_control
+from gateway.wire.openai.errors import invalid, unsupported_value
+from gateway.wire.openai.messages import INSTRUCTION_ROLES, decoded_arguments, empty_array, missing
+from gateway.wire.openai.responses.sealed import unsealed
+
+ROLES: Final = ("user", "assistant", "system", "developer")
+TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
+
+
+@dataclass(slots=True)
+class Turns:
+    """Reads the items of one body. `ttl` is for breakpoints that name none.
+
+    With `continues` the items follow an earlier conversation: instructions among them stay where they are.
+    """
+
+    ttl: str
+    continues: bool
+    system: list[TextPart] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+
+    def read(self, body: Node) -> None:
+        """Raises `InvalidRequest` or `FieldError` with the path of the field."""
+        value = body.value.get("input")
+        if type(value) is str:
+            self.messages.append(Message("user", (TextPart(value),)))
+            return
+        if value is None:
+            raise missing(body, "input")
+        if not value and type(value) is list:
+            raise empty_array(body, "input")
+        for node in body.children("input"):
+            self._item(node)
+
+    def _item(self, node: Node) -> None:
+        kind = node.text_or("type", "message")
+        match kind:
+            case "message":
+                self._message(node)
+            case "function_call":
+                self._assistant(
+                    ToolCallPart(node.text("call_id"), node.text("name"), decoded_arguments(node.text("arguments")))
+                )
+            case "custom_tool_call":
+                self._assistant(ToolCallPart(node.text("call_id"), node.text("name"), {"input": node.text("input")}))
+            case "function_call_output" | "custom_tool_call_output":
+                self.messages.append(Message("tool", (self._result(node),)))
+            case "reasoning":
+                if text := _reasoning(node):
+                    self._assistant(ThinkingPart(text))
+            case "item_reference":
+                raise invalid(node.at("id"), f"Item with id '{clip(node.text('id'))}' not found.", "item_not_found")
+            case _:
+                raise unsupported_value(node.at("type"), clip(kind))
+
+    def _message(self, node: Node) -> None:
+        role = node.choice("role", ROLES)
+        texts = self._texts(node, "content")
+        if role in INSTRUCTION_ROLES and not self.messages and not self.continues:
+            self.system += texts
+        elif role == "assistant":
+            self._assistant(*texts)
+        else:
+            self.messages.append(Message("user" if role == "user" else "system", tuple(texts)))
+
+    def _assistant(self, *parts: Part) -> None:
+        """More of the turn that is being read; text after text, and reasoning after anything, begins another."""
+        last = self.messages[-1] if self.messages else None
+        goes_on = last is not None and last.role == "assistant"
+        if goes_on and last is not None and not isinstance(parts[0], ToolCallPart):
+            goes_on = all(isinstance(part, ThinkingPart) for part in last.parts)
+        if goes_on and last is not None:
+            self.messages[-1] = Message("assistant", (*last.parts, *parts))
+        else:
+            self.messages.append(Message("assistant", parts))
+
+    def _texts(self, node: Node, key: str) -> list[TextPart]:
+        """A string or a list of text parts. Never empty."""
+        value = node.value.get(key)
+        mark = cache_control(node)
+        if type(value) is str:
+            return [TextPart(value, mark)]
+        if value is None:
+            raise missing(node, key)
+        parts = [self._text(part) for part in node.children(key)]
+        if not parts:
+            raise empty_array(node, key)
+        if mark is not None and parts[-1].cache is None:
+            parts[-1] = TextPart(parts[-1].text, mark)
+        return parts
+
+    def _text(self, part: Node) -> TextPart:
+        kind = part.text("type")
+        if kind in TEXT_TYPES:
+            return TextPart(part.text("text"), breakpoint_mark(part, self.ttl))
+        if kind == "refusal":
+            return TextPart(part.text("refusal"))
+        raise unsupported_value(part.at("type"), clip(kind))
+
+    def _result(self, node: Node) -> ToolResultPart:
+        """Text parts join with line breaks; a mark on any of them is a mark at the end of the result."""
+        value = node.value.get("output")
+        if type(value) is list and not value:
+            return ToolResultPart(node.text("call_id"), "")
+        texts = self._texts(node, "output")
+        marks = [part.cache for part in texts if part.cache is not None]
+        mark = max(marks, key=lambda mark: mark.ttl_s, default=None)
+        return ToolResultPart(node.text("call_id"), "\n".join(part.text for part in texts), cache=mark)
+
+
+def listed(body: Node, owner: str) -> list[dict[str, Any]]:
+    """The input as `GET /v1/responses/{id}/input_items` shows it: items with ids, message content as a list of parts."""
+    value = body.value.get("input")
+    items = [{"role": "user", "content": value}] if type(value) is str else value
+    return [_listed(item, f"{owner}_{i}") for i, item in enumerate(items or [])]
+
+
+def _listed(item: dict[str, Any], owner: str) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    shown = {"type": kind} | item
+    shown["id"] = item.get("id") or f"{'msg' if kind == 'message' else 'item'}_{owner}"
+    if kind == "message":
+        shown.setdefault("status", "completed")
+        if type(item.get("content")) is str:
+            part = "output_text" if item.get("role") == "assistant" else "input_text"
+            shown["content"] = [
+                {"type": part, "text": item["content"]} | ({"annotations": []} if part == "output_text" else {})
+            ]
+    return shown
+
+
+def _reasoning(node: Node) -> str:
+    """The reasoning as text, in the open or as we sealed it; empty where another provider sealed it or there is none."""
+    found = "".join(part.text("text") for part in node.children("content"))
+    if found:
+        return found
+    return unsealed(node.text_or("encrypted_content", ""))

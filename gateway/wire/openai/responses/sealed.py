@@ -1,0 +1,31 @@
+"""Reasoning as `encrypted_content`: opaque to clients, for those that keep nothing here and send it back. Knows no items.
+
+It is the client's own answer, so it is packed, not encrypted: a client that unpacks it reads what `content` says anyway.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from typing import Final
+
+PREFIX: Final = "pcg1."
+MAX_NBYTES: Final = 4 * 1024 * 1024
+"""Of reasoning unpacked: a small body must not become a large prompt."""
+
+
+def sealed(text: str) -> str:
+    """The text, packed."""
+    return PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
+
+
+def unsealed(content: str) -> str:
+    """What `sealed` was given; empty for anything else."""
+    if not content.startswith(PREFIX):
+        return ""
+    try:
+        packed = base64.urlsafe_b64decode(content.removeprefix(PREFIX))
+        return zlib.decompressobj().decompress(packed, MAX_NBYTES).decode()
+    except (binascii.Error, zlib.error, ValueError):
+        return ""
