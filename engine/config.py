@@ -13,6 +13,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `model_path` is a prepared model folder (config.json, safetensors, tokenizer.json). `template` names a shipped template
     (`engine/prompt/templates/<name>.jinja`), or `model` for the model's own. `kv_nbytes` is the size of the device pool.
     `exact` is promise 1's exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
+    `max_mixed_tokens` is the share of prefills in a step in which something decodes; 0 is a quarter of `max_step_tokens`.
+    `speculation` guesses tokens from what was said before and verifies them.
     `root_secret` keys every block of every tenant: whoever has it and the prompt can compute keys.
 
     The tiers below the device: `ram_nbytes` of memory (0: none; `force_ram` sends every block there at once, for tests and
@@ -33,6 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     max_sequences: int = 32
     max_step_tokens: int = 512
+    max_mixed_tokens: int = 0
+    speculation: Literal["auto", "off"] = "off"
     max_queue: int = 256
     num_threads: int = 0
     eviction: Literal["lru", "lfu", "cost"] = "lru"
@@ -45,6 +49,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str | None = None
     redis_timeout_s: float = 0.05
     redis_prefix: str = "pcg:"
+
+    @property
+    def mixed_tokens(self) -> int:
+        """Tokens that prefills get of a step in which something decodes."""
+        return min(self.max_mixed_tokens or max(self.max_step_tokens // 4, self.block_size), self.max_step_tokens)
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.context < 1 or self.max_sequences < 1 or self.max_queue < 1:

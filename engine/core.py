@@ -32,7 +32,8 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
 from engine.errors import BadPrompt, Overloaded
 from engine.inbox import Inbox, Job, Mail
-from engine.loop import StepLimits, StepLoop
+from engine.limits import StepLimits
+from engine.loop import StepLoop
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -121,7 +122,9 @@ class Engine:
             block_size=config.block_size,
             max_sequences=config.max_sequences,
             max_step_tokens=config.max_step_tokens,
+            max_mixed_tokens=config.mixed_tokens,
             max_queue=config.max_queue,
+            speculation=config.speculation == "auto",
         )
         self._loop = StepLoop(limits, parts.runner, parts.cache, parts.tokenizer, self._emit)
         capacity = config.max_queue + config.max_sequences
@@ -283,6 +286,7 @@ class Engine:
             "engine_running": float(self._loop.num_running),
             "engine_waiting": float(self._loop.num_waiting),
             "engine_loading": float(self._loop.num_loading),
+            "engine_following": float(self._loop.num_following),
             "engine_open": float(self._inbox.num_open),
         }
         counters = self._loop.stats.counters | cache_counters(cache)

@@ -14,6 +14,7 @@ from typing import Final
 from engine.errors import EngineError, Overloaded
 from engine.messages import Count, Flush, Snapshot, Submit
 from engine.prompt.rendered import RenderedPrompt
+from engine.schedule.sequence import Constraint
 
 MAX_QUESTIONS: Final = 64
 """Flushes and snapshots that may wait for an answer."""
@@ -33,12 +34,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedJob:
-    """A `Submit` whose prompt has become tokens, in `render_s` seconds."""
+    """A `Submit` whose prompt has become tokens, in `render_s` seconds; `constraint` is the grammar of its answer, if any."""
 
     submit: Submit
     rendered: RenderedPrompt
     submitted_s: float
     render_s: float
+    constraint: Constraint | None = None
 
 
 @dataclass(slots=True)
@@ -104,11 +106,11 @@ class Inbox:
             self._open.clear()
             return request_ids
 
-    def deliver(self, job: Job, rendered: RenderedPrompt, render_s: float) -> None:
+    def deliver(self, job: Job, rendered: RenderedPrompt, render_s: float, constraint: Constraint | None = None) -> None:
         """Hand a rendered `Submit` to the engine thread; dropped when nobody waits for it any more."""
         with self._changed:
             if self._open.get(job.request_id) is job and isinstance(job.request, Submit):
-                self._mail.rendered.append(RenderedJob(job.request, rendered, job.submitted_s, render_s))
+                self._mail.rendered.append(RenderedJob(job.request, rendered, job.submitted_s, render_s, constraint))
                 self._changed.notify()
 
     def abort(self, request_id: str) -> None:

@@ -1,8 +1,9 @@
 """The step loop: from rendered prompts to events, one model step at a time. Knows no threads, sockets or rendering.
 
-A request's life: `accept` (it fits the context) → what lower tiers have of its prefix is read while it queues → admitted
-by pages (`Started`) → what was read is put into its pages → prefilled in chunks, each committed to the cache → first token
-(the plan's entries are promised) → decoded → `Finished`, and its pages go back.
+A request's life: `accept` (it fits the context) → it waits for what it needs and is admitted (`engine/admission.py`:
+`Started`) → prefilled in chunks, each committed to the cache → first token (the plan's entries are promised) → decoded, a
+token or a rightly guessed few per step → `Finished`, and its pages go back. When pages run out it may have to give them up
+and go on later (`engine/room.py`): nobody can tell but by the time it takes.
 """
 
 from __future__ import annotations
@@ -11,60 +12,31 @@ import logging
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
+from engine.admission import Admission
 from engine.answer import Answer, Piece
-from engine.cache.fetch import Fetch
-from engine.cache.lease import Lease
 from engine.cache.prefix_cache import PrefixCache
 from engine.errors import ContextExceeded, Overloaded
 from engine.inbox import RenderedJob
-from engine.messages import Failed, FailureKind, Finished, FromEngine, Started, TextDelta, ToolCallDelta
+from engine.limits import StepLimits
+from engine.messages import Failed, FailureKind, Finished, FromEngine, TextDelta, ToolCallDelta
 from engine.prompt.tokenizer import Tokenizer
+from engine.request import LoopParts, Request
+from engine.room import Room
+from engine.schedule.draft import MAX_DRAFTING, Drafter
 from engine.schedule.runner import Runner
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sampled, Sequence, Slice, Status
-from engine.stats import Stats
 from engine.types import FinishReason
 
 _log = logging.getLogger(__name__)
 
-RESTORE_NBYTES: Final = 16 * 1024**2
-"""Bytes put onto the device between two steps, so that answers being read never stop for long."""
-
 COPY_NBYTES: Final = 8 * 1024**2
 """Bytes copied for the lower tiers between two steps."""
-
-MAX_SEEKS: Final = 4
-"""How often a request's prefix is read again because the device lost its own part while the request queued."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Sizes of the loop. `context` is the most tokens of prompt and answer together, never more than the pool holds."""
-
-    context: int
-    block_size: int
-    max_sequences: int
-    max_step_tokens: int
-    max_queue: int
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One accepted request. `lease` is None until it is admitted; times are on the monotonic clock."""
-
-    job: RenderedJob
-    sequence: Sequence
-    answer: Answer
-    fetch: Fetch | None = None
-    num_seeks: int = 0
-    lease: Lease | None = None
-    started_s: float = 0.0
-    first_token_s: float | None = None
 
 
 class StepLoop:
@@ -77,19 +49,23 @@ class StepLoop:
         self, limits: StepLimits, runner: Runner, cache: PrefixCache, tokenizer: Tokenizer, emit: Callable[[FromEngine], None]
     ) -> None:
         self.limits = limits
-        self.stats = Stats()
         self._runner = runner
         self._cache = cache
         self._tokenizer = tokenizer
         self._emit = emit
-        self._requests: dict[str, _Request] = {}
-        self._loading: dict[str, _Request] = {}
-        self._restoring: dict[str, _Request] = {}
+        self._scheduler = Scheduler(
+            max_sequences=limits.max_sequences,
+            max_step_tokens=limits.max_step_tokens,
+            max_mixed_tokens=limits.max_mixed_tokens,
+            max_queue=limits.max_queue,
+        )
+        parts = LoopParts(limits, runner, cache, self._scheduler, emit)
+        self.stats = parts.stats
+        self._requests = parts.requests
+        self._room = Room(parts)
+        self._admission = Admission(parts, self._room)
         self._now_s = 0.0
         self._last_step_failed = False
-        self._scheduler = Scheduler(
-            max_sequences=limits.max_sequences, max_step_tokens=limits.max_step_tokens, max_queue=limits.max_queue
-        )
 
     @property
     def has_work(self) -> bool:
@@ -111,7 +87,12 @@ class StepLoop:
     @property
     def num_loading(self) -> int:
         """Waiting requests whose prefix is being read."""
-        return len(self._loading)
+        return self._admission.num_loading
+
+    @property
+    def num_following(self) -> int:
+        """Waiting requests whose prefix another request is computing."""
+        return self._admission.num_following
 
     # What others want ---------------------------------------------------------------------------------------------------
 
@@ -135,16 +116,19 @@ class StepLoop:
         sampling = job.submit.sampling
         at_limit: FinishReason = "context" if sampling.max_tokens > room else "length"
         sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
-        sequence = Sequence(job.submit.request_id, list(job.rendered.token_ids), num_prompt, sampling)
+        sequence = Sequence(
+            job.submit.request_id, list(job.rendered.token_ids), num_prompt, sampling, constraint=job.constraint
+        )
         try:
             self._scheduler.add(sequence)
         except Overloaded as error:
             self._refuse(job, "overloaded", str(error))
             return
-        request = _Request(job, sequence, Answer(self._tokenizer, sampling, at_limit, job.rendered.speech))
+        request = Request(job, sequence, Answer(self._tokenizer, sampling, at_limit, job.rendered.speech))
+        if self.limits.speculation and job.constraint is None:
+            request.drafter = Drafter(sequence.token_ids)
         self._requests[sequence.request_id] = request
-        self._seek(request)
-        self._scheduler.admit(self._try_admit)
+        self._admission.enter(request)
 
     def abort(self, request_id: str) -> None:
         """End a request as `cancelled`, accepted or not yet; what was computed of it stays cached."""
@@ -171,7 +155,14 @@ class StepLoop:
         """Forget what is cached for `tenant`, or for everyone; the number of blocks forgotten at once. `then` is called
         when all tiers have forgotten, with the number of blocks and objects."""
         with self.stats.timed("engine_cache_seconds_total"):
-            return self._cache.flush(tenant, then)
+            num_blocks = self._cache.flush(tenant, then)
+        self._admission.forget(tenant)
+        return num_blocks
+
+    def check(self) -> None:
+        """Raise AssertionError unless what is waiting, running and cached fits together. For tests."""
+        self._cache.check()
+        self._admission.check()
 
     def close(self, timeout_s: float) -> None:
         """With nothing in flight any more: write what the lower tiers should have, for so long at most."""
@@ -186,22 +177,35 @@ class StepLoop:
         An error of the model fails the sequences of that step and is otherwise survived, unless it follows another one
         or memory ran out: then it is raised and this loop is of no more use. So is any error from elsewhere.
         """
-        self._settle_loads()
-        self._scheduler.admit(self._try_admit)
+        self._admission.settle()
+        self._admission.admit()
         # With nothing running all pages can be had, and what is larger than the pool was refused: nobody waits for ever.
-        assert self._scheduler.num_running or self._scheduler.num_waiting == len(self._loading)
-        self._restore()
-        slices = self._scheduler.next_step()
+        num_patient = self._admission.num_loading + self._admission.num_following
+        assert self._scheduler.num_running or self._scheduler.num_waiting == num_patient
+        self._admission.restore()
+        with self.stats.timed("engine_cache_seconds_total"):
+            slices = self._draft(self._room.reserve(self._scheduler.next_step()))
+            self._room.cover(slices)
         if slices:
             self._compute(slices)
         if self._cache.has_work:
             with self.stats.timed("engine_cache_seconds_total"):
                 self._cache.copy_out(COPY_NBYTES)
 
+    def _draft(self, slices: list[Slice]) -> list[Slice]:
+        """The slices, with guesses of what comes next where few sequences decode and guessing pays."""
+        decoding = [part for part in slices if part.sequence.status is Status.DECODE]
+        if not self.limits.speculation or len(decoding) > MAX_DRAFTING:
+            return slices
+        return [self._guess(part) for part in decoding] + slices[len(decoding) :]
+
+    def _guess(self, part: Slice) -> Slice:
+        drafter = self._requests[part.sequence.request_id].drafter
+        draft = () if drafter is None else drafter.guess(self._room.num_drafts(part))
+        self.stats.add("engine_drafted_tokens_total", len(draft))
+        return replace(part, draft=draft) if draft else part
+
     def _compute(self, slices: list[Slice]) -> None:
-        with self.stats.timed("engine_cache_seconds_total"):
-            for part in slices:
-                self._cover(part)
         begin_s = time.perf_counter()
         try:
             with self.stats.timed("engine_step_seconds_total"):
@@ -221,109 +225,66 @@ class StepLoop:
         if num_prefill >= self.limits.max_step_tokens // 2:
             self._cache.prefilled(num_prefill, seconds)
 
-    # Lower tiers --------------------------------------------------------------------------------------------------------
-
-    def _seek(self, request: _Request) -> None:
-        """Start reading what lower tiers have of the prompt; the sequence is LOADING unless that is settled at once."""
-        job, sequence = request.job, request.sequence
-        request.num_seeks += 1
-        with self.stats.timed("engine_cache_seconds_total"):
-            request.fetch = self._cache.seek(job.submit.tenant, job.rendered, job.submit.plan, job.submit.started_at_s)
-        if request.fetch is not None and not request.fetch.is_over:
-            sequence.move(Status.LOADING)
-            self._loading[sequence.request_id] = request
-
-    def _settle_loads(self) -> None:
-        """Take in what the tiers have done; who waits for nothing more may be admitted."""
-        with self.stats.timed("engine_cache_seconds_total"):
-            self._cache.poll()
-        for request_id, request in list(self._loading.items()):
-            if request.fetch is None or request.fetch.is_over:
-                del self._loading[request_id]
-                self._scheduler.ready(request.sequence)
-
-    def _restore(self) -> None:
-        """Put what was read onto the device, oldest request first, a slice at a time."""
-        left = RESTORE_NBYTES
-        for request_id, request in list(self._restoring.items()):
-            lease = self._lease(request.sequence)
-            with self.stats.timed("engine_cache_seconds_total"):
-                left -= self._cache.restore(lease, left)
-            if not lease.arrivals:
-                del self._restoring[request_id]
-                request.sequence.move(Status.PREFILL)
-            if left <= 0:
-                return
-
-    def _try_admit(self, sequence: Sequence) -> bool:
-        request = self._requests[sequence.request_id]
-        while request.fetch is not None and request.fetch.is_outrun and request.num_seeks < MAX_SEEKS:
-            self._cache.abandon(request.fetch)
-            self._seek(request)
-            if sequence.status is Status.LOADING:
-                return False
-        job = request.job
-        # The last sampled token is never fed back, so it needs no room.
-        num_reserve = sequence.num_prompt + max(sequence.sampling.max_tokens - 1, 0)
-        begin_s = time.perf_counter()
-        with self.stats.timed("engine_cache_seconds_total"):
-            lease = self._cache.admit(
-                job.submit.tenant,
-                job.rendered,
-                job.submit.plan,
-                job.submit.started_at_s,
-                num_reserve=num_reserve,
-                fetch=request.fetch,
-            )
-        if lease is None:
-            return False
-        request.lease, request.fetch = lease, None
-        if lease.arrivals:
-            sequence.move(Status.RESTORING)
-            self._restoring[sequence.request_id] = request
-        request.started_s = time.perf_counter()
-        sequence.num_cached = sequence.num_computed = lease.num_cached
-        self.stats.add("engine_prompt_tokens_total", sequence.num_prompt)
-        self.stats.add("engine_skipped_tokens_total", lease.num_cached)
-        match_s = request.started_s - begin_s
-        queue_s = max(0.0, begin_s - job.submitted_s - job.render_s)
-        self._emit(Started(sequence.request_id, lease.report, job.render_s, match_s, queue_s))
-        return True
-
-    def _cover(self, part: Slice) -> None:
-        """Make the block table reach over everything the slice writes."""
-        lease = self._lease(part.sequence)
-        self._cache.grow(lease, part.start + part.num_tokens)
-        part.sequence.block_table = lease.block_table
-
-    def _advance(self, request: _Request, part: Slice, sampled: Sampled | None) -> None:
+    def _advance(self, request: Request, part: Slice, sampled: Sampled | None) -> None:
         """Take in what the step computed of one sequence."""
         sequence = request.sequence
-        is_prefill = sequence.status is Status.PREFILL
-        sequence.num_computed += part.num_tokens
-        self.stats.add("engine_prefill_tokens_total" if is_prefill else "engine_decode_tokens_total", part.num_tokens)
-        if is_prefill or self._runner.reuse_decode_kv:
+        if sequence.status is Status.PREFILL:
+            self._count_prefill(part)
+            sequence.num_computed += part.num_tokens
             with self.stats.timed("engine_cache_seconds_total"):
-                self._cache.commit(self._lease(sequence), sequence.token_ids, sequence.num_computed)
-        if is_prefill:
-            if sequence.num_computed < sequence.num_prompt:
+                self._cache.commit(request.pages, sequence.token_ids, self._room.num_reusable(sequence, sequence.num_computed))
+            self._admission.computed(request)
+            if sequence.num_left:
                 return
             self._end_prefill(request)
-        if sampled is None:
-            self._finish(request, "length")
+            if sampled is None:
+                self._finish(request, "length")
+            else:
+                self._take(request, sampled)
             return
-        (token_id,) = sampled.token_ids
-        sequence.token_ids.append(token_id)
-        for piece in request.answer.push(token_id, *sampled.logprobs):
-            self._send(request, piece)
+        assert sampled is not None
+        self.stats.add("engine_decode_tokens_total", len(sampled.token_ids))
+        if part.draft and request.drafter is not None:
+            request.drafter.learn(len(part.draft), len(sampled.token_ids) - 1)
+            self.stats.add("engine_accepted_tokens_total", len(sampled.token_ids) - 1)
+        if self._take(request, sampled) and self._runner.reuse_decode_kv:
+            with self.stats.timed("engine_cache_seconds_total"):
+                self._cache.commit(request.pages, sequence.token_ids, sequence.num_computed)
 
-    def _end_prefill(self, request: _Request) -> None:
-        request.first_token_s = time.perf_counter()
+    def _count_prefill(self, part: Slice) -> None:
+        sequence, end = part.sequence, part.start + part.num_tokens
+        num_new = max(0, end - max(part.start, sequence.num_known))
+        # The last token of an answer that goes on is the only new one that is no prompt.
+        is_decode = num_new > 0 and end > sequence.num_prompt
+        self.stats.add("engine_prefill_tokens_total", num_new - is_decode)
+        self.stats.add("engine_decode_tokens_total", is_decode)
+        self.stats.add("engine_recomputed_tokens_total", part.num_tokens - num_new)
+        sequence.num_known = max(sequence.num_known, end)
+
+    def _end_prefill(self, request: Request) -> None:
+        """All the sequence has is computed: for the first time, or again after a preemption."""
+        if request.first_token_s is None:
+            request.first_token_s = time.perf_counter()
         with self.stats.timed("engine_cache_seconds_total"):
-            self._cache.promise(self._lease(request.sequence))
+            self._cache.promise(request.pages)
         request.sequence.move(Status.DECODE)
+        self._admission.leave(request)
 
-    def _send(self, request: _Request, piece: Piece) -> None:
+    def _take(self, request: Request, sampled: Sampled) -> bool:
+        """Append what was sampled, up to where the answer ends; whether it goes on."""
+        sequence = request.sequence
+        for i, token_id in enumerate(sampled.token_ids):
+            sequence.token_ids.append(token_id)
+            sequence.num_computed = sequence.num_known = len(sequence.token_ids) - 1
+            if sequence.constraint is not None:
+                sequence.constraint.advance(token_id)
+            for piece in request.answer.push(token_id, *sampled.logprobs[i : i + 1]):
+                self._send(request, piece)
+            if sequence.status is Status.DONE:
+                return False
+        return True
+
+    def _send(self, request: Request, piece: Piece) -> None:
         request_id, call = request.sequence.request_id, piece.call
         if call is not None and (call.name is not None or call.arguments or piece.token_ids):
             self._emit(ToolCallDelta(request_id, call.index, call.name, call.arguments, piece.token_ids, piece.logprobs))
@@ -334,7 +295,7 @@ class StepLoop:
 
     # Ends ---------------------------------------------------------------------------------------------------------------
 
-    def _finish(self, request: _Request, reason: FinishReason, stop: str | None = None) -> None:
+    def _finish(self, request: Request, reason: FinishReason, stop: str | None = None) -> None:
         now_s = time.perf_counter()
         first_s = request.first_token_s
         started_s = request.started_s or now_s
@@ -356,22 +317,19 @@ class StepLoop:
         self.stats.add("engine_failed_total")
         self._emit(Failed(job.submit.request_id, kind, message, num_prompt, limit))
 
-    def _give_back(self, request: _Request) -> None:
+    def _give_back(self, request: Request) -> None:
         """Leave the schedule and return the pages, keeping the KV that is surely computed."""
         sequence = request.sequence
         del self._requests[sequence.request_id]
-        self._loading.pop(sequence.request_id, None)
-        self._restoring.pop(sequence.request_id, None)
         self._scheduler.remove(sequence)
         self.stats.add("engine_output_tokens_total", request.answer.num_tokens)
-        if request.fetch is not None:
-            self._cache.abandon(request.fetch)
-        if request.lease is not None:
-            num_reusable = (
-                sequence.num_computed if self._runner.reuse_decode_kv else min(sequence.num_computed, sequence.num_prompt)
-            )
-            with self.stats.timed("engine_cache_seconds_total"):
+        with self.stats.timed("engine_cache_seconds_total"):
+            if request.fetch is not None:
+                self._cache.abandon(request.fetch)
+            if request.lease is not None:
+                num_reusable = self._room.num_reusable(sequence, sequence.num_computed)
                 self._cache.release(request.lease, sequence.token_ids, num_reusable)
+        self._admission.leave(request)
 
     def _survive(self, error: Exception, slices: Seq[Slice]) -> None:
         """Fail the sequences of a step that raised. Their tokens before the step are still good and stay cached."""
@@ -384,11 +342,6 @@ class StepLoop:
             raise error
         self._last_step_failed = True
         _log.error("step failed", exc_info=error)
-
-    def _lease(self, sequence: Sequence) -> Lease:
-        lease = self._requests[sequence.request_id].lease
-        assert lease is not None, "not admitted"
-        return lease
 
 
 def is_out_of_memory(error: BaseException) -> bool:

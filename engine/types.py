@@ -43,6 +43,10 @@ class CachePlan(msgspec.Struct, frozen=True):
     kept for `unmarked_ttl_s` after its last use (0: not kept). `read=False` neither matches nor reuses anything;
     `store=False` keeps nothing. With `max_age_s` only entries written in the last so many seconds are read, and no prefix
     that is not an entry.
+
+    With `single_flight` a request waits, for at most `max_wait_s` of the engine's time, while another one computes what
+    both begin with. What it was spared so counts as read, or with `write` as if it had not been found: true counts are in
+    the report either way.
     """
 
     readable: tuple[Position, ...] = ()
@@ -54,6 +58,8 @@ class CachePlan(msgspec.Struct, frozen=True):
     read: bool = True
     store: bool = True
     max_age_s: float | None = None
+    single_flight: Literal["off", "read", "write"] = "read"
+    max_wait_s: float = 60.0
 
 
 class Boundary(msgspec.Struct, frozen=True):
@@ -86,7 +92,8 @@ class CacheReport(msgspec.Struct, frozen=True):
 
     `skipped` tokens were not prefilled; `skipped <= num_prompt - 1`. `hit.offset <= skipped`. `boundaries` are in wire
     order with offsets that never decrease, at least `min_tokens` and at most `num_prompt - 1`. `tiers` says which tier
-    the skipped tokens came from and adds up to `skipped`.
+    the skipped tokens came from and adds up to `skipped`. `shared` of the skipped tokens were computed by another request
+    while this one waited for them.
     """
 
     num_prompt: int
@@ -96,6 +103,7 @@ class CacheReport(msgspec.Struct, frozen=True):
     tiers: dict[str, int] = {}
     miss: Miss | None = None
     broken_tokens: int = 0
+    shared: int = 0
 
 
 class ToolChoice(msgspec.Struct, frozen=True):

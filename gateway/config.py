@@ -122,6 +122,8 @@ def engine_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: 
         block_size=engine.block_size,
         max_sequences=engine.max_sequences,
         max_step_tokens=engine.max_step_tokens,
+        max_mixed_tokens=engine.max_mixed_tokens,
+        speculation=engine.speculation,
         max_queue=engine.max_queue,
         num_threads=engine.num_threads,
         eviction=policy.eviction.score,

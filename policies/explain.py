@@ -18,7 +18,6 @@ _UNAVAILABLE: Final = frozenset(
         "caching.normalize.json_keys",
         "caching.normalize.template_clock",
         "caching.normalize.tool_order",
-        "caching.single_flight",
         "caching.ttl",
     }
 )

@@ -11,6 +11,9 @@ from policies.ttl import parse_duration
 PresetName: TypeAlias = Literal["anthropic", "openai", "gemini"]
 """A provider's rules; also the name of its wire format."""
 
+SingleFlight: TypeAlias = Literal["off", "read", "write"]
+"""Whether requests wait for another one that computes the same, and what they are billed for what they were spared."""
+
 UsageMode: TypeAlias = Literal["provider", "measured"]
 MarkerErrors: TypeAlias = Literal["strict", "repair"]
 
@@ -25,7 +28,8 @@ class DialectRules:
     marker names no class. `automatic`: prefixes are cached without a marker. `read_step`: reads are rounded down to a
     multiple of it (1: exact). `bills_writes`: written tokens are reported and priced apart; otherwise they count as plain
     input. `unmarked_ttl_s`: how long KV that no entry covers is kept after use (0: not kept). `drop_billing_nonce`: a first
-    system block that is nothing but a per-request billing header is dropped.
+    system block that is nothing but a per-request billing header is dropped. `max_wait_s`: how long a request waits for
+    another one under `single_flight`.
     """
 
     preset: PresetName
@@ -41,6 +45,8 @@ class DialectRules:
     usage_mode: UsageMode
     marker_errors: MarkerErrors
     drop_billing_nonce: bool
+    single_flight: SingleFlight = "read"
+    max_wait_s: float = 60.0
 
     def lifetime_s(self, asked_s: float) -> float:
         """How long an entry lives whose marker asks for `asked_s`, by the names clients know ("5m" asks for 300).

@@ -86,6 +86,8 @@ class Policy(Section):
             usage_mode=self.caching.usage_mode,
             marker_errors=self.caching.marker_errors,
             drop_billing_nonce=self.caching.normalize.billing_nonce == "drop",
+            single_flight=self.caching.single_flight.bill if self.caching.single_flight.enabled else "off",
+            max_wait_s=self.caching.single_flight.max_wait,
         )
 
     def prices_for(self, model_id: str) -> Prices:

@@ -86,6 +86,16 @@ class EnginePolicy(Section):
     block_size: PositiveCount = Field(default=16, description="Tokens per KV block. A device may ask for another size.")
     max_sequences: PositiveCount = Field(default=32, description="Requests computed at a time.")
     max_step_tokens: PositiveCount = Field(default=512, description="Most tokens of one step; longer prompts take several.")
+    max_mixed_tokens: Count = Field(
+        default=0,
+        description="Most prompt tokens of a step in which answers go on: what a reader waits between two tokens. "
+        "0: a quarter of max_step_tokens.",
+    )
+    speculation: Literal["auto", "off"] = Field(
+        default="off",
+        description="auto: guess tokens from what was said before where that pays, and verify them. The answer is the same; "
+        "with exact: off within the bound that holds for other batches too.",
+    )
     max_queue: PositiveCount = Field(default=256, description="Requests that may wait; further ones are refused as overload.")
     num_threads: Count = Field(default=0, description="CPU threads of the engine. 0: one per core.")
 
@@ -103,6 +113,16 @@ class ModelPolicy(Section):
     engine: EnginePolicy = Field(default=EnginePolicy(), description="How the engine runs it.")
 
 
+class SingleFlightPolicy(Section):
+    enabled: Flag = Field(default=True, description="Requests that begin alike wait while one of them computes the beginning.")
+    bill: Literal["read", "write"] = Field(
+        default="read",
+        description="What was computed while a request waited for it counts as read, or as written, as with a provider "
+        "that lets everybody compute.",
+    )
+    max_wait: Duration = Field(default=60.0, description="Longest wait; then a request computes for itself.")
+
+
 class NormalizePolicy(Section):
     billing_nonce: Literal["drop", "keep"] = Field(
         default="drop",
@@ -118,6 +138,7 @@ class CachingPolicy(Section):
         default={"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0},
         description="How long an entry of each TTL class lives. The name decides the price and what clients write.",
     )
+    single_flight: SingleFlightPolicy = Field(default=SingleFlightPolicy(), description="Requests with one cold beginning.")
     usage_mode: UsageMode = Field(
         default="provider",
         description="provider: bill by the provider's rules, never more read than was skipped. measured: bill what was "

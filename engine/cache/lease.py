@@ -24,6 +24,7 @@ class Lease:
     `block_table[i]`, someone else computed the same block first, and this lease keeps its own page until it ends.
     `tail` is the partial block after them that has this lease's page, so that others may copy what is computed of it.
     `end` is the block in which the lease's tokens in the tree end. Tokens past `num_kept` never come into the tree.
+    The first `num_promised` of the `planned` entries were written.
     """
 
     space: Space
@@ -42,7 +43,7 @@ class Lease:
     held: list[Block] = field(default_factory=list)
     tail: Block | None = None
     end: Block | None = None
-    promised: bool = False
+    num_promised: int = 0
     released: bool = False
 
     @property

@@ -7,7 +7,7 @@ device.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,14 +26,14 @@ from engine.cache.pieces import Piece
 from engine.cache.radix import Match, RadixIndex
 from engine.cache.reading import Reading, boundaries, is_too_old, live_entries, read, writes
 from engine.cache.sharing import Sharing
-from engine.cache.space import Space, View
+from engine.cache.space import Outlook, Space, View
 from engine.cache.stats import CacheCounters, CacheGauges, CacheStats
 from engine.cache.stored import SPAN_TOKENS, Seal, namespace
 from engine.cache.supply import PageSupply
 from engine.cache.tiers import Tiers
 from engine.cache.writeback import WriteBack
 from engine.prompt.rendered import RenderedPrompt
-from engine.types import CachePlan, CacheReport, Hit, PlannedEntry
+from engine.types import CachePlan, CacheReport, Hit, Miss, PlannedEntry
 
 DEVICE: Final = "device"
 """The name of the device's tier in reports."""
@@ -98,6 +98,14 @@ class PrefixCache:
 
     # A request's life -----------------------------------------------------------------------------------------------------
 
+    def look(self, tenant: str, rendered: RenderedPrompt, plan: CachePlan, ids: bytes) -> Outlook:
+        """What a request for a prompt, also given as packed `ids`, would find on the device now and leave there. Changes
+        nothing."""
+        space = self._space(tenant)
+        view = self._view(space, rendered, plan, ids, _NOTHING)
+        match = self._index.match(space.root, ids, view.limit, self.now_s) if plan.read else _NOTHING
+        return Outlook(match.num_tokens, min(_num_kept(view, writes(view)), view.num_prompt))
+
     def seek(self, tenant: str, rendered: RenderedPrompt, plan: CachePlan, now_s: float) -> Fetch | None:
         """Start looking below the device for what it lacks of a prompt. None where there is nothing below, or nothing may
         be read. The fetch must be given to `admit` or to `abandon`; it may be over already."""
@@ -127,13 +135,16 @@ class PrefixCache:
         *,
         num_reserve: int,
         fetch: Fetch | None = None,
+        spare_pages: int = 0,
+        num_known: int | None = None,
     ) -> Lease | None:
         """Find the longest live prefix, on the device and in what was fetched, pin it, and report what the plan found.
 
-        `now_s` is the request's start, from which its TTLs count. None means not enough pages now: nothing has changed.
-        Otherwise pages for `num_reserve` tokens, prompt included, can always be had until `release`; nothing may be
-        computed until `restore` is done. Raises `ValueError` if they never could, or if the prompt is empty or longer
-        than `num_reserve`.
+        `now_s` is the request's start, from which its TTLs count. None means not enough pages now, or fewer than
+        `spare_pages` left: nothing has changed. Otherwise pages for `num_reserve` tokens, prompt included, can always be
+        had until `release`; nothing may be computed until `restore` is done. `num_known` tokens were there before the
+        request waited for another one that computed the same; None when it did not. Raises `ValueError` if the pages
+        never could be had, or if the prompt is empty or longer than `num_reserve`.
         """
         num_prompt = len(rendered.token_ids)
         num_pages = self._geometry.num_pages(num_reserve)
@@ -152,28 +163,53 @@ class PrefixCache:
             pieces = self._below.arrived(fetch, space, match, self.now_s)
         if pieces:
             match = Match(match.path, None, 0, len(match.path) * self._block_size)
-        num_own = num_pages - len(match.path)
-        if num_own + sum(not block.pins for block in match.path) > self._supply.num_available:
-            self._counters.num_refused += 1
+        if not self._has_room(num_pages, match, spare_pages):
             return None
         view = self._view(space, rendered, plan, ids, match) if fetch is None else fetch.view
         lease = Lease(space, view, now_s, num_pages, writes(view))
-        lease.num_kept = self._num_kept(lease)
-        self._leases[lease] = None
-        self._supply.reserve(num_own)
-        self._loader.load(lease, match)
-        self._use(match.path if match.tail is None else [*match.path, match.tail], 1)
-        if lease.num_kept:
-            self._touch(lease, lease.started_at_s)
+        lease.num_kept = _num_kept(view, lease.planned)
+        self._open(lease, match)
         if pieces and self._below is not None:
             self._below.expect(lease, pieces)
-        lease.report = self._report(lease, fetch)
+        lease.report = self._report(lease, fetch, num_known)
         self._count(lease.report, fetch)
         lease.fetch = fetch
         self._keep_below(lease)
         if not lease.arrivals:
             self._use_up(lease)
         return lease
+
+    def resume(
+        self, lease: Lease, tenant: str, token_ids: Sequence[int], *, num_reserve: int, num_reusable: int, spare_pages: int = 0
+    ) -> Lease | None:
+        """A new lease for a request that gave up its pages with `release` and goes on from `token_ids`: prompt and answer.
+
+        What is left on the device of the first `num_reusable` tokens is found again. Plan, report, promises and time are
+        those of the old `lease`, and nothing is counted or refreshed twice. None as for `admit`.
+        """
+        assert lease.released
+        space, view = self._space(tenant), lease.view
+        limit = min(num_reusable, len(token_ids) - 1)
+        match = self._index.match(space.root, pack(token_ids), limit, self.now_s) if view.plan.read else _NOTHING
+        num_pages = self._geometry.num_pages(num_reserve)
+        if not self._has_room(num_pages, match, spare_pages):
+            return None
+        again = Lease(space, view, lease.started_at_s, num_pages, lease.planned)
+        again.num_kept = lease.num_kept if space is lease.space else 0  # forgotten meanwhile: stays so
+        again.report, again.num_promised = lease.report, lease.num_promised
+        self._open(again, match)
+        self._keep_below(again)
+        return again
+
+    def reserve(self, lease: Lease, num_tokens: int) -> bool:
+        """Set aside what the lease lacks of pages for `num_tokens` tokens; False where there are not enough now."""
+        num_more = self._geometry.num_pages(num_tokens) - lease.num_pages
+        if num_more > self._supply.num_available:
+            return False
+        if num_more > 0:
+            self._supply.reserve(num_more)
+            lease.num_pages += num_more
+        return True
 
     def restore(self, lease: Lease, max_nbytes: int) -> int:
         """Put up to `max_nbytes` of what was read from below onto the device; the bytes put. Done when there are no more
@@ -200,18 +236,23 @@ class PrefixCache:
             return
         self._sharing.put(lease, token_ids, num_computed)
 
-    def promise(self, lease: Lease) -> None:
-        """Write or refresh the plan's entries, once. Called when the first token exists: all of the prompt is computed."""
-        if lease.promised or lease.released:
+    def promise(self, lease: Lease, num_computed: int = sys.maxsize) -> None:
+        """Write or refresh, each once, the plan's entries within the first `num_computed` tokens, which are all computed.
+
+        For the rest of them when the first token exists, for a part when somebody waited for it.
+        """
+        first, num_due = lease.num_promised, sum(one.offset <= num_computed for one in lease.report.boundaries)
+        if lease.released or 0 < num_due == first:
             return
-        lease.promised = True
         assert not lease.arrivals, "not restored yet"
-        self._sharing.put(lease, lease.view.rendered.token_ids, lease.view.num_prompt)
+        self._sharing.put(lease, lease.view.rendered.token_ids, min(lease.view.num_prompt, num_computed))
+        lease.num_promised = num_due
         if lease.num_kept:
             if self._below is not None:
                 self._touch(lease, lease.started_at_s)
             self._keep_below(lease)
-            for planned, boundary in zip(lease.planned, lease.report.boundaries, strict=True):
+            due = zip(lease.planned[first:num_due], lease.report.boundaries[first:num_due], strict=True)
+            for planned, boundary in due:
                 self._write(lease, planned, existed=boundary.existed)
             self._keep_below(lease)
 
@@ -351,14 +392,22 @@ class PrefixCache:
     def _view(self, space: Space, rendered: RenderedPrompt, plan: CachePlan, ids: bytes, match: Match) -> View:
         return View(rendered, plan, ids, PromptKeys(space.root, ids, self._block_size, match.path))
 
-    def _num_kept(self, lease: Lease) -> int:
-        """How many of the request's tokens may stay: all, none, or those under a planned entry."""
-        plan = lease.view.plan
-        if not plan.store:
-            return 0
-        if plan.unmarked_ttl_s > 0:
-            return sys.maxsize
-        return max((lease.view.offset(planned.position) for planned in lease.planned), default=0)
+    def _has_room(self, num_pages: int, match: Match, spare_pages: int) -> bool:
+        """Whether a lease of so many pages that begins with `match` can be had, with `spare_pages` left for others."""
+        num_own = num_pages - len(match.path)
+        if num_own + sum(not block.pins for block in match.path) + spare_pages <= self._supply.num_available:
+            return True
+        self._counters.num_refused += 1
+        return False
+
+    def _open(self, lease: Lease, match: Match) -> None:
+        """Give a new lease its pages: those of the match, and the right to the rest."""
+        self._leases[lease] = None
+        self._supply.reserve(lease.num_pages - len(match.path))
+        self._loader.load(lease, match)
+        self._use(match.path if match.tail is None else [*match.path, match.tail], 1)
+        if lease.num_kept:
+            self._touch(lease, lease.started_at_s)
 
     def _use_up(self, lease: Lease) -> None:
         """The lease needs nothing more of its fetch."""
@@ -374,14 +423,21 @@ class PrefixCache:
         if self._below is not None:
             self._below.rescue(block)
 
-    def _report(self, lease: Lease, fetch: Fetch | None) -> CacheReport:
-        """What the plan found. Reading is use: the entries up to the hit are refreshed."""
+    def _report(self, lease: Lease, fetch: Fetch | None, num_known: int | None) -> CacheReport:
+        """What the plan found. Reading is use: the entries up to the hit are refreshed.
+
+        Where what another request computed meanwhile is billed as written, nothing past `num_known` counts as found.
+        """
         view, entries, skipped = lease.view, lease.space.entries, lease.num_cached
         lost = fetch is not None and fetch.cause is not None
-        reading = read(view, entries, skipped, self.now_s)
-        found = boundaries(view, lease.planned, entries, self.now_s, skipped)
+        shared = 0 if num_known is None else max(0, skipped - num_known)
+        readable = skipped - shared if view.plan.single_flight == "write" else skipped
+        reading = read(view, entries, skipped, self.now_s, readable)
+        found = boundaries(view, lease.planned, entries, self.now_s, readable)
         miss = refuse(view)
-        if miss is None and not is_best(view, reading):
+        if miss is None and readable < skipped:
+            miss = Miss("cold")
+        elif miss is None and not is_best(view, reading):
             miss = explain(view, entries, reading, self._index.reach(lease.space.root, view.ids), lost=lost)
         for entry in live_entries(view, entries, reading.offset, self.now_s):
             if entry.refresh_on_read:
@@ -399,6 +455,7 @@ class PrefixCache:
             tiers={tier: num_tokens for tier, num_tokens in tiers.items() if num_tokens},
             miss=miss,
             broken_tokens=0 if reading.broken is None else view.offset(reading.broken) - reading.offset,
+            shared=shared,
         )
 
     def _hit(self, lease: Lease, reading: Reading) -> Hit | None:
@@ -481,3 +538,12 @@ class PrefixCache:
             seal = Seal(namespace(self._root_secret, tenant), key, self._fingerprint.encode("utf-8", "surrogatepass"))
             space = self._spaces[tenant] = Space(Block(key, None, b"", 0), seal)
         return space
+
+
+def _num_kept(view: View, planned: tuple[PlannedEntry, ...]) -> int:
+    """How many of the request's tokens may stay: all, none, or those under a planned entry."""
+    if not view.plan.store:
+        return 0
+    if view.plan.unmarked_ttl_s > 0:
+        return sys.maxsize
+    return max((view.offset(one.position) for one in planned), default=0)

@@ -26,8 +26,12 @@ class Reading:
     broken: Position | None = None
 
 
-def read(view: View, entries: EntryTable, skipped: int, now_s: float) -> Reading:
-    """The first readable position with a live entry whose KV is there, or the longest prefix where any may be read."""
+def read(view: View, entries: EntryTable, skipped: int, now_s: float, readable: int | None = None) -> Reading:
+    """The first readable position with a live entry whose KV is there, or the longest prefix where any may be read.
+
+    Nothing past `readable` tokens is read, which is fewer than were skipped where the rest is billed as written.
+    """
+    readable = skipped if readable is None else readable
     plan = view.plan
     if not plan.read:
         return Reading(skipped)
@@ -39,14 +43,14 @@ def read(view: View, entries: EntryTable, skipped: int, now_s: float) -> Reading
         entry = entries.find_live(view.key(position), now_s)
         if entry is None or is_too_old(entry, plan, now_s):
             continue
-        if offset <= skipped:
+        if offset <= readable:
             if plan.any_prefix and plan.max_age_s is None:
                 break
             return Reading(skipped, position, offset, entry, broken)
-        if broken is None or offset > view.offset(broken):
+        if offset > skipped and (broken is None or offset > view.offset(broken)):
             broken = position
-    if plan.any_prefix and plan.max_age_s is None and skipped >= max(plan.min_tokens, 1):
-        return Reading(skipped, last_position(view, skipped), skipped, None, broken)
+    if plan.any_prefix and plan.max_age_s is None and readable >= max(plan.min_tokens, 1):
+        return Reading(skipped, last_position(view, readable), readable, None, broken)
     return Reading(skipped, broken=broken)
 
 

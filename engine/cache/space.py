@@ -26,6 +26,14 @@ class Space:
         return not (self.root.children or len(self.entries) or self.entries.num_tombstones)
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a prompt would find and leave: the first `num_found` tokens are there, its first `num_kept` may be found later."""
+
+    num_found: int
+    num_kept: int
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class View:
     """One prompt under one plan, as entries are looked up for it. `ids` are its packed token ids."""

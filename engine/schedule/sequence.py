@@ -22,13 +22,16 @@ class Constraint(Protocol):
 
 
 class Status(Enum):
-    """`LOADING -> WAITING -> RESTORING -> PREFILL -> DECODE -> DONE`; an abort leads to DONE from anywhere.
+    """`FOLLOWING -> LOADING -> WAITING -> RESTORING -> PREFILL -> DECODE -> DONE`; an abort leads to DONE from anywhere.
 
-    LOADING: its prefix is being read from lower tiers, while it keeps its place in the queue. WAITING: for pages and a
-    seat. RESTORING: it has its pages, and what was read is being put into them. Where there is nothing to read, both
-    are skipped; where the device lost its part meanwhile, WAITING leads back to LOADING.
+    FOLLOWING: another request is computing what this one begins with; it keeps its place in the queue. LOADING: its
+    prefix is being read from lower tiers, while it keeps its place too. WAITING: for pages and a seat. RESTORING: it has
+    its pages, and what was read is being put into them. Where there is nobody to follow or nothing to read, those are
+    skipped; where the device lost its part meanwhile, WAITING leads back to LOADING. A decoding sequence that had to give
+    up its pages goes back to WAITING, and from there through PREFILL of all it has.
     """
 
+    FOLLOWING = auto()
     LOADING = auto()
     WAITING = auto()
     RESTORING = auto()
@@ -38,10 +41,11 @@ class Status(Enum):
 
 
 _ALLOWED: dict[Status, tuple[Status, ...]] = {
+    Status.FOLLOWING: (Status.WAITING, Status.DONE),
     Status.LOADING: (Status.WAITING, Status.DONE),
-    Status.WAITING: (Status.LOADING, Status.RESTORING, Status.PREFILL, Status.DONE),
+    Status.WAITING: (Status.FOLLOWING, Status.LOADING, Status.RESTORING, Status.PREFILL, Status.DONE),
     Status.RESTORING: (Status.PREFILL, Status.DONE),
-    Status.PREFILL: (Status.DECODE, Status.WAITING, Status.DONE),
+    Status.PREFILL: (Status.DECODE, Status.DONE),
     Status.DECODE: (Status.WAITING, Status.DONE),
     Status.DONE: (),
 }
@@ -53,6 +57,8 @@ class Sequence:
 
     `num_computed` tokens have their KV in the pages of `block_table` (page index per `block_size` tokens, in order).
     `num_cached` of them were found and not computed. `token_ids` is always one longer than `num_computed` while decoding.
+    `num_known` is the most `num_computed` ever was: what is computed below it is computed again, after a preemption.
+    `arrival` counts requests: the smaller, the older.
     """
 
     request_id: str
@@ -61,6 +67,8 @@ class Sequence:
     sampling: Sampling
     num_cached: int = 0
     num_computed: int = 0
+    num_known: int = 0
+    arrival: int = 0
     block_table: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     constraint: Constraint | None = None
@@ -71,6 +79,16 @@ class Sequence:
     def num_output(self) -> int:
         """Tokens sampled so far."""
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_left(self) -> int:
+        """Tokens whose KV is still to be computed before the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_most(self) -> int:
+        """Tokens whose KV it may need at most: the last sampled token is never fed back."""
+        return self.num_prompt + max(self.sampling.max_tokens - 1, 0)
 
     def move(self, status: Status) -> None:
         """Change status; a transition not in the table is a bug and raises AssertionError."""

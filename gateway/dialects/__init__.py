@@ -10,6 +10,8 @@ Request parameters a dialect understands, absent where the client left the defau
 
 from __future__ import annotations
 
+import msgspec
+
 from engine.types import CachePlan, CacheReport
 from gateway.dialects import anthropic, openai
 from gateway.dialects.normal import normalize
@@ -22,9 +24,8 @@ __all__ = ["normalize", "plan", "usage"]
 
 def plan(request: Request, rules: DialectRules) -> CachePlan:
     """What this request may read and must write. Expects a request that went through `normalize`."""
-    if rules.preset == "anthropic":
-        return anthropic.plan(request, rules)
-    return openai.plan(request, rules)
+    of_preset = anthropic.plan(request, rules) if rules.preset == "anthropic" else openai.plan(request, rules)
+    return msgspec.structs.replace(of_preset, single_flight=rules.single_flight, max_wait_s=rules.max_wait_s)
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:

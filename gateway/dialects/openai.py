@@ -49,7 +49,8 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
     """Exact boundaries where writes are billed; else what was skipped, rounded down to `read_step`, from `min_tokens` on."""
     if plan.any_prefix:
-        read = report.skipped // rules.read_step * rules.read_step
+        found = report.skipped - (report.shared if plan.single_flight == "write" else 0)
+        read = found // rules.read_step * rules.read_step
         read = read if read >= rules.min_tokens else 0
     else:
         read = report.hit.offset if report.hit is not None else 0

@@ -121,12 +121,12 @@ def test_running_sequences_share_what_is_computed() -> None:
 
 
 def test_the_entry_exists_once_the_first_token_does() -> None:
-    """Promises are written with the first token: until then a marked prefix is no hit, from then on it is."""
+    """Promises are written with the first token: who does not wait for them misses until then, and hits from then on."""
     stepper = Stepper()
     prompt = [*range(40)]
     first = stepper.submit(prompt, marks=[30], max_tokens=20)
     stepper.step()
-    early = stepper.submit([*prompt[:30], 99], marks=[30])
+    early = stepper.submit([*prompt[:30], 99], marks=[30], single_flight="off")
     stepper.step()
     assert early.started.report.hit is None
     while not first.token_ids:
@@ -449,10 +449,11 @@ class Play:
         outcome = self.stepper.submit(
             prompt,
             marks=marks,
-            max_tokens=self.data.draw(st.integers(0, 12), "max_tokens"),
+            max_tokens=self.data.draw(st.integers(0, 20), "max_tokens"),
             ttl_s=self.data.draw(st.sampled_from([100.0, 300.0, 3600.0]), "ttl_s"),
             unmarked_ttl_s=self.data.draw(st.sampled_from([0.0, 300.0]), "unmarked_ttl_s"),
             tenant=self.data.draw(st.sampled_from("tu"), "tenant"),
+            single_flight=self.data.draw(st.sampled_from(["off", "read", "read", "write"]), "single_flight"),
             started_at_s=self.now_s,
         )
         self.asked.append((prompt, outcome))
@@ -460,11 +461,23 @@ class Play:
 
 @st.composite
 def setups(draw: st.DrawFn) -> Stepper:
-    """Small pools with and without a tier below, either kind of decode, any chunk size."""
-    runner = FakeRunner(num_pages=draw(st.integers(16, 48)), reuse_decode_kv=draw(st.booleans()))
+    """Small pools with and without a tier below, either kind of decode, any chunk size; answers that are reserved in large
+    and in small parts, and that can be guessed or not."""
+    runner = FakeRunner(
+        num_pages=draw(st.integers(16, 48)),
+        reuse_decode_kv=draw(st.booleans()),
+        alphabet=draw(st.sampled_from([b"abcdefghijklmnopqrstuvwxyz ", b"\0\1"])),
+    )
     num_items = draw(st.sampled_from([None, 0, 5, 100]))
     store = None if num_items is None else MemoryStore(num_items * (runner.page_nbytes + 200))
-    return Stepper(runner, store=store, force_store=draw(st.booleans()), max_step_tokens=draw(st.integers(4, 40)))
+    return Stepper(
+        runner,
+        store=store,
+        force_store=draw(st.booleans()),
+        max_step_tokens=draw(st.integers(4, 40)),
+        max_mixed_tokens=draw(st.integers(1, 40)),
+        answer_tokens=draw(st.sampled_from([1, 3, 256])),
+    )
 
 
 @settings(max_examples=100)
@@ -512,8 +525,9 @@ class SlowTier:
 def check_answers(play: Play) -> None:
     """Every token is a cold engine's, every count adds up, nothing is left pinned."""
     stepper = play.stepper
-    reuse_decode_kv = stepper.runner.reuse_decode_kv
-    cold = Stepper(FakeRunner(num_pages=200, reuse_decode_kv=reuse_decode_kv), context=stepper.loop.limits.context)
+    model = stepper.runner
+    runner = FakeRunner(num_pages=200, reuse_decode_kv=model.reuse_decode_kv, alphabet=model.alphabet)
+    cold = Stepper(runner, context=stepper.loop.limits.context, speculation=False)
     for prompt, outcome in play.asked:
         last = outcome.last
         if isinstance(last, Failed):

@@ -12,8 +12,15 @@ from engine.schedule.sequence import Sequence, Slice, Status
 from engine.types import Sampling
 
 
-def make_scheduler(*, max_sequences: int = 8, max_step_tokens: int = 16, max_queue: int = 64) -> Scheduler:
-    return Scheduler(max_sequences=max_sequences, max_step_tokens=max_step_tokens, max_queue=max_queue)
+def make_scheduler(
+    *, max_sequences: int = 8, max_step_tokens: int = 16, max_mixed_tokens: int = 1000, max_queue: int = 64
+) -> Scheduler:
+    return Scheduler(
+        max_sequences=max_sequences,
+        max_step_tokens=max_step_tokens,
+        max_mixed_tokens=max_mixed_tokens,
+        max_queue=max_queue,
+    )
 
 
 def make_sequence(name: str, num_prompt: int, max_tokens: int = 4) -> Sequence:
@@ -87,6 +94,30 @@ def test_decoding_goes_on_during_a_long_prefill() -> None:
         compute(slices)
 
 
+def test_prefills_get_less_of_a_step_while_something_decodes() -> None:
+    """The time between two tokens is bounded by the smaller limit; with nobody reading a step is as large as it can be."""
+    scheduler = make_scheduler(max_mixed_tokens=4)
+    long, short = make_sequence("long", 40), make_sequence("short", 2, max_tokens=2)
+    scheduler.add(long)
+    scheduler.admit(admit_all)
+    sizes = []
+    for step in range(4):
+        if step == 1:
+            scheduler.add(short)
+            scheduler.admit(admit_all)
+        slices = scheduler.next_step()
+        sizes.append(shape(slices))
+        compute(slices)
+        if short.num_output == 2 and short.status is Status.DECODE:
+            scheduler.remove(short)
+    assert sizes == [
+        [("long", 0, 16, False)],
+        [("long", 16, 14, False), ("short", 0, 2, True)],
+        [("short", 2, 1, True), ("long", 30, 4, False)],
+        [("long", 34, 6, True)],
+    ]
+
+
 def test_prefill_goes_on_in_a_full_house_of_decoding_sequences() -> None:
     """A quarter of a step is left for prefills, however many sequences decode."""
     scheduler = make_scheduler(max_sequences=100, max_step_tokens=16)
@@ -110,6 +141,56 @@ def test_prefills_are_served_oldest_first() -> None:
     assert shape(slices) == [("a", 0, 10, True), ("b", 0, 6, False)]
     compute(slices)
     assert shape(scheduler.next_step()) == [("a", 10, 1, True), ("b", 6, 4, True), ("c", 0, 10, True)]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    """Half of a step is the oldest prefill's, the rest goes to those with the least left: a short one is done at once, and
+    a middling one before the long one."""
+    scheduler = make_scheduler()
+    for name, num_prompt in (("long", 200), ("middle", 30), ("short", 5)):
+        scheduler.add(make_sequence(name, num_prompt))
+    scheduler.admit(admit_all)
+    slices = scheduler.next_step()
+    assert shape(slices) == [("long", 0, 8, False), ("middle", 0, 3, False), ("short", 0, 5, True)]
+    compute(slices)
+    num_steps = 1
+    while scheduler.running[1].status is Status.PREFILL:
+        compute(scheduler.next_step())
+        num_steps += 1
+    assert num_steps == 5
+    assert scheduler.running[0].num_computed == 41
+
+
+def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
+    """However many short prompts arrive, the oldest prefill has half of every step."""
+    scheduler = make_scheduler(max_sequences=100)
+    long = make_sequence("long", 100)
+    scheduler.add(long)
+    for i in range(12):
+        for j in range(3):
+            scheduler.add(make_sequence(f"s{i}-{j}", 16, max_tokens=0))
+        scheduler.admit(admit_all)
+        slices = scheduler.next_step()
+        assert slices[0].sequence is long
+        assert slices[0].num_tokens >= min(8, long.num_left)
+        compute(slices)
+
+
+def test_what_was_preempted_comes_first_and_is_not_overtaken() -> None:
+    """A sequence that gave up its pages goes on before all that never ran, even where one of those would fit."""
+    scheduler = make_scheduler(max_sequences=2)
+    first, second, third = (make_sequence(name, 4) for name in ("first", "second", "third"))
+    for sequence in (first, second, third):
+        scheduler.add(sequence)
+    scheduler.admit(admit_all)
+    compute(scheduler.next_step())
+    scheduler.preempt(second)
+    assert second.status is Status.WAITING
+    scheduler.admit(lambda sequence: sequence is not second)
+    assert third.status is Status.WAITING
+    scheduler.remove(first)
+    scheduler.admit(admit_all)
+    assert [sequence.request_id for sequence in scheduler.running] == ["second", "third"]
 
 
 def test_admission_is_first_come_first_served() -> None:
@@ -193,7 +274,8 @@ def test_removing_the_first_gives_the_next_its_own_patience() -> None:
 def test_everybody_finishes_and_no_step_is_too_large(data: st.DataObject) -> None:
     """Random arrivals and ends: every sequence gets its tokens in order, and decoding ones are in every step."""
     max_step_tokens = data.draw(st.integers(4, 20), "max_step_tokens")
-    scheduler = make_scheduler(max_sequences=4, max_step_tokens=max_step_tokens)
+    max_mixed_tokens = data.draw(st.integers(1, max_step_tokens), "max_mixed_tokens")
+    scheduler = make_scheduler(max_sequences=4, max_step_tokens=max_step_tokens, max_mixed_tokens=max_mixed_tokens)
     todo = [
         make_sequence(str(i), num_prompt, max_tokens)
         for i, (num_prompt, max_tokens) in enumerate(
@@ -211,6 +293,7 @@ def test_everybody_finishes_and_no_step_is_too_large(data: st.DataObject) -> Non
         running = [s for s in todo if s.status is Status.DECODE]
         assert [part.sequence for part in slices[: len(running)]] == running
         assert sum(part.num_tokens for part in slices) <= max_step_tokens + len(running)
+        assert not running or sum(part.num_tokens for part in slices) <= max_mixed_tokens + len(running)
         assert all(part.start == part.sequence.num_computed for part in slices)
         compute(slices)
         for part in slices:

@@ -526,10 +526,11 @@ def test_statuses_follow_the_table(warm: MemoryStore) -> None:
     bench.stepper.step()
     assert request.sequence.status is Status.LOADING
     bench.reader.run()
-    bench.stepper.loop._settle_loads()
+    admission = bench.stepper.loop._admission
+    admission.settle()
     assert request.sequence.status is Status.WAITING
-    bench.stepper.loop._scheduler.admit(bench.stepper.loop._try_admit)
+    admission.admit()
     assert request.sequence.status is Status.RESTORING
     assert isinstance(outcome.events[0], Started)
-    bench.stepper.loop._restore()
+    admission.restore()
     assert request.sequence.status is Status.PREFILL

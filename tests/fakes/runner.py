@@ -19,8 +19,9 @@ class FakeRunner:
 
     The KV of a token is 8 bytes hashed from the token, its position and the KV of all tokens before it, *as read through
     the block table*. The next token is chosen from `alphabet` by a hash of the whole KV, so a stale, foreign, shifted or
-    missing slot changes the answer. With `reuse_decode_kv=False` a token computed in decode gets other bits than the same
-    token prefilled, as in exact mode with unequal row groups.
+    missing slot changes the answer. A draft's tokens are computed along and verified like a real runner's. With
+    `reuse_decode_kv=False` a token computed in decode gets other bits than the same token prefilled, as in exact mode
+    with unequal row groups.
 
     `script(sequence)` may give the tokens to emit instead (its end is `script_end`); `before_step` is called first in
     every step, on the engine thread: it may block, or raise to make the step fail.
@@ -84,20 +85,25 @@ class FakeRunner:
         state = blake2b(digest_size=SLOT_NBYTES)
         for i in range(part.start):
             state.update(self._slot(sequence, i))
-        for i in range(part.start, part.start + part.num_tokens):
+        token_ids = [*sequence.token_ids[part.start : part.start + part.num_tokens], *part.draft]
+        sampled: list[int] = []
+        for i, token_id in enumerate(token_ids, part.start):
             fresh = state.copy()
             is_decode = i >= sequence.num_prompt and not self.reuse_decode_kv
-            fresh.update(b"%d %d %d" % (i, sequence.token_ids[i], is_decode))
+            fresh.update(b"%d %d %d" % (i, token_id, is_decode))
             self._slot(sequence, i)[:] = fresh.digest()
             state.update(fresh.digest())
-        return Sampled((self._sample(sequence, int.from_bytes(state.digest())),)) if part.sample else None
+            num_guessed = i - (part.start + part.num_tokens - 1)
+            if num_guessed >= 0 and sampled == list(part.draft[:num_guessed]):
+                sampled.append(self._sample(sequence, num_guessed, int.from_bytes(state.digest())))
+        return Sampled(tuple(sampled)) if part.sample else None
 
-    def _sample(self, sequence: Sequence, state: int) -> int:
+    def _sample(self, sequence: Sequence, num_ahead: int, state: int) -> int:
         script = self.script(sequence) if self.script is not None else None
         if script is None:
             return self.alphabet[state % len(self.alphabet)]
-        if sequence.num_output < len(script):
-            return script[sequence.num_output]
+        if sequence.num_output + num_ahead < len(script):
+            return script[sequence.num_output + num_ahead]
         assert self.script_end is not None, "the script is over"
         return self.script_end
 
@@ -108,7 +114,7 @@ class FakeRunner:
 
     def _check_writes(self, slices: Seq[Slice]) -> None:
         for part in slices:
-            first, last = part.start // self.block_size, (part.start + part.num_tokens - 1) // self.block_size
+            first, last = part.start // self.block_size, (part.end - 1) // self.block_size
             written = set(part.sequence.block_table[first : last + 1])
             assert len(written) == last + 1 - first, "a page twice in one block table"
             for other in slices:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.stored import SPAN_TOKENS
 from engine.cache.tiers import Tiers
 from engine.inbox import RenderedJob
-from engine.loop import StepLimits, StepLoop
+from engine.limits import ANSWER_TOKENS, StepLimits
+from engine.loop import StepLoop
 from engine.messages import Failed, Finished, FromEngine, Started, Submit, TextDelta, ToolCallDelta
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.tokenizer import Tokenizer
@@ -90,6 +91,9 @@ class Stepper:
         context: int = 200,
         max_sequences: int = 4,
         max_step_tokens: int = 16,
+        max_mixed_tokens: int | None = None,
+        answer_tokens: int = ANSWER_TOKENS,
+        speculation: bool = True,
         max_queue: int = 64,
         store: BlockStore | None = None,
         tiers: Tiers | None = None,
@@ -119,7 +123,10 @@ class Stepper:
             block_size=model.block_size,
             max_sequences=max_sequences,
             max_step_tokens=max_step_tokens,
+            max_mixed_tokens=max_mixed_tokens or max_step_tokens,
             max_queue=max_queue,
+            answer_tokens=answer_tokens,
+            speculation=speculation,
         )
         self.loop = StepLoop(limits, model.runner, self.cache, model.tokenizer, self._collect)
         self.outcomes: dict[str, Outcome] = {}
@@ -136,6 +143,7 @@ class Stepper:
         tenant: str = "t",
         started_at_s: float = 1000.0,
         plan: CachePlan | None = None,
+        single_flight: Literal["off", "read", "write"] = "read",
         **sampling: object,
     ) -> Outcome:
         """Hand a prompt in, with an entry after each of the token counts in `marks`; it reads from the longest one."""
@@ -143,7 +151,12 @@ class Stepper:
         positions = {Position("messages", i): offset for i, offset in enumerate((*sorted(marks), len(token_ids)))}
         if plan is None:
             planned = tuple(PlannedEntry(position, ttl_s) for position in list(positions)[:-1])
-            plan = CachePlan(readable=tuple(reversed(positions)), writable=planned, unmarked_ttl_s=unmarked_ttl_s)
+            plan = CachePlan(
+                readable=tuple(reversed(positions)),
+                writable=planned,
+                unmarked_ttl_s=unmarked_ttl_s,
+                single_flight=single_flight,
+            )
         submit = Submit(
             request_id,
             tenant,
@@ -165,7 +178,7 @@ class Stepper:
 
     def step(self) -> None:
         self.loop.step()
-        self.cache.check()
+        self.loop.check()
 
     def run(self) -> None:
         """Step until nothing is left to do."""

@@ -42,7 +42,10 @@ PROBLEMS = {
     ),
     "a timeout that is none": ("tiers: {redis: {timeout: 0s}}", "1: tiers.redis.timeout: must be longer than 0s"),
     "backends": ("backends: []", "1: backends: not available in this version"),
-    "single flight": ("caching: {single_flight: {enabled: true}}", "1: caching.single_flight: not available in this version"),
+    "single flight": (
+        "caching: {single_flight: {bill: wirte}}",
+        '1: caching.single_flight.bill: must be "read" or "write", not "wirte"; did you mean "write"?',
+    ),
     "duplicate": ("server:\n  port: 1\n  port: 2", "3: server.port: duplicate key, first given on line 2"),
     "duplicate section": ("server: {}\neviction: {}\nserver: {}", "3: server: duplicate key, first given on line 1"),
     "duration": (

@@ -125,12 +125,15 @@ def test_caching_reaches_every_rule() -> None:
     """The keys of `caching` hold for all dialects."""
     rules = policy(
         "caching: {automatic: false, unmarked_ttl: 0, ttl_classes: {30m: 600s}, usage_mode: measured, marker_errors: repair, "
-        "normalize: {billing_nonce: keep}}"
+        "normalize: {billing_nonce: keep}, single_flight: {bill: write, max_wait: 5s}}"
     ).rules_for("gpt-6-sol", "openai")
     assert not rules.automatic
     assert rules.unmarked_ttl_s == 0.0
     assert rules.ttl_classes == {"30m": 600.0, "12h": 43200.0}
     assert (rules.usage_mode, rules.marker_errors, rules.drop_billing_nonce) == ("measured", "repair", False)
+    assert (rules.single_flight, rules.max_wait_s) == ("write", 5.0)
+    off = policy("caching: {single_flight: {enabled: false}}")
+    assert off.rules_for("gpt-6-sol", "openai").single_flight == "off"
 
 
 def test_a_class_keeps_its_name_and_price_when_its_lifetime_is_changed() -> None:
