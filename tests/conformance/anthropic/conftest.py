@@ -1,0 +1,49 @@
+"""The gateway under test: `pcg serve` on the default model and a clock the tests move, or what `PCG_CONFORMANCE_URL` names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.conformance.anthropic.asking import NOW_S, Asker, Served
+from tools.serving import make_home, start
+
+POLICY: Final = """
+models: [{engine: {kv_bytes: 1GiB}}]
+server: {drain: {delay: 0s, timeout: 5s}}
+tiers: {ssd: {bytes: 0}}
+tenants: [{name: one, keys: [key-one]}, {name: two, keys: [key-two]}]
+"""
+
+
+@pytest.fixture(scope="session")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One gateway for all conformance tests."""
+    given = os.environ.get("PCG_CONFORMANCE_URL")
+    if given is not None:
+        yield Served(given, None)
+        return
+    request.getfixturevalue("default_model")
+    folder = tmp_path_factory.mktemp("conformance")
+    clock = folder / "now"
+    clock.write_text(str(NOW_S))
+    server = start(make_home(folder / "home"), POLICY, {"PCG_TEST_CLOCK": str(clock)})
+    try:
+        yield Served(server.base_url, clock)
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.long)], ids=["whole", "stream"])
+def ask(request: pytest.FixtureRequest, served: Served) -> Asker:
+    """Asks whole answers and streams in turn."""
+    return Asker(served, request.param)
+
+
+@pytest.fixture
+def ask_whole(served: Served) -> Asker:
+    """Asks whole answers only, where the form of the answer does not matter."""
+    return Asker(served, False)
