@@ -106,7 +106,7 @@ def test_errors_of_the_routes(served: Served) -> None:
     for status, kind, path, sent, method in [
         (404, "not_found_error", "/v1/nonsense", body(), None),
         (405, "invalid_request_error", "/v1/messages", None, "GET"),
-        (404, "not_found_error", "/v1/messages", body(model="gpt-nonsense?"), None),
+        (404, "not_found_error", "/v1/messages", body(model="llama-9"), None),
         (404, "not_found_error", "/v1/models/nonsense", None, "GET"),
         (413, "request_too_large", "/v1/messages", b'"' + b"x" * (33 * 1024**2) + b'"', None),
         (400, "invalid_request_error", "/v1/messages", b"{", None),
