@@ -16,16 +16,22 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from engine.errors import ModelError
+from engine.errors import BadPrompt, ModelError
 from engine.messages import PROTOCOL_VERSION
+from engine.prompt.render import Renderer
+from engine.prompt.template import ChatTemplate
+from engine.prompt.tokenizer import HfTokenizer
 from engine.store.errors import StoreError
 from gateway.admin import package_version
 from gateway.app import serve as serve_forever
 from gateway.cache_cli import cache_app
 from gateway.config import ConfigError, choose_clock, engine_config, read_policy, read_settings, root_secret
+from gateway.errors import GatewayError
 from gateway.logs import set_up_logging
 from gateway.paste import paste_block
 from gateway.tiers import ssd_root
+from gateway.why import Circumstances, finding_json, finding_lines, model_of
+from gateway.why import explain as explain_miss
 from policies.errors import PolicyError
 from policies.json_schema import json_schema
 from policies.schema import Policy
@@ -112,6 +118,32 @@ def model_fetch(
 
 
 @app.command
+def why(
+    before: Annotated[Path, Parameter(help="Body of the first request, as JSON.")],
+    after: Annotated[Path, Parameter(help="Body of the second request.")],
+    *,
+    policy: PolicyOption = None,
+    seconds: Annotated[float, Parameter(help="Time between the two.")] = 0.0,
+    other_tenant: Annotated[bool, Parameter(negative=(), help="They came with keys of two tenants.")] = False,
+    as_json: Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, without any text.")] = False,
+) -> None:
+    """Show why the second of two requests reads less of the cache than the first one wrote, and what that costs.
+
+    Nothing is sent anywhere and no model runs: the prompts are rendered and counted with the model's template and tokenizer.
+    """
+    settings = read_settings(policy=policy)
+    effective = read_policy(settings)
+    model = model_of(after.read_bytes(), effective)
+    folder = fetch_model(model.source, settings.home)
+    tokenizer = HfTokenizer.from_folder(folder)
+    renderer = Renderer(tokenizer, ChatTemplate.load(model.template, folder, tokenizer))
+    circumstances = Circumstances(after_s=seconds, same_tenant=not other_tenant)
+    finding = explain_miss(before.read_bytes(), after.read_bytes(), effective, renderer, circumstances)
+    for line in [json.dumps(finding_json(finding))] if as_json else finding_lines(finding):
+        _out.print(line, markup=False, highlight=False)
+
+
+@app.command
 def version() -> None:
     """Print the version."""
     _out.print(f"pcg {package_version()} (engine protocol {PROTOCOL_VERSION})", highlight=False)
@@ -185,8 +217,10 @@ def _plain_errors() -> Iterator[None]:
         yield
     except PolicyError as error:
         _fail(*map(str, error.problems))
-    except (ConfigError, ModelError, StoreError) as error:
+    except (ConfigError, ModelError, StoreError, BadPrompt) as error:
         _fail(str(error))
+    except GatewayError as error:
+        _fail(f"{error.path}: {error.message}" if error.path else error.message)
     except OSError as error:
         _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -24,6 +24,7 @@ from gateway.auth import authenticate
 from gateway.backends.base import Backend, Event
 from gateway.catalogue import Catalogue
 from gateway.choices import Chosen, chosen
+from gateway.diagnoses import Diagnoses
 from gateway.errors import EngineFailed, GatewayError, InvalidRequest, NotCached, UnknownResponse
 from gateway.exchange import Call, Client, Reply
 from gateway.feed import EventFeed, feed
@@ -51,6 +52,7 @@ class Handler:
     in_flight: InFlight
     record: Callable[[Record], None]
     archive: Archive
+    diagnoses: Diagnoses = field(default_factory=Diagnoses)
 
     # The routes -------------------------------------------------------------------------------------------------------
 
@@ -164,6 +166,7 @@ class Handler:
                 ttl_classes=dict(rules.ttl_classes),
                 started_at_s=call.started_at_s,
             )
+        request = self.diagnoses.diagnose(request)
         progress.request, progress.rules, progress.prices = request, rules, self.policy.prices_for(request.model)
         progress.choices = [Choice() for _ in range(request.num_choices)]
         progress.context = None if served.backend.model is None else served.backend.model.context

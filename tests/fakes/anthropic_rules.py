@@ -55,7 +55,7 @@ class Rules:
     """One workspace of one model with a minimum of `minimum` tokens."""
 
     minimum: int
-    entries: dict[tuple[tuple[int, ...], str], Entry] = field(default_factory=dict)
+    entries: dict[tuple[tuple[int, ...], tuple[str, ...]], Entry] = field(default_factory=dict)
 
     def serve(self, asked: Asked, now_s: float) -> Billed:
         """Read, refresh, write, bill."""
@@ -107,9 +107,10 @@ class Rules:
         entry = self.entries.get(self._key(asked, i, end))
         return entry if entry is not None and entry.ends_s > now_s else None
 
-    def _key(self, asked: Asked, i: int, end: int) -> tuple[tuple[int, ...], str]:
+    def _key(self, asked: Asked, i: int, end: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """The prefix, and what invalidates the level it ends in without being part of it."""
         tokens = tuple(token for block in asked.blocks for token in block.tokens) + asked.end
-        level = asked.blocks[i].level
-        unseen = {"tools": "", "system": asked.speed, "messages": f"{asked.speed} {asked.tool_choice}"}[level]
-        return tokens[:end], unseen if unseen not in ("standard", "standard auto") else ""
+        speed = () if asked.speed == "standard" else (asked.speed,)
+        choice = () if asked.tool_choice == "auto" else (asked.tool_choice,)
+        unseen = {"tools": (), "system": speed, "messages": speed + choice}
+        return tokens[:end], unseen[asked.blocks[i].level]

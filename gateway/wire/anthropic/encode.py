@@ -68,6 +68,7 @@ def message(request: Request, counts: Usage) -> dict[str, Any]:
         "stop_sequence": None,
         "stop_details": None,
         "container": None,
+        "diagnostics": request.wire_options.get("diagnosis"),
         "usage": usage(request, counts),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -12,6 +12,7 @@ from engine.types import Sampling
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.anthropic.blocks import Blocks
+from gateway.wire.anthropic.diagnosis import settings_digest
 from gateway.wire.anthropic.errors import from_field, invalid
 from gateway.wire.anthropic.wish import Wish, check_tool_choice, read_wish
 from gateway.wire.directives import cache_directives
@@ -88,8 +89,19 @@ def _request(body: Node, version: str, headers: Mapping[str, str], *, request_id
         marker_problems=tuple(blocks.problems),
         unseen=tuple(blocks.unseen),
         parameters=wish.parameters,
-        wire_options=wish.wire_options,
+        wire_options=wish.wire_options | _diagnostics(body, headers, wish),
     )
+
+
+def _diagnostics(body: Node, headers: Mapping[str, str], wish: Wish) -> dict[str, Any]:
+    """Whether the request wants to be compared with an earlier one, and what besides model and prompt may part them."""
+    asked = body.child("diagnostics")
+    if asked is None:
+        return {}
+    previous = asked.text("previous_message_id") if asked.has("previous_message_id") else None
+    betas = sorted({name.strip() for name in headers.get("anthropic-beta", "").split(",")})
+    settings = [wish.parameters, body.value.get("context_management"), betas]
+    return {"diagnostics": {"previous": previous, "settings": settings_digest(settings)}}
 
 
 def _max_tokens(body: Node) -> int:

@@ -330,6 +330,49 @@ def test_what_warming_refuses(ask_whole: Asker, field: str, more: dict[str, Any]
     assert told == f"{field}: not allowed when `max_tokens` is 0"
 
 
+# Diagnostics ----------------------------------------------------------------------------------------------------------------
+
+
+def why(ask: Asker, before: str | None, **body: Any) -> tuple[str, dict[str, Any] | None]:
+    """The id of the answer and the reason it gives, where there is one."""
+    message = ask(**body, diagnostics={"previous_message_id": before}).message
+    diagnostics = message.model_dump().get("diagnostics")
+    if ask.stream:
+        start = next(event for event in ask.events if event.type == "message_start")
+        assert start.message.model_dump().get("diagnostics") == diagnostics
+    return message.id, None if diagnostics is None else diagnostics["cache_miss_reason"]
+
+
+def test_diagnostics(ask: Asker) -> None:
+    """Each way in which a request differs from the one it names, the earliest level first; none where it only goes on."""
+    body: dict[str, Any] = {
+        "tools": [tool("a")],
+        "system": [text(filler(), CC)],
+        "messages": [user("q"), assistant("a"), user("r")],
+    }
+    assert ask(**body).message.model_dump().get("diagnostics") is None
+    first, reason = why(ask, None, **body)
+    assert reason is None
+    longer = body | {"messages": [*body["messages"], assistant("s"), user(text("t", CC))]}
+    assert why(ask, first, **longer)[1] is None
+    assert why(ask, first, **body)[1] is None
+    changes: dict[str, dict[str, Any]] = {
+        "model_changed": {"model": "claude-opus-5"},
+        "system_changed": {"system": [text("other")], "tools": [tool("b")]},
+        "tools_changed": {"tools": [tool("b")], "messages": [user("z")]},
+        "messages_changed": {"messages": [user("q"), assistant("changed"), user("r")]},
+    }
+    for kind, change in changes.items():
+        found = why(ask, first, **(body | change))[1]
+        assert found is not None
+        assert found["type"] == kind
+        assert found["cache_missed_input_tokens"] >= 0
+    assert why(ask, first, **(body | {"tool_choice": {"type": "none"}}))[1] == {"type": "unavailable"}
+    assert why(ask, "msg_unknown", **body)[1] == {"type": "previous_message_not_found"}
+    other = Asker(ask.served, ask.stream, "key-two")
+    assert why(other, first, **body)[1] == {"type": "previous_message_not_found"}
+
+
 # The request's own Cache-Control --------------------------------------------------------------------------------------------
 
 
