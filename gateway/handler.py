@@ -164,6 +164,7 @@ class Handler:
                 tenant=progress.tenant,
                 plan=dialects.plan(request, rules),
                 ttl_classes=dict(rules.ttl_classes),
+                usage_fields=rules.usage_fields,
                 started_at_s=call.started_at_s,
             )
         request = self.diagnoses.diagnose(request)

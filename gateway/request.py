@@ -8,6 +8,7 @@ import msgspec
 
 from engine.prompt.types import Prompt
 from engine.types import CachePlan, Sampling
+from policies.rules import UsageField
 
 WireName: TypeAlias = Literal["anthropic", "openai"]
 
@@ -40,9 +41,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     request fields that are not rendered but may invalidate a level (`tool_choice`, `thinking`, `effort`, ...). `wire_options`
     are wishes about the answer's form that only its wire format reads (`include_usage`, ...). `unseen` is refused once the
     marks have been checked, as a provider checks them first. `ttl_classes` are the lifetimes of the model's TTL classes by
-    name, once they are known. `automatic` is the client's request-level cache mark, if any. `prewarm` means: read and write
-    the cache, generate nothing. `num_choices` answers are wanted to the one prompt. `read_cache`, `store_cache`, `max_age_s`
-    and `only_if_cached` are the client's `Cache-Control: no-cache`, `no-store`, `max-age` and `only-if-cached`.
+    name and `usage_fields` what usage shows besides, once they are known. `automatic` is the client's request-level cache
+    mark, if any. `prewarm` means: read and write the cache, generate nothing. `num_choices` answers are wanted to the one
+    prompt. `read_cache`, `store_cache`, `max_age_s` and `only_if_cached` are the client's `Cache-Control: no-cache`,
+    `no-store`, `max-age` and `only-if-cached`.
     """
 
     id: str
@@ -61,6 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     marker_problems: tuple[MarkerProblem, ...] = ()
     unseen: tuple[Unseen, ...] = ()
     ttl_classes: dict[str, float] = {}
+    usage_fields: tuple[UsageField, ...] = ()
     parameters: dict[str, Any] = {}
     wire_options: dict[str, Any] = {}
     tenant: str = "default"

@@ -19,7 +19,7 @@ from policies.schema import Policy
 
 __all__ = ["PolicyError", "Problem", "load_policy", "parse_policy"]
 
-PRESETS: Final = ("default", "anthropic", "openai", "gemini", "prices")
+PRESETS: Final = ("default", "anthropic", "openai", "gemini", "others", "prices")
 """Files in `presets/`, policy files like any other, merged in this order before the operator's own."""
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})

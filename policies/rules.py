@@ -8,8 +8,17 @@ from typing import Literal, TypeAlias
 
 from policies.ttl import parse_duration
 
-PresetName: TypeAlias = Literal["anthropic", "openai", "gemini"]
-"""A provider's rules; also the name of its wire format."""
+PresetName: TypeAlias = Literal["anthropic", "openai", "gemini", "deepseek", "kimi", "qwen", "openrouter"]
+"""A provider's rules. The first three are also the names of wire formats."""
+
+UsageField: TypeAlias = Literal[
+    "prompt_cache_hit_tokens",
+    "prompt_cache_miss_tokens",
+    "cached_tokens",
+    "cache_creation_input_tokens",
+    "cache_creation",
+]
+"""A field by which another provider with OpenAI's format tells what was cached."""
 
 SingleFlight: TypeAlias = Literal["off", "read", "write"]
 """Whether requests wait for another one that computes the same, and what they are billed for what they were spared."""
@@ -27,9 +36,10 @@ class DialectRules:
     so that the lifetime identifies the class in plans, reports, usage and prices. `default_ttl_s`: the lifetime where a
     marker names no class. `automatic`: prefixes are cached without a marker. `read_step`: reads are rounded down to a
     multiple of it (1: exact). `bills_writes`: written tokens are reported and priced apart; otherwise they count as plain
-    input. `unmarked_ttl_s`: how long KV that no entry covers is kept after use (0: not kept). `drop_billing_nonce`: a first
-    system block that is nothing but a per-request billing header is dropped. `max_wait_s`: how long a request waits for
-    another one under `single_flight`.
+    input. `message_ends`: message ends before the automatic breakpoint that are looked up. `usage_fields`: what usage in
+    OpenAI's format shows besides. `unmarked_ttl_s`: how long KV that no entry covers is kept after use (0: not kept).
+    `drop_billing_nonce`: a first system block that is nothing but a per-request billing header is dropped. `max_wait_s`: how
+    long a request waits for another one under `single_flight`.
     """
 
     preset: PresetName
@@ -41,6 +51,8 @@ class DialectRules:
     automatic: bool
     read_step: int
     bills_writes: bool
+    message_ends: int
+    usage_fields: tuple[UsageField, ...]
     unmarked_ttl_s: float
     usage_mode: UsageMode
     marker_errors: MarkerErrors

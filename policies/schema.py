@@ -82,6 +82,8 @@ class Policy(Section):
             automatic=rule.automatic and self.caching.automatic,
             read_step=rule.read_step,
             bills_writes=rule.bills_writes,
+            message_ends=rule.message_ends,
+            usage_fields=rule.usage_fields,
             unmarked_ttl_s=self.caching.unmarked_ttl,
             usage_mode=self.caching.usage_mode,
             marker_errors=self.caching.marker_errors,

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from policies.rules import MarkerErrors, UsageMode
+from policies.rules import MarkerErrors, PresetName, UsageField, UsageMode
 from policies.size import Size
 from policies.values import (
     ApiKey,
@@ -161,19 +161,31 @@ class PresetPolicy(Section):
     automatic: Flag = Field(default=False, description="Prefixes are cached without a marker.")
     read_step: PositiveCount = Field(default=1, description="Reads are rounded down to a multiple of this. 1: exact.")
     bills_writes: Flag = Field(default=True, description="Written tokens are reported and priced apart from plain input.")
+    message_ends: Count = Field(
+        default=20, description="Message ends before the automatic breakpoint that are looked up, where writes are billed."
+    )
+    usage_fields: tuple[UsageField, ...] = Field(
+        default=(), description="Fields of other providers that usage in OpenAI's Chat Completions format shows as well."
+    )
 
 
 class PresetsPolicy(Section):
     anthropic: PresetPolicy = Field(default=PresetPolicy(), description="Anthropic's rules.")
     openai: PresetPolicy = Field(default=PresetPolicy(), description="OpenAI's rules.")
     gemini: PresetPolicy = Field(default=PresetPolicy(), description="Gemini's rules.")
+    deepseek: PresetPolicy = Field(default=PresetPolicy(), description="DeepSeek's rules.")
+    kimi: PresetPolicy = Field(default=PresetPolicy(), description="Rules of Moonshot's Kimi K3.")
+    qwen: PresetPolicy = Field(
+        default=PresetPolicy(), description="Rules of Alibaba's Qwen: explicit with a marker, else any prefix, writes for free."
+    )
+    openrouter: PresetPolicy = Field(default=PresetPolicy(), description="OpenRouter's rules.")
 
 
 class DialectPolicy(Section):
     """One line of the table "requested model id -> rules": a preset, and what differs from it."""
 
     match: Text = Field(default="*", description="Requested model id; * ? [] are wildcards, case counts.")
-    preset: Literal["anthropic", "openai", "gemini", "auto"] = Field(
+    preset: PresetName | Literal["auto"] = Field(
         default="auto", description="Whose rules apply. auto: those of the wire format the request came in."
     )
     min_tokens: Count | None = Field(default=None, description="Instead of the preset's min_tokens.")
@@ -184,6 +196,8 @@ class DialectPolicy(Section):
     automatic: Flag | None = Field(default=None, description="Instead of the preset's automatic.")
     read_step: PositiveCount | None = Field(default=None, description="Instead of the preset's read_step.")
     bills_writes: Flag | None = Field(default=None, description="Instead of the preset's bills_writes.")
+    message_ends: Count | None = Field(default=None, description="Instead of the preset's message_ends.")
+    usage_fields: tuple[UsageField, ...] | None = Field(default=None, description="Instead of the preset's usage_fields.")
 
 
 class UsdPerMtokPolicy(Section):

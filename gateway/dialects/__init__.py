@@ -5,7 +5,7 @@ is the engine's business.
 
 Request parameters a dialect understands, absent where the client left the default: `tool_choice`, `parallel_tool_calls`
 (only ever False), `thinking`, `effort`, `speed`, `verbosity`, `prompt_cache_key`, `cache_mode` (only ever `explicit`),
-`cache_ttl_s`, `retention_s`, `format`.
+`cache_ttl_s`, `retention_s`, `output_format`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.types import CachePlan, CacheReport
-from gateway.dialects import anthropic, openai
+from gateway.dialects import anthropic, openai, qwen
 from gateway.dialects.normal import normalize
 from gateway.request import Request
 from policies.pricing import Usage
@@ -24,12 +24,22 @@ __all__ = ["normalize", "plan", "usage"]
 
 def plan(request: Request, rules: DialectRules) -> CachePlan:
     """What this request may read and must write. Expects a request that went through `normalize`."""
-    of_preset = anthropic.plan(request, rules) if rules.preset == "anthropic" else openai.plan(request, rules)
-    return msgspec.structs.replace(of_preset, single_flight=rules.single_flight, max_wait_s=rules.max_wait_s)
+    return msgspec.structs.replace(_of_preset(request, rules), single_flight=rules.single_flight, max_wait_s=rules.max_wait_s)
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
     """The provider's bill in tokens. The parts add up to `report.num_prompt`, and no more is read than was skipped."""
     if rules.preset == "anthropic":
         return anthropic.usage(report, rules, plan, num_output)
+    if rules.preset == "qwen":
+        return qwen.usage(report, rules, plan, num_output)
     return openai.usage(report, rules, plan, num_output)
+
+
+def _of_preset(request: Request, rules: DialectRules) -> CachePlan:
+    match rules.preset:
+        case "anthropic":
+            return anthropic.plan(request, rules)
+        case "qwen":
+            return qwen.plan(request, rules)
+    return openai.plan(request, rules)

@@ -6,7 +6,7 @@ Two classes of models. Those that bill writes have breakpoints, implicit and exp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from engine.prompt.types import Level, Position, Prompt
@@ -18,10 +18,13 @@ from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
 
-MAX_EARLIER_ENDS: Final = 20
-"""Message ends before the implicit breakpoint that are looked up; of the marks, `rules.lookback` are."""
-
-PREFIX_PARAMETERS: Final[tuple[str, ...]] = ("parallel_tool_calls", "effort", "verbosity", "prompt_cache_key")
+PREFIX_PARAMETERS: Final[Sequence[str]] = (
+    "parallel_tool_calls",
+    "output_format",
+    "effort",
+    "verbosity",
+    "prompt_cache_key",
+)
 """Settings of which every value has a cache of its own. `tool_choice` is not among them."""
 
 
@@ -39,11 +42,18 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
         min_tokens=rules.min_tokens,
         salts=salts(request.parameters),
         any_prefix=automatic and not rules.bills_writes,
-        unmarked_ttl_s=rules.unmarked_ttl_s,
+        unmarked_ttl_s=_kept_s(request, rules),
         read=request.read_cache,
         store=request.store_cache,
         max_age_s=request.max_age_s,
     )
+
+
+def _kept_s(request: Request, rules: DialectRules) -> float:
+    """`prompt_cache_retention` keeps prefixes without an entry longer, where they are kept at all and models have it."""
+    if rules.bills_writes or rules.unmarked_ttl_s == 0:
+        return rules.unmarked_ttl_s
+    return max(rules.unmarked_ttl_s, float(request.parameters.get("retention_s", 0.0)))
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
@@ -95,6 +105,6 @@ def _breakpoints(
     others = [(position, mark_ttl_s) for position, mark_ttl_s in wanted.items() if position != implicit]
     kept = others[max(len(others) - (rules.max_breakpoints - 1), 0) :]
     written = sorted([*kept, (implicit, ttl_s)], key=lambda entry: entry[0].order)
-    earlier = ends[:-1][-MAX_EARLIER_ENDS:]
+    earlier = ends[:-1][-rules.message_ends :] if rules.message_ends else []
     initial = ends[:1] if request.prompt.system else []
     return {*looked_up, *earlier, *initial, implicit}, written

@@ -116,16 +116,6 @@ def test_how_far_back_is_looked() -> None:
     assert read(marked) == [f"messages/{i}/0" for i in range(99, 19, -1)]
 
 
-def test_settings_with_a_cache_of_their_own() -> None:
-    """Each value salts every level; tool choice does not."""
-    assert plan(user(), tool_choice="none").salts == {}
-    one, other = plan(user(), prompt_cache_key="a").salts, plan(user(), prompt_cache_key="b").salts
-    assert set(one) == {"tools", "system", "messages"}
-    assert one != other
-    for parameters in ({"effort": "low"}, {"verbosity": "low"}, {"parallel_tool_calls": False}):
-        assert plan(user(), **parameters).salts
-
-
 def test_earlier_models_read_any_prefix() -> None:
     """No breakpoints of their own; a mark still keeps its prefix alive, for free."""
     found = plan(user(text(HALF_DAY)), ASSISTANT, user(), base=EARLIER_OPENAI)
@@ -180,3 +170,45 @@ def test_geminis_implicit_caching_is_the_earlier_class() -> None:
     gemini = rules(EARLIER_OPENAI, preset="gemini", read_step=1, min_tokens=2048)
     assert plan(user(), base=gemini).any_prefix
     assert dialects.usage(CacheReport(5000, 2049), gemini, CachePlan(any_prefix=True), 0) == Usage(2951, 2049)
+
+
+# What separates caches, and what keeps them longer -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        {"effort": "low"},
+        {"verbosity": "low"},
+        {"prompt_cache_key": "k"},
+        {"output_format": ["json_object", ""]},
+        {"parallel_tool_calls": False},
+    ],
+)
+def test_settings_with_a_cache_of_their_own(parameter: dict[str, Any]) -> None:
+    """Each salts every level alike; the same setting gives the same salt again."""
+    salted = plan(user(), **parameter).salts
+    assert set(salted) == {"tools", "system", "messages"}
+    assert len(set(salted.values())) == 1
+    assert salted == plan(user(), **parameter).salts != plan(user()).salts
+
+
+@pytest.mark.parametrize("choice", ["none", "any", {"tool": "f"}])
+def test_tool_choice_changes_no_cache(choice: Any) -> None:
+    """Documented: it does not change the prefix."""
+    assert plan(user(), tool_choice=choice).salts == {}
+
+
+def test_retention_keeps_prefixes_of_earlier_models() -> None:
+    """24 hours where prefixes are kept without an entry; newer models have TTLs instead, and 0 stays 0."""
+    assert plan(user(), base=EARLIER_OPENAI, retention_s=86400.0).unmarked_ttl_s == 86400.0
+    assert plan(user(), base=EARLIER_OPENAI).unmarked_ttl_s == EARLIER_OPENAI.unmarked_ttl_s
+    assert plan(user(), retention_s=86400.0).unmarked_ttl_s == OPENAI.unmarked_ttl_s
+    assert plan(user(), base=rules(EARLIER_OPENAI, unmarked_ttl_s=0.0), retention_s=86400.0).unmarked_ttl_s == 0
+
+
+@pytest.mark.parametrize(("message_ends", "first"), [(0, 9), (3, 6), (20, 0)])
+def test_how_many_message_ends_are_looked_up(message_ends: int, first: int) -> None:
+    """The policy's number of ends before the automatic breakpoint, and that one."""
+    found = plan(*[user() for _ in range(10)], base=rules(OPENAI, message_ends=message_ends))
+    assert read(found) == [f"messages/{i}/0" for i in range(9, first - 1, -1)]

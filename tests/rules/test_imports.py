@@ -47,7 +47,7 @@ RULES = (
         ("engine", "torch", "transformers", "safetensors", "numpy", "gguf", "accelerate", "huggingface_hub", "msgspec"),
         never=("engine.core", "engine.worker", "engine.cache"),
     ),
-    Rule("gateway.request", ("gateway.request", *PLANS, "msgspec")),
+    Rule("gateway.request", ("gateway.request", *PLANS, "policies.rules", "msgspec")),
     Rule("gateway.errors", ()),
     Rule(
         "gateway.wire",

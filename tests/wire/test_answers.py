@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import anthropic
 import httpx2
+import msgspec
 import openai
 import orjson
 import pytest
@@ -398,3 +399,20 @@ def test_openai_logprobs() -> None:
     chunks = events(encoder.delta("", logprobs=LOGPROBS[:1]) + encoder.delta("y", logprobs=LOGPROBS[1:]))
     contents = [chunk["choices"][0]["logprobs"]["content"] for _, chunk in chunks]
     assert [*contents[0], *contents[1]] == orjson.loads(body)["choices"][0]["logprobs"]["content"]
+
+
+def test_usage_fields_of_other_providers() -> None:
+    """DeepSeek's, Kimi's and Qwen's fields stand beside OpenAI's where a policy asks for them, whole and streamed."""
+    fields = ("prompt_cache_hit_tokens", "prompt_cache_miss_tokens", "cached_tokens", "cache_creation_input_tokens")
+    request = msgspec.structs.replace(
+        a_request("openai", stream=True, stream_options={"include_usage": True}),
+        usage_fields=(*fields, "cache_creation"),
+        ttl_classes={"5m": 300.0, "1h": 3600.0},
+    )
+    usage = orjson.loads(WIRES["openai"].encode_answer(request, answer(), created_at_s=0))["usage"]
+    assert [usage[name] for name in fields[:3]] == [2455, 46, 2455]
+    assert usage["prompt_cache_hit_tokens"] + usage["prompt_cache_miss_tokens"] == usage["prompt_tokens"]
+    details = usage["prompt_tokens_details"]
+    assert details["cache_creation_input_tokens"] == 42
+    assert details["cache_creation"] == {"ephemeral_5m_input_tokens": 12, "ephemeral_1h_input_tokens": 30}
+    assert events(streamed(request, "x", end=answer()))[-2][1]["usage"] == usage

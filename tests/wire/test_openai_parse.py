@@ -444,11 +444,13 @@ def test_what_asks_for_nothing_is_accepted() -> None:
             metadata={"a": "b"},
             user="u",
             service_tier="auto",
-            prompt_cache_retention="24h",
+            prompt_cache_retention="in_memory",
+            reasoning_effort="medium",
+            verbosity="medium",
             new_field={},
         )
     )
-    assert request.parameters == {"retention_s": 86400.0}
+    assert request.parameters == {}
 
 
 def test_parameters_and_options() -> None:

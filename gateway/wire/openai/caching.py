@@ -16,6 +16,9 @@ DEFAULT_BREAKPOINT_TTL: Final = "30m"
 DEFAULT_CACHE_CONTROL_TTL: Final = "5m"
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 VERBOSITIES: Final = ("low", "medium", "high")
+DEFAULT_EFFORT: Final = "medium"
+DEFAULT_VERBOSITY: Final = "medium"
+"""Said or left out, these share one cache."""
 RETENTIONS: Final = ("in_memory", "in-memory", "24h")
 
 
@@ -31,6 +34,18 @@ def caching_parameters(body: Node) -> dict[str, Any]:
         parameters["cache_ttl_s"] = TTLS_S[ttl]
     if body.has("prompt_cache_retention") and body.choice("prompt_cache_retention", RETENTIONS) == "24h":
         parameters["retention_s"] = 86400.0
+    return parameters
+
+
+def effort_parameters(effort: Node | None, effort_key: str, verbosity: Node | None) -> dict[str, Any]:
+    """Effort and verbosity from the objects that hold them in the API at hand, defaults left out."""
+    parameters: dict[str, Any] = {}
+    if effort is not None and effort.has(effort_key) and (word := effort.choice(effort_key, EFFORTS)) != DEFAULT_EFFORT:
+        parameters["effort"] = word
+    if verbosity is not None and verbosity.has("verbosity"):
+        word = verbosity.choice("verbosity", VERBOSITIES)
+        if word != DEFAULT_VERBOSITY:
+            parameters["verbosity"] = word
     return parameters
 
 

@@ -35,7 +35,7 @@ def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> b
     """One whole `chat.completion`."""
     choices = [_choice(request, i, each) for i, each in enumerate((answer, *answer.others))]
     body = _envelope(request, "chat.completion", created_at_s)
-    return orjson.dumps(body | {"choices": choices, "usage": chat_usage(answer)})
+    return orjson.dumps(body | {"choices": choices, "usage": chat_usage(request, answer)})
 
 
 class ChunkStream:
@@ -72,7 +72,7 @@ class ChunkStream:
         every = enumerate((answer, *answer.others))
         last = b"".join(self._chunk({}, choice=i, finish_reason=finish_reason(each)) for i, each in every)
         if self._include_usage:
-            last += _event(self._envelope | {"choices": [], "usage": chat_usage(answer)})
+            last += _event(self._envelope | {"choices": [], "usage": chat_usage(self._request, answer)})
         return last + DONE
 
     def error(self, error: GatewayError) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
 import orjson
 
 from engine.types import OutputFormat
@@ -27,3 +30,10 @@ def output_format(node: Node | None, *, nested: bool) -> OutputFormat | None:
             schema = holder.json_object("schema") if holder.has("schema") else {}
             return OutputFormat("json_schema", orjson.dumps(schema).decode())
     raise unsupported_value(node.at("type"), clip(kind))
+
+
+def format_parameters(form: OutputFormat | None) -> dict[str, Any]:
+    """The format in the dialects' words: its kind, and the digest of what defines it."""
+    if form is None:
+        return {}
+    return {"output_format": [form.kind, hashlib.sha256(form.definition.encode()).hexdigest()]}

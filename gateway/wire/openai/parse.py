@@ -13,10 +13,9 @@ from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, clip, decode_body
 from gateway.wire.openai.caching import (
     DEFAULT_BREAKPOINT_TTL,
-    EFFORTS,
-    VERBOSITIES,
     cache_control,
     caching_parameters,
+    effort_parameters,
     request_ttl,
 )
 from gateway.wire.openai.choice import parameters as choice_parameters
@@ -151,9 +150,4 @@ def _logit_bias(body: Node) -> dict[int, float]:
 
 def _parameters(body: Node) -> dict[str, Any]:
     """What is not rendered but has a cache of its own, in the dialects' words; defaults are left out."""
-    parameters = caching_parameters(body)
-    if body.has("reasoning_effort"):
-        parameters["effort"] = body.choice("reasoning_effort", EFFORTS)
-    if body.has("verbosity"):
-        parameters["verbosity"] = body.choice("verbosity", VERBOSITIES)
-    return parameters
+    return caching_parameters(body) | effort_parameters(body, "reasoning_effort", body)

@@ -21,7 +21,7 @@ REASONS: Final[Mapping[str, str]] = {
     "prompt_cache_key": "prompt_cache_key_changed",
     "service_tier": "service_tier_changed",
     "tools": "tools_changed",
-    "format": "text_format_changed",
+    "output_format": "text_format_changed",
     "effort": "reasoning_effort_changed",
     "verbosity": "verbosity_changed",
 }
@@ -53,7 +53,6 @@ def traits(request: Request) -> Traits:
     tools = [(tool.name, tool.description, tool.parameters) for tool in prompt.tools]
     settings = {name: str(words.get(name, "")) for name in REASONS} | {"model": request.model, "tools": _digest(tools).hex()}
     settings["service_tier"] = request.wire_options["service_tier"]
-    settings["format"] = _digest(words.get("format")).hex()
     return Traits(settings, [_part_digest(role, part) for role, part in parts], [_length(part) for _, part in parts])
 
 

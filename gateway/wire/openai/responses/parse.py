@@ -14,16 +14,15 @@ from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, decode_body, deeper_than
 from gateway.wire.openai.caching import (
     DEFAULT_BREAKPOINT_TTL,
-    EFFORTS,
-    VERBOSITIES,
     cache_control,
     caching_parameters,
+    effort_parameters,
     request_ttl,
 )
 from gateway.wire.openai.choice import parameters as choice_parameters
 from gateway.wire.openai.choice import tool_choice
 from gateway.wire.openai.errors import from_field, unsupported
-from gateway.wire.openai.format import output_format
+from gateway.wire.openai.format import format_parameters, output_format
 from gateway.wire.openai.parse import MAX_TOP_LOGPROBS, sampling
 from gateway.wire.openai.responses.items import Turns, listed
 from gateway.wire.openai.responses.tools import read_tools
@@ -109,15 +108,8 @@ def _sampling(body: Node, include: list[str]) -> Sampling:
 
 def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
     """What is not rendered but has a cache of its own, in the dialects' words; defaults are left out."""
-    parameters = caching_parameters(body)
-    reasoning, text = body.child("reasoning"), body.child("text")
-    if reasoning is not None and reasoning.has("effort"):
-        parameters["effort"] = reasoning.choice("effort", EFFORTS)
-    if text is not None and text.has("verbosity"):
-        parameters["verbosity"] = text.choice("verbosity", VERBOSITIES)
-    if form is not None:
-        parameters["format"] = [form.kind, form.definition]
-    return parameters
+    efforts = effort_parameters(body.child("reasoning"), "effort", body.child("text"))
+    return caching_parameters(body) | efforts | format_parameters(form)
 
 
 def _echo(body: Node, options: Node) -> dict[str, Any]:
