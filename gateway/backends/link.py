@@ -38,16 +38,17 @@ class Link:
         self._reader = reader
         self._writer = writer
         self._mailboxes: dict[str, Mailbox] = {}
+        self._own: set[str] = set()
         self._serial = itertools.count()
         self._closed: str | None = None
 
     @property
     def num_open(self) -> int:
-        """Requests that still wait for something."""
-        return len(self._mailboxes)
+        """Requests that still wait for something; what the gateway asks on its own account is none."""
+        return len(self._mailboxes) - len(self._own)
 
     @contextmanager
-    def open(self, name: str) -> Iterator[tuple[str, Mailbox]]:
+    def open(self, name: str, *, own: bool = False) -> Iterator[tuple[str, Mailbox]]:
         """A frame id that is unique on this connection, and its mailbox.
 
         Frames that arrive for the id after the block are dropped. Client-chosen request ids may repeat; frame ids never do.
@@ -57,10 +58,13 @@ class Link:
         if self._closed is not None:
             mailbox.close(self._closed)
         self._mailboxes[frame_id] = mailbox
+        if own:
+            self._own.add(frame_id)
         try:
             yield frame_id, mailbox
         finally:
             del self._mailboxes[frame_id]
+            self._own.discard(frame_id)
 
     async def send(self, message: ToEngine) -> None:
         """Hand one frame over, waiting while the engine is slow to read. Cancelling never leaves half a frame.

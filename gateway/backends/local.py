@@ -1,6 +1,6 @@
 """The backend that generates with an engine in a worker process of its own, and keeps one running.
 
-Knows nothing of HTTP and of models; a worker that dies costs its requests an `Overloaded`, and is replaced.
+Knows nothing of HTTP and of models; a worker that dies or hangs costs its requests an `Overloaded`, and is replaced.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from gateway.backends.base import Event, ModelInfo
 from gateway.backends.link import Link, ProtocolError
 from gateway.backends.mailbox import RETRY_AFTER_S
 from gateway.backends.process import Limits, Worker, run_worker
+from gateway.backends.watch import EngineHangs, watch
 from gateway.clock import Clock
 from gateway.errors import EngineFailed, Overloaded
 from gateway.request import Request
@@ -53,6 +54,10 @@ class Patience:
     tick_s: float = 1.0
     healthy_s: float = 60.0
     """A worker that lived this long is restarted at once, whatever happened before it."""
+    watch_s: float = 5.0
+    """From one question whether the worker still gets on to the next."""
+    hang_s: float = 120.0
+    """A worker that has not answered for so long hangs: no step takes that long. It is replaced."""
     backoff_s: tuple[float, ...] = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
     """Waits before the first, second, ... restart in a row; the last repeats."""
 
@@ -112,7 +117,7 @@ class LocalBackend:
             began_s = asyncio.get_running_loop().time()
             try:
                 await self._live()
-                self._log.warning("engine died: starting another")
+                self._log.warning("engine ended: starting another")
             except ModelError as error:
                 if self._model is None:
                     raise
@@ -131,10 +136,14 @@ class LocalBackend:
             try:
                 async with asyncio.TaskGroup() as group:
                     ticking = group.create_task(self._tick(worker.link))
+                    watching = group.create_task(self._watch(worker.link))
                     await worker.link.run()
                     ticking.cancel()
+                    watching.cancel()
             except* ProtocolError as errors:
                 self._log.error("engine broke the protocol", reason=str(errors.exceptions[0]))
+            except* EngineHangs as errors:
+                self._log.error("engine hangs", reason=str(errors.exceptions[0]))
             finally:
                 self._worker = None
                 self._loaded.clear()
@@ -157,6 +166,9 @@ class LocalBackend:
         while True:
             await asyncio.sleep(self._patience.tick_s)
             link.post(Tick(self._clock()))
+
+    async def _watch(self, link: Link) -> None:
+        await watch(link, every_s=self._patience.watch_s, hang_s=self._patience.hang_s)
 
     async def _link(self) -> Link:
         """The connection to a loaded worker, waited for within bounds; `Overloaded` beyond them."""

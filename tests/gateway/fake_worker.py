@@ -86,6 +86,8 @@ class FakeWorker:
             self.say(TextDelta(request_id, "Hello", (1,)))
         if order == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if order == "freeze":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if order == "garbage":
             self.peer.sendall(LENGTH.pack(3) + b"\xc1\xc1\xc1")
             return

@@ -14,7 +14,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ModelError
-from engine.messages import Finished, Started, TextDelta
+from engine.messages import PROTOCOL_VERSION, Finished, Started, TextDelta
 from engine.prompt.types import Message, Prompt, TextPart
 from engine.types import Sampling
 from gateway.backends.local import LocalBackend, Patience
@@ -163,6 +163,18 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path, order: str) -> Non
         assert backend.num_open == 0
 
 
+async def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
+    """Alive and connected but getting nowhere: its requests are told to try again, and the next one is served."""
+    patience = Patience(ready_s=20.0, tick_s=0.01, watch_s=0.05, hang_s=1.5, backoff_s=(0.0,))
+    backend = make_backend(tmp_path, patience=patience, limits=Limits(term_s=0.1))
+    async with running(backend):
+        first = backend.pid
+        with pytest.raises(Overloaded, match="restarted"):
+            await collect(backend, "freeze")
+        assert await collect(backend, "next") == (4, "Hello world", "stop")
+        assert backend.pid != first
+
+
 async def test_killed_from_outside(tmp_path: Path) -> None:
     """SIGKILL while idle: a later request waits for the new worker instead of failing."""
     async with running(make_backend(tmp_path)) as backend:
@@ -178,7 +190,7 @@ async def test_killed_from_outside(tmp_path: Path) -> None:
     [
         ("refuse", "model.safetensors is truncated"),
         ("exit", "exited with status 7"),
-        ("version", r"speaks protocol 2, this gateway 1"),
+        ("version", rf"speaks protocol {PROTOCOL_VERSION + 1}, this gateway {PROTOCOL_VERSION}"),
     ],
 )
 async def test_a_first_worker_that_cannot_load_is_said(tmp_path: Path, mode: str, text: str) -> None:

@@ -1,0 +1,36 @@
+"""Notices an engine that hangs: alive, connected, and getting nowhere. Knows no processes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from engine.messages import EngineStats, Snapshot
+from gateway.backends.link import Link
+from gateway.errors import GatewayError
+
+
+class EngineHangs(Exception):
+    """The engine has not answered a question for longer than any step takes."""
+
+
+async def watch(link: Link, *, every_s: float, hang_s: float) -> None:
+    """Ask the engine for its counters again and again: it answers between any two steps. Runs until cancelled, or raises
+    `EngineHangs` when no answer has come for `hang_s`."""
+    while True:
+        try:
+            async with asyncio.timeout(hang_s):
+                while not await _answers(link):
+                    await asyncio.sleep(every_s)
+        except TimeoutError:
+            raise EngineHangs(f"no answer for {hang_s:g} s") from None
+        await asyncio.sleep(every_s)
+
+
+async def _answers(link: Link) -> bool:
+    """Whether the engine thread itself has answered: a refusal comes from the thread that reads the socket."""
+    with link.open("watch", own=True) as (frame_id, mailbox):
+        await link.send(Snapshot(frame_id))
+        try:
+            return isinstance(await mailbox.get(), EngineStats)
+        except GatewayError:
+            return False
