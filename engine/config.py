@@ -36,7 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 32
     max_step_tokens: int = 512
     max_mixed_tokens: int = 0
-    speculation: Literal["auto", "off"] = "off"
+    speculation: Literal["auto", "off"] = "auto"
     max_queue: int = 256
     num_threads: int = 0
     eviction: Literal["lru", "lfu", "cost"] = "lru"

@@ -92,9 +92,9 @@ class EnginePolicy(Section):
         "0: a quarter of max_step_tokens.",
     )
     speculation: Literal["auto", "off"] = Field(
-        default="off",
+        default="auto",
         description="auto: guess tokens from what was said before where that pays, and verify them. The answer is the same; "
-        "with exact: off within the bound that holds for other batches too.",
+        "without exact mode within the bound that holds for other batches too.",
     )
     max_queue: PositiveCount = Field(default=256, description="Requests that may wait; further ones are refused as overload.")
     num_threads: Count = Field(default=0, description="CPU threads of the engine. 0: one per core.")

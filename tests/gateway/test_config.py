@@ -123,7 +123,7 @@ def test_the_engine_is_set_up_as_the_policy_says(tmp_path: Path) -> None:
     policy = make_policy(
         "models: [{name: m, dtype: float32, context: 100, template: model, "
         "engine: {exact: 'on', kv_bytes: 50%, block_size: 8, max_sequences: 2, "
-        "max_step_tokens: 64, max_mixed_tokens: 16, speculation: auto, max_queue: 3, num_threads: 1}}]\n"
+        "max_step_tokens: 64, max_mixed_tokens: 16, speculation: 'off', max_queue: 3, num_threads: 1}}]\n"
         "eviction: {score: lru}\ntiers: {ram: {bytes: 1MiB, force: true}}"
     )
     config = engine_config(policy, policy.models[0], tmp_path, b"s" * 32)
@@ -131,7 +131,7 @@ def test_the_engine_is_set_up_as_the_policy_says(tmp_path: Path) -> None:
     assert (config.model, config.model_path, config.dtype, config.context) == ("m", str(tmp_path), "float32", 100)
     assert (config.template, config.exact, config.block_size, config.num_threads) == ("model", "on", 8, 1)
     assert (config.max_sequences, config.max_step_tokens, config.max_queue) == (2, 64, 3)
-    assert (config.mixed_tokens, config.speculation) == (16, "auto")
+    assert (config.mixed_tokens, config.speculation) == (16, "off")
     assert (config.eviction, config.ram_nbytes, config.force_ram) == ("lru", 1024**2, True)
 
 
