@@ -141,10 +141,10 @@ class Admission:
         submit, rendered = request.job.submit, request.job.rendered
         if submit.plan.single_flight == "off":
             return False
-        if request.beginning is None:
-            request.beginning = Beginning.of(submit.tenant, pack(rendered.token_ids), self._block_size)
-        beginning = request.beginning
         with self._stats.timed("engine_cache_seconds_total"):
+            if request.beginning is None:
+                request.beginning = Beginning.of(submit.tenant, pack(rendered.token_ids), self._block_size)
+            beginning = request.beginning
             outlook = self._cache.look(submit.tenant, rendered, submit.plan, beginning.ids)
         num_found, num_prompt = outlook.num_found, request.sequence.num_prompt
         found = self._flights.find(beginning, num_found, num_prompt - 1) if submit.plan.read and request.is_patient else None

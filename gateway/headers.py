@@ -105,7 +105,8 @@ def cache_word(bill: Bill) -> CacheWord:
 def cache_status(bill: Bill) -> str:
     """Our member of the `Cache-Status` list, with token counts as prefixed parameters.
 
-    `ttl` is the time left of the last boundary that lives on after this request; `stored` says that something new does.
+    `ttl` is the time left of the last boundary that lives on after this request; `stored` says that something new does;
+    `collapsed` that some of it was computed by another request while this one waited.
     """
     plan, report, usage, word = bill.plan, bill.report, bill.usage, cache_word(bill)
     if word == "bypass" and not plan.store:
@@ -116,6 +117,8 @@ def cache_status(bill: Bill) -> str:
     parameters: dict[str, BareItemType] = {"fwd": Token(_FORWARD[word] if plan.read else "request")}
     if _stored(bill):
         parameters["stored"] = True
+    if report.shared:
+        parameters["collapsed"] = True
     if (ttl_s := _ttl_left_s(bill)) is not None:
         parameters["ttl"] = int(ttl_s)
     if (detail := _detail(bill, word)) is not None:

@@ -16,11 +16,13 @@ class EngineHangs(Exception):
 async def watch(link: Link, *, every_s: float, hang_s: float) -> None:
     """Ask the engine for its counters again and again: it answers between any two steps. Runs until cancelled, or raises
     `EngineHangs` when no answer has come for `hang_s`."""
+    loop = asyncio.get_running_loop()
+    answered_s = loop.time()
     while True:
         try:
-            async with asyncio.timeout(hang_s):
-                while not await _answers(link):
-                    await asyncio.sleep(every_s)
+            async with asyncio.timeout_at(answered_s + hang_s):
+                if await _answers(link):
+                    answered_s = loop.time()
         except TimeoutError:
             raise EngineHangs(f"no answer for {hang_s:g} s") from None
         await asyncio.sleep(every_s)

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import http_sf
+import msgspec
 import pytest
 
 from engine.prompt.types import Position
@@ -128,6 +129,17 @@ def test_cache_status(report: CacheReport, plan: CachePlan, base: Any, word: str
     assert (found["pcg-cache"], found["Cache-Status"]) == (word, status)
     ((name, parameters),) = http_sf.parse(status.encode(), tltype="list")
     assert (str(name), "hit" in parameters) == ("pcg-kv", False)
+
+
+def test_a_request_that_waited_for_another_says_so() -> None:
+    """`collapsed`, as RFC 9211 calls it, whatever it is billed."""
+    report = CacheReport(500, 400, Hit(P1, 400, 287.9), (boundary(P1, 400, 300.0, True),), {"device": 400}, shared=400)
+    assert "; fwd=partial; collapsed; ttl=287; " in headers(report)["Cache-Status"]
+    missed = CacheReport(500, 400, boundaries=(boundary(P1, 400, 300.0),), tiers={"device": 400}, miss=Miss("cold"), shared=400)
+    assert (
+        "; fwd=miss; stored; collapsed; "
+        in headers(missed, msgspec.structs.replace(PLAN, single_flight="write"))["Cache-Status"]
+    )
 
 
 def test_counts() -> None:

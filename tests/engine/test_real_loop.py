@@ -94,7 +94,7 @@ SAMPLINGS: tuple[dict[str, object], ...] = (
 def test_preempted_answers(model: RealModel, render: Renderer) -> None:
     """Three answers in a pool for two, greedy, seeded and penalized: bit-equal to those of an engine of their own."""
     prompts = [tokens(render, TEXT * 30 + f"Question {i}: what does the keeper do next?") for i in range(len(SAMPLINGS))]
-    prompts = [prompt[:60] + [i + 1000] + prompt[60:] for i, prompt in enumerate(prompts)]
+    prompts = [[*prompt[:60], i + 1000, *prompt[60:]] for i, prompt in enumerate(prompts)]
     engine = stepper(model, answer_tokens=16)
     asked = list(zip(prompts, SAMPLINGS, strict=True))
     outcomes = [engine.submit(prompt, max_tokens=48, ignore_eos=True, **sampling) for prompt, sampling in asked]
