@@ -117,7 +117,7 @@ def server_timings(header: str) -> dict[str, float]:
 async def sse_events(content: aiohttp.StreamReader) -> AsyncIterator[dict[str, Any]]:
     """The JSON of each `data:` line, as it arrives."""
     async for line in content:
-        if line.startswith(b"data: "):
+        if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
             yield json.loads(line[6:])
 
 
