@@ -302,9 +302,9 @@ def test_a_process_serves_the_default_model(default_model: Path) -> None:
 
 
 @pytest.mark.engine
-def test_a_worker_never_outlives_its_parent(default_model: Path) -> None:
+def test_a_worker_never_outlives_its_parent(served_model: Path) -> None:
     """When the socket closes the process ends, also in the middle of an answer."""
-    with worker(msgspec.json.encode(config(default_model))) as (process, peer):
+    with worker(msgspec.json.encode(config(served_model))) as (process, peer):
         assert isinstance(peer.receive(), Hello)
         peer.send(submit("long", max_tokens=500))
         assert isinstance(peer.receive(), Started)
@@ -314,9 +314,9 @@ def test_a_worker_never_outlives_its_parent(default_model: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_a_killed_worker_leaves_what_the_next_one_reads(default_model: Path, tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_what_the_next_one_reads(served_model: Path, tmp_path: Path) -> None:
     """After kill -9 a new process reads the entry from its files: the same answer, the same time left, not computed again."""
-    config_json = msgspec.json.encode(config(default_model, exact="on", ssd_path=str(tmp_path), ssd_nbytes=256 * 1024**2))
+    config_json = msgspec.json.encode(config(served_model, exact="on", ssd_path=str(tmp_path), ssd_nbytes=256 * 1024**2))
     answers, reports = [], []
     for name in ("before", "after"):
         with worker(config_json) as (process, peer):

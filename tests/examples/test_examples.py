@@ -1,30 +1,33 @@
-"""The programs in examples/ against a real gateway with the default model: what a stranger runs first."""
+"""The programs in examples/ against a real gateway: what a stranger runs first."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.backend import ScriptedBackend
+from tests.gateway.serving import serving as serving_scripts
 from tools.serving import POLICY, serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PYTHON = sys.executable
-NOTHING_IS_LONG_ENOUGH = f"{POLICY}dialects: [{{match: '*', preset: auto, min_tokens: 8000}}]\n"
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def base_url(default_model: Path) -> Iterator[str]:
-    """A gateway with the default policy, shared by the tests of this file."""
-    with serving() as url:
+def base_url(served_model: Path) -> Iterator[str]:
+    """A gateway with the default policy but for the model, shared by the tests of this file."""
+    with serving(f"{POLICY}models: [{{source: '{served_model}', engine: {{kv_bytes: 1GiB}}}}]\n") as url:
         yield url
 
 
@@ -59,9 +62,12 @@ def test_demo_prints_the_bill(base_url: str) -> None:
         assert cell in done.stdout
 
 
-def test_example_fails_where_nothing_is_cached(default_model: Path) -> None:
-    """Control: with a minimum no document reaches, the program says so and exits with 1."""
-    with serving(NOTHING_IS_LONG_ENOUGH) as url:
-        done = run(PYTHON, str(EXAMPLES / "anthropic_sdk.py"), base_url=url)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "cold: nothing was read" in done.stdout
+async def test_example_fails_where_nothing_is_cached() -> None:
+    """Control: at a gateway whose every answer is a miss, the program says so and exits with 1."""
+    async with serving_scripts(ScriptedBackend()) as served:
+        environ = {**os.environ, "PCG_BASE_URL": served.url}
+        program = str(EXAMPLES / "anthropic_sdk.py")
+        started = await asyncio.create_subprocess_exec(PYTHON, program, cwd=ROOT, env=environ, stdout=PIPE, stderr=PIPE)
+        stdout, stderr = await started.communicate()
+    assert (started.returncode, stderr) == (1, b"")
+    assert b"cold: nothing was read" in stdout

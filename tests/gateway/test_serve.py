@@ -1,4 +1,4 @@
-"""`pcg serve` as a stranger runs it: the default model in a real process, the official SDKs, a clock the test moves."""
+"""`pcg serve` as a stranger runs it: a model in a real process, the official SDKs, a clock the test moves."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def served(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def served(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """The command on a free port, until the module's tests are over; it must then end by itself with status 0."""
     folder = tmp_path_factory.mktemp("serve")
     clock, policy = folder / "now", folder / "policy.yaml"
     clock.write_text(str(NOW_S))
-    policy.write_text("models: [{engine: {kv_bytes: 1GiB}}]\nserver: {drain: {delay: 0s}}")
+    policy.write_text(f"models: [{{source: '{served_model}', engine: {{kv_bytes: 1GiB}}}}]\nserver: {{drain: {{delay: 0s}}}}")
     environ = {key: value for key, value in os.environ.items() if key not in ("PORT", "PCG_POLICY")}
     environ |= {"PCG_TEST_CLOCK": str(clock), "PCG_HOME": str(make_home(folder / "home"))}
     command = [sys.executable, "-m", "gateway.cli", "serve", "--port", "0", "--policy", str(policy)]
@@ -301,6 +301,7 @@ def test_too_long_for_the_model(claude: anthropic.Anthropic, gpt: openai.OpenAI)
     assert told.value.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("served_model", [pytest.param("default", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.parametrize("question", ["한국어로 짧게 인사해 주세요. 안녕하세요 👋", "Repeat: 안녕 🎉🎊 세계"])
 def test_no_broken_characters(claude: anthropic.Anthropic, question: str) -> None:
     """Streamed pieces of Korean and emoji join to the text; no character is broken, not even at `max_tokens`."""
