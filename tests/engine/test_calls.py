@@ -20,8 +20,17 @@ from tests.prompt.kit import BYTES, RENDERERS, result, say, tool
 END = BYTES.special_tokens["<|im_end|>"]
 ASKED = Prompt(messages=(say("user", "How warm?"),), tools=(tool("weather", city={"type": "string"}),))
 CALLS = [("weather", {"city": "Köln"}), ("weather", {"city": "<b>", "days": [1, {"x": "}"}]})]
-FORMATS = {"chatml": "hermes", "qwen3": "hermes", "llama3": "llama3", "mistral": "mistral", "mistral3": "mistral_args"}
-"""Template -> its format."""
+FORMATS = {
+    "chatml": "hermes",
+    "plain": "hermes",
+    "qwen3": "hermes",
+    "phi": "hermes",
+    "llama3": "llama3",
+    "llama31": "llama3",
+    "mistral": "mistral",
+    "mistral3": "mistral_args",
+}
+"""Template -> its format: shipped ones, those in the style of models, and one (phi) that has no place for tools."""
 
 
 def answer_of(template: str, *, text: str = "") -> str:

@@ -112,7 +112,7 @@ class CallParser:
     def _call(self, out: list[CallEvent]) -> bool:
         """Inside an object."""
         num = self._object.feed(self._held, 0, out)
-        self._opened += self._held[:num]
+        self._opened = "" if self._object.begun else self._opened + self._held[:num]
         self._held = self._held[num:]
         if self._object.progress is Progress.OPEN:
             return False
