@@ -30,7 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 8192
     template: str = "auto"
     exact: Literal["auto", "on", "off"] = "auto"
-    runner: Literal["auto", "generic"] = "auto"
+    runner: Literal["auto", "lean", "generic"] = "auto"
     kv_nbytes: int = 2 * 1024**3
     block_size: int = 16
     max_sequences: int = 32

@@ -78,7 +78,9 @@ class EnginePolicy(Section):
     exact: Literal["auto", "on", "off"] = Field(
         default="auto", description="Bit-equal answers with and without the cache. auto: where it costs at most 10 %."
     )
-    runner: Literal["auto", "generic"] = Field(default="auto", description="How the model's forward pass is run.")
+    runner: Literal["auto", "lean", "generic"] = Field(
+        default="auto", description="How the model's forward pass is run. auto: lean for what it does, else generic."
+    )
     device: Device = Field(default="auto", description="auto, cpu, cuda or cuda:N. auto takes CUDA where there is one.")
     kv_bytes: ByteSize = Field(
         default=Size.parse("25%"), description="Size of the KV pool on the device: bytes, or a share of the device's memory."

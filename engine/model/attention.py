@@ -15,8 +15,9 @@ from transformers import AttentionInterface
 
 from engine.errors import ModelUnsupported
 from engine.model.kernels import attend_masked, attend_part, causal_mask, has_parts, merge_parts
-from engine.model.kv_pool import PAD_SLOTS, KvPool, Run, slots_of
+from engine.model.kv_pool import PAD_SLOTS, KvPool, slots_of
 from engine.model.rows import QUERY_ROWS, Group, Span
+from engine.model.runs import Run, cut_runs, skip_runs
 
 ATTENTION_NAME: Final = "pcg_paged"
 MAX_PARTS: Final = 6
@@ -133,7 +134,7 @@ class _Layer:
 
     def _one_row(self, span: Span, query: torch.Tensor, first: int) -> torch.Tensor:
         """A single token sees all its keys: no mask. In exact mode one call whatever runs there are: bits depend on no run."""
-        runs = _skip(span.slots, first)
+        runs = skip_runs(span.slots, first)
         if not has_parts(query.device):
             return attend_masked(query, *self._pass.pool.read(self._layer, runs, span.end - first), None, self._scale)
         whole = self._pass.group.attend == "generated"
@@ -142,7 +143,7 @@ class _Layer:
     def _in_parts(self, span: Span, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """The past without a mask, run by run, and the span itself causally, merged: cheaper than one masked call."""
         parts = [attend_part(query, key, value, self._scale, causal=True)]
-        parts += [self._part(query, piece) for piece in _pieces(_cut(span.slots, span.start))]
+        parts += [self._part(query, piece) for piece in _pieces(cut_runs(span.slots, span.start))]
         return merge_parts(parts)
 
     def _part(self, query: torch.Tensor, runs: tuple[Run, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,7 +152,7 @@ class _Layer:
 
     def _under_mask(self, span: Span, query: torch.Tensor, first: int) -> torch.Tensor:
         """Several rows with a window that hides something, or a device without parts: one masked call over `[first, end)`."""
-        runs = _skip(span.slots, first)
+        runs = skip_runs(span.slots, first)
         keys, values = self._pass.pool.read(self._layer, runs, span.end - first)
         mask = self._pass.mask(span.row, self._window, (span.num_rows, span.start - first, span.end - first), query)
         return attend_masked(query, keys, values, mask, self._scale)
@@ -182,24 +183,3 @@ def _padded(num_keys: int) -> int:
 def _pieces(runs: tuple[Run, ...]) -> list[tuple[Run, ...]]:
     """Runs to attend to one by one, in place; too many are taken together, which copies them."""
     return [(run,) for run in runs] if len(runs) <= MAX_PARTS else [runs]
-
-
-def _cut(runs: tuple[Run, ...], num_slots: int) -> tuple[Run, ...]:
-    """The first `num_slots` slots of `runs`."""
-    kept: list[Run] = []
-    for run in runs:
-        if num_slots <= 0:
-            break
-        kept.append(Run(run.first, min(run.num_slots, num_slots)))
-        num_slots -= run.num_slots
-    return tuple(kept)
-
-
-def _skip(runs: tuple[Run, ...], num_slots: int) -> tuple[Run, ...]:
-    """`runs` without their first `num_slots` slots."""
-    kept: list[Run] = []
-    for run in runs:
-        if run.num_slots > num_slots:
-            kept.append(Run(run.first + num_slots, run.num_slots - num_slots))
-        num_slots = max(0, num_slots - run.num_slots)
-    return tuple(kept)

@@ -31,8 +31,19 @@ def attend_part(
     return out.reshape(num_heads, num_rows, head_dim), lse.reshape(num_heads, num_rows)
 
 
+def attend_row(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token's attention to a part of its keys, and the log-sum-exp of its scores.
+
+    `query [1, num_kv_heads, num_group, head_dim]`: the query heads of a KV head stand as its rows, so that keys are read
+    once. `key` and `value [1, num_kv_heads, num_keys, head_dim]`. Returns the query's shape, and `[1, num_kv_heads,
+    num_group]` fp32.
+    """
+    out, lse = _FLASH_CPU(query, key, value, 0.0, False, scale=scale)
+    return out, lse
+
+
 def merge_parts(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Attention to all keys from attention to disjoint parts of them: `[num_heads, num_rows, head_dim]`."""
+    """Attention to all keys from attention to disjoint parts of them, in the shape of each."""
     out, lse = parts[0]
     for other, other_lse in parts[1:]:
         weight = torch.sigmoid(other_lse - lse).unsqueeze(-1)

@@ -13,6 +13,8 @@ from typing import Final
 
 import torch
 
+from engine.model.runs import Run
+
 PAD_SLOTS: Final = 512
 """Slots after the last page that are zero and stay zero: a view may run past a sequence's end, up to a multiple of this."""
 
@@ -31,36 +33,12 @@ class KvShape:
         return self.num_layers * 2 * page_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """`num_slots` consecutive slots from `first`: a piece of a sequence that can be read in place."""
-
-    first: int
-    num_slots: int
-
-
 def slots_of(runs: Sequence[Run], device: torch.device) -> slice | torch.Tensor:
     """The slots of `runs` in order, in the form `KvPool.write` takes."""
     if len(runs) == 1:
         return slice(runs[0].first, runs[0].first + runs[0].num_slots)
     indices = [slot for run in runs for slot in range(run.first, run.first + run.num_slots)]
     return torch.tensor(indices, dtype=torch.int64, device=device)
-
-
-def runs_of(block_table: Sequence[int], page_size: int, start: int, end: int) -> tuple[Run, ...]:
-    """The slots of tokens `[start, end)` of a sequence as the fewest consecutive runs, in token order."""
-    runs: list[Run] = []
-    position = start
-    while position < end:
-        index = position // page_size
-        page = block_table[index]
-        last = index
-        while (last + 1) * page_size < end and block_table[last + 1] == block_table[last] + 1:
-            last += 1
-        stop = min(end, (last + 1) * page_size)
-        runs.append(Run(page * page_size + position % page_size, stop - position))
-        position = stop
-    return tuple(runs)
 
 
 class KvPool:
@@ -78,6 +56,9 @@ class KvPool:
         self.pad_slot = num_pages * page_size
         dims = (shape.num_layers, 2, self.pad_slot + PAD_SLOTS, shape.num_kv_heads, shape.head_dim)
         self._slots = _zeros(dims, shape.dtype, device)
+        self._planes = tuple((layer[0], layer[1]) for layer in self._slots)
+        by_head = self._slots.transpose(2, 3).unsqueeze(2)
+        self._sides = tuple((by_head[layer, 0], by_head[layer, 1]) for layer in range(shape.num_layers))
         self._scratch = torch.zeros((2, 0, shape.num_kv_heads, shape.head_dim), dtype=shape.dtype, device=device)
 
     @property
@@ -93,6 +74,33 @@ class KvPool:
                 self._slots[layer, side, slots] = finite
             else:
                 self._slots[layer, side].index_copy_(0, slots, finite)
+
+    def put(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: slice | torch.Tensor) -> None:
+        """As `write`, of any floating dtype and unchecked: `keep_finite` must follow before anyone else reads the pool."""
+        for side, new in zip(self._planes[layer], (key, value), strict=True):
+            if isinstance(slots, slice):
+                side[slots] = new
+            else:
+                side.index_copy_(0, slots, new.to(self.shape.dtype))
+
+    def keep_finite(self, slots: slice | torch.Tensor) -> None:
+        """Make what was `put` in `slots`, in all layers, finite: one sum where it is, which is nearly always."""
+        written = self._slots[:, :, slots]
+        if not bool(written.sum(dtype=torch.float32).isfinite()):
+            self._slots[:, :, slots] = torch.nan_to_num(written, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def sides(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All slots' keys and values in place, as `[1, num_kv_heads, num_slots, head_dim]` each."""
+        return self._sides[layer]
+
+    def gather(self, layer: int, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `runs`, shaped as `sides`; see `read` for how long they last."""
+        key, value = self.read(layer, runs, sum(run.num_slots for run in runs))
+        return key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
+
+    def empty(self, size: int) -> torch.Tensor:
+        """`size` values of the pool's dtype on its device, whatever they are."""
+        return torch.empty(size, dtype=self.shape.dtype, device=self.device)
 
     def read(self, layer: int, runs: Sequence[Run], num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `runs`, extended to `num_slots` slots, as `[num_slots, num_kv_heads, head_dim]` each.

@@ -16,11 +16,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from engine.config import EngineConfig
 from engine.errors import ModelDamaged, ModelError, ModelUnsupported
 from engine.model import attention, experts
-from engine.model.check import check_exact, check_faithful
+from engine.model.check import check_exact, check_faithful, check_layers, reference_logits
+from engine.model.generic import GenericForward
 from engine.model.kv_pool import KvPool, KvShape
+from engine.model.lean import LeanForward
+from engine.model.lean_weights import take_weights, why_not_lean
 from engine.model.manifest import ModelFiles, check_folder, content_digest
 from engine.model.rows import RowGroups
-from engine.model.runner import Identity, LogitsSink, TorchRunner
+from engine.model.runner import Forward, Identity, LogitsSink, TorchRunner
 from engine.model.support import check_supported, fit_context, has_experts, layer_windows
 
 LAYOUT_VERSION: Final = 1
@@ -51,19 +54,50 @@ def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None) -> 
     placement = _place(config)
     torch.set_num_threads(placement.num_threads)
     exact = choose_exact(config)
+    runner = choose_runner(config, model_config, placement.device, exact=exact)
     model = _load_model(files, model_config, placement, exact=exact)
     identity = Identity(
-        fingerprint=_fingerprint(config, files, placement, exact=exact),
+        fingerprint=_fingerprint(config, files, placement, runner=runner, exact=exact),
         windows=layer_windows(model_config),
         rows=RowGroups() if exact else None,
     )
     shape = _kv_shape(model_config, placement)
     pool = KvPool(shape, _num_pages(config, shape), config.block_size, placement.device)
-    runner = TorchRunner(model, pool, identity, logits_sink)
-    check_faithful(model, pool, identity)
-    if exact:
-        check_exact(model, pool, identity)
-    return runner
+    forward = _checked(model, pool, identity, runner)
+    return TorchRunner(forward, pool, identity, logits_sink)
+
+
+def choose_runner(config: EngineConfig, model_config: PreTrainedConfig, device: torch.device, *, exact: bool) -> str:
+    """The rule of `runner: auto`: lean where it does the model, on a CPU in fast mode, else generic.
+
+    Raises `ModelUnsupported` where lean is asked for and cannot do it.
+    """
+    if config.runner == "generic":
+        return "generic"
+    reason = why_not_lean(model_config)
+    if reason is None and exact:
+        reason = "exact mode is the generic runner's"
+    if reason is None and device.type != "cpu":
+        reason = f"it runs on the CPU, not on {device.type}"
+    if reason is not None and config.runner == "lean":
+        raise ModelUnsupported(f"runner: lean cannot be used: {reason}; set runner: auto")
+    return "lean" if reason is None else "generic"
+
+
+def _checked(model: Any, pool: KvPool, identity: Identity, runner: str) -> Forward:
+    """The model's forward pass, which has shown that it is transformers' own; of lean's model only the weights remain."""
+    name, vocabulary = type(model).__name__, model.config.vocab_size
+    if runner == "lean":
+        reference = reference_logits(model, pool.page_size)
+        forward: Forward = LeanForward(take_weights(model), pool, identity)
+    else:
+        check_layers(model, pool, identity)
+        reference = reference_logits(model, pool.page_size)
+        forward = GenericForward(model, pool, identity)
+    check_faithful(name, forward, pool, reference)
+    if identity.rows is not None:
+        check_exact(name, forward, pool, identity.rows, vocabulary)
+    return forward
 
 
 def choose_exact(config: EngineConfig) -> bool:
@@ -158,13 +192,13 @@ def _num_pages(config: EngineConfig, shape: KvShape) -> int:
     return num_pages
 
 
-def _fingerprint(config: EngineConfig, files: ModelFiles, placement: _Placement, *, exact: bool) -> str:
+def _fingerprint(config: EngineConfig, files: ModelFiles, placement: _Placement, *, runner: str, exact: bool) -> str:
     """Hex SHA-256 over everything a token's KV bits depend on. In exact mode that includes the machine's kernels."""
     parts: dict[str, object] = {
         "layout": LAYOUT_VERSION,
         "weights": content_digest(files),
         "dtype": config.dtype,
-        "runner": "generic",
+        "runner": runner,
         "block_size": config.block_size,
         "context": config.context,
         "torch": torch.__version__,

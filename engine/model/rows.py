@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from engine.model.kv_pool import Run, runs_of
+from engine.model.runs import Run, RunTables
 from engine.schedule.sequence import Slice
 
 Attend: TypeAlias = Literal["free", "prompt", "generated"]
@@ -68,27 +68,27 @@ class Group:
     attend: Attend
 
 
-def one_group(slices: Seq[Slice], page_size: int) -> Group:
+def one_group(slices: Seq[Slice], tables: RunTables) -> Group:
     """All slices in one unpadded forward pass."""
     spans: list[Span] = []
     row = 0
     for index, piece in enumerate(slices):
-        spans.append(_span(piece, index, (piece.start, piece.end), row, page_size))
+        spans.append(_span(piece, index, (piece.start, piece.end), row, tables))
         row += spans[-1].num_rows
     return Group(tuple(spans), row, sum(span.num_sampled for span in spans), "free")
 
 
-def fixed_groups(slices: Seq[Slice], page_size: int, rows: RowGroups) -> Iterator[Group]:
+def fixed_groups(slices: Seq[Slice], tables: RunTables, rows: RowGroups) -> Iterator[Group]:
     """Forward passes of fixed row counts, in an order in which every token's predecessors come no later.
 
     A token's kind follows from its position alone: below `num_prompt` it is a prompt token, whatever step computes it, so
     that a sequence computed again after preemption gets the same bits.
     """
-    yield from _pack(slices, page_size, rows, prompt=True)
-    yield from _pack(slices, page_size, rows, prompt=False)
+    yield from _pack(slices, tables, rows, prompt=True)
+    yield from _pack(slices, tables, rows, prompt=False)
 
 
-def _pack(slices: Seq[Slice], page_size: int, rows: RowGroups, *, prompt: bool) -> Iterator[Group]:
+def _pack(slices: Seq[Slice], tables: RunTables, rows: RowGroups, *, prompt: bool) -> Iterator[Group]:
     num_rows = rows.prefill if prompt else rows.decode
     spans: list[Span] = []
     used = sampled = 0
@@ -103,7 +103,7 @@ def _pack(slices: Seq[Slice], page_size: int, rows: RowGroups, *, prompt: bool) 
         while position < end:
             # A generated token attends alone, as one query row: only so are its bits the same in any batch.
             take = min(end - position, num_rows - used) if prompt else 1
-            spans.append(_span(piece, index, (position, position + take), used, page_size))
+            spans.append(_span(piece, index, (position, position + take), used, tables))
             position, used, sampled = position + take, used + take, sampled + spans[-1].num_sampled
             if used == num_rows or sampled == rows.sampled:
                 yield close()
@@ -112,7 +112,7 @@ def _pack(slices: Seq[Slice], page_size: int, rows: RowGroups, *, prompt: bool) 
         yield close()
 
 
-def _span(piece: Slice, index: int, bounds: tuple[int, int], row: int, page_size: int) -> Span:
+def _span(piece: Slice, index: int, bounds: tuple[int, int], row: int, tables: RunTables) -> Span:
     """`bounds` never cut between rows that are sampled: those of a draft are one by one in exact mode."""
     start, end = bounds
     sequence = piece.sequence
@@ -122,8 +122,8 @@ def _span(piece: Slice, index: int, bounds: tuple[int, int], row: int, page_size
         row=row,
         start=start,
         token_ids=(*sequence.token_ids[start:end], *piece.draft[max(start - num_known, 0) : max(end - num_known, 0)]),
-        slots=runs_of(sequence.block_table, page_size, 0, end),
-        written=runs_of(sequence.block_table, page_size, start, end),
+        slots=tables.cover(sequence, 0, end),
+        written=tables.cover(sequence, start, end),
         slice_index=index,
         num_sampled=max(0, end - max(start, first_sampled)),
     )

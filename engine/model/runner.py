@@ -1,22 +1,36 @@
-"""The generic runner: any supported transformers model over the paged pool, in fast or exact mode. Knows no scheduling."""
+"""The runner: a forward pass over the paged pool, and what surrounds any of them. Knows no scheduling and no model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 
-from engine.model.attention import Pass
 from engine.model.kv_pool import KvPool
-from engine.model.rows import Group, RowGroups, fixed_groups, one_group
+from engine.model.rows import RowGroups
 from engine.model.sampler import sample
 from engine.schedule.sequence import Sampled, Slice
 
 LogitsSink: TypeAlias = Callable[[str, int, torch.Tensor], None]
 """Called with request id, number of tokens the row has seen, and the row's logits `[vocab]`: for tests and measurements."""
+
+
+class Forward(Protocol):
+    """A model's forward pass over a pool of pages. Called by one thread."""
+
+    name: str
+    """Which one it is: `generic`, `lean`."""
+
+    def __call__(self, slices: Seq[Slice]) -> torch.Tensor:
+        """Write the slices' KV and return fp32 logits `[num_rows, vocab]`.
+
+        One row for each slice that samples and one for each of its draft's tokens, in order. Every slice's block table
+        covers its tokens, the draft's included.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +45,29 @@ class Identity:
 class TorchRunner:
     """Implements `engine.schedule.runner.Runner`. Used by one thread."""
 
-    def __init__(self, model: Any, pool: KvPool, identity: Identity, logits_sink: LogitsSink | None = None) -> None:
-        self.name = "generic"
+    def __init__(self, forward: Forward, pool: KvPool, identity: Identity, logits_sink: LogitsSink | None = None) -> None:
+        self.name = forward.name
         self.device = pool.device.type
         self.fingerprint = identity.fingerprint
         self.num_pages = pool.num_pages
         self.page_nbytes = pool.page_nbytes
         self.exact = identity.rows is not None
         self.reuse_decode_kv = identity.rows is None or identity.rows.prefill == identity.rows.decode
-        self._model = model
+        self._forward: Forward | None = forward
         self._pool: KvPool | None = pool
-        self._identity = identity
         self._sink = logits_sink
 
     def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
         """See `Runner.step`. Every slice's block table must cover its tokens, the draft's included."""
-        rows: list[list[torch.Tensor]] = [[] for _ in slices]
-        for group in self._groups(slices):
-            logits = iter(run_group(self._model, Pass(group, self._open(), self._identity.windows)))
-            for span in group.spans:
-                for end in range(span.end - span.num_sampled + 1, span.end + 1):
-                    row = next(logits)
-                    rows[span.slice_index].append(row)
-                    if self._sink is not None:
-                        self._sink(slices[span.slice_index].sequence.request_id, end, row)
+        if self._forward is None:
+            raise RuntimeError("the runner is closed")
+        if not slices:
+            return []
+        logits = self._forward(slices)
         wanted = [piece for piece in slices if piece.sample]
-        sampled = iter(sample(torch.stack([row for of_slice in rows for row in of_slice]), wanted) if wanted else [])
+        if self._sink is not None:
+            self._show(logits, wanted)
+        sampled = iter(sample(logits, wanted) if wanted else [])
         return [next(sampled) if piece.sample else None for piece in slices]
 
     def copy_page(self, source: int, target: int, num_tokens: int) -> None:
@@ -74,35 +85,16 @@ class TorchRunner:
     def close(self) -> None:
         """Release weights and pool. Idempotent."""
         self._pool = None
-        self._model = None
+        self._forward = None
 
     def _open(self) -> KvPool:
         if self._pool is None:
             raise RuntimeError("the runner is closed")
         return self._pool
 
-    def _groups(self, slices: Seq[Slice]) -> Iterable[Group]:
-        page_size = self._open().page_size
-        if self._identity.rows is not None:
-            return fixed_groups(slices, page_size, self._identity.rows)
-        return [one_group(slices, page_size)] if slices else []
-
-
-def run_group(model: Any, context: Pass) -> torch.Tensor:
-    """One forward pass of a group, writing its KV; returns fp32 logits `[num_wanted, vocab]` of the spans that ask for them."""
-    group, device = context.group, context.pool.device
-    pad = group.num_rows - context.num_rows
-    token_ids = [token for span in group.spans for token in span.token_ids] + [0] * pad
-    positions = [position for span in group.spans for position in range(span.start, span.end)] + [0] * pad
-    wanted = [span.row + row for span in group.spans for row in range(span.num_rows - span.num_sampled, span.num_rows)]
-    head_rows = wanted + [0] * (group.num_sampled - len(wanted))
-    with torch.inference_mode():
-        output = model(
-            input_ids=torch.tensor([token_ids], dtype=torch.int64, device=device),
-            position_ids=torch.tensor([positions], dtype=torch.int64, device=device),
-            use_cache=False,
-            logits_to_keep=torch.tensor(head_rows, dtype=torch.int64, device=device),
-            pcg_pass=context,
-        )
-        logits: torch.Tensor = output.logits[0, : len(wanted)].float()
-        return logits
+    def _show(self, logits: torch.Tensor, wanted: Seq[Slice]) -> None:
+        assert self._sink is not None
+        rows = iter(logits)
+        for piece in wanted:
+            for num_seen in range(piece.start + piece.num_tokens, piece.end + 1):
+                self._sink(piece.sequence.request_id, num_seen, next(rows))

@@ -13,14 +13,16 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
+    MistralConfig,
     MixtralConfig,
     PreTrainedConfig,
+    Qwen2Config,
     Qwen3Config,
 )
 
 VOCABULARY: Final = 320
 WINDOW: Final = 24
-"""Gemma's sliding window, smaller than any prompt of the tests."""
+"""Gemma's and Mistral's sliding window, smaller than any prompt of the tests."""
 
 _SHAPE: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY,
@@ -47,12 +49,21 @@ _CONFIGS: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
     "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
 }
 
+_LEAN_ONLY: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
+    "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
+}
+
 FAMILIES: Final = tuple(_CONFIGS)
+"""Those that show what the generic runner must know."""
+
+LEAN_FAMILIES: Final = ("llama", "qwen2", "qwen3", "mistral")
+"""Those the lean runner does."""
 
 
 def tiny_config(family: str) -> PreTrainedConfig:
     """The configuration of a family's tiny model."""
-    return _CONFIGS[family]()
+    return (_CONFIGS | _LEAN_ONLY)[family]()
 
 
 def save_tiny_model(family: str, folder: Path) -> Path:

@@ -106,7 +106,7 @@ def test_batch_does_not_matter(cold: Cold) -> None:
         for piece, token in zip(slices, driver.runner.step(slices), strict=True):
             if piece.sample:
                 assert token is not None
-                piece.sequence.token_ids.append(token)
+                piece.sequence.token_ids += token.token_ids
     driver.decode([others[0], mine, others[1]], NUM_OUTPUT - 1)
     cold.check(mine)
     assert torch.equal(driver.logits["other0"][80], driver.logits["other1"][80])
@@ -162,8 +162,8 @@ def test_default_model_hit_equals_miss(default_model: Path) -> None:
     first, second = driver.runner.step([Slice(other, 0, 40, True), Slice(hit, 201, 89, True)])
     assert first is not None
     assert second is not None
-    other.token_ids.append(first)
-    hit.token_ids.append(second)
+    other.token_ids += first.token_ids
+    hit.token_ids += second.token_ids
     driver.decode([hit, other], 4)
     assert hit.token_ids == cold.token_ids
     assert all(torch.equal(driver.logits["hit"][n], driver.logits["cold"][n]) for n in range(290, 295))

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from engine.schedule.sequence import Sequence, Slice
-from tests.fakes.tiny_models import FAMILIES, VOCABULARY
+from tests.fakes.tiny_models import FAMILIES, LEAN_FAMILIES, VOCABULARY
 from tests.fakes.torch_driver import Driver
 
 pytestmark = pytest.mark.engine
@@ -32,11 +32,19 @@ EXPERTS_BOUND: Final = {"bfloat16": 0.4, "float32": 2e-5}
 Loaded = tuple[str, str, Driver]
 
 
-@pytest.fixture(scope="module", params=list(itertools.product(FAMILIES, ("bfloat16", "float32"))), ids="-".join)
+MODELS: Final = [
+    (runner, family, dtype)
+    for runner, families in (("generic", FAMILIES), ("lean", LEAN_FAMILIES))
+    for family, dtype in itertools.product(families, ("bfloat16", "float32"))
+]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def loaded(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Iterator[Loaded]:
-    """One fast-mode driver per family and dtype."""
-    family, dtype = request.param
-    driver = Driver(tiny_folder(family), dtype=dtype, exact="off")
+    """One fast-mode driver per runner, family and dtype."""
+    runner, family, dtype = request.param
+    driver = Driver(tiny_folder(family), dtype=dtype, exact="off", runner=runner)
+    assert driver.runner.name == runner
     yield family, dtype, driver
     driver.runner.close()
 
@@ -148,6 +156,22 @@ def test_hit_stays_in_bound_on_the_default_model(default_model: Path, dtype: str
 def test_empty_step(loaded: Loaded) -> None:
     """A step without slices computes nothing."""
     assert loaded[2].runner.step([]) == []
+
+
+def test_draft_rows_are_those_of_single_steps(loaded: Loaded) -> None:
+    """A draft's rows, behind one sequence and beside another's prefill, get the logits that one token a step gives."""
+    family, dtype, driver = loaded
+    single = driver.sequence("single", TOKENS[:70], range(10))
+    driver.prefill(single)
+    driver.force(single, TOKENS[70:74])
+    drafted = driver.sequence("drafted", TOKENS[:70], [12, 11, 14, 15, 16])
+    driver.prefill(drafted)
+    drafted.token_ids[70:] = [TOKENS[70]]
+    beside = driver.sequence("beside", TOKENS[80:120], range(20, 23))
+    driver.runner.step([Slice(drafted, 70, 1, True, draft=tuple(TOKENS[71:74])), Slice(beside, 0, 40, False)])
+    rows = differences(driver.logits["drafted"], driver.logits["single"])
+    assert sorted(driver.logits["drafted"]) == [70, 71, 72, 73, 74]
+    check_bound(rows, (EXPERTS_BOUND if family == "mixtral" else FAST_BOUND)[dtype])
 
 
 def test_sequences_do_not_see_each_other(loaded: Loaded) -> None:

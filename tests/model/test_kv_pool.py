@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.model.kv_pool import PAD_SLOTS, KvPool, KvShape, Run, slots_of
+from engine.model.kv_pool import PAD_SLOTS, KvPool, KvShape, slots_of
+from engine.model.runs import Run
 
 pytestmark = pytest.mark.engine
 
@@ -100,3 +101,20 @@ def test_wrong_sizes_are_refused() -> None:
         pool.copy_page(0, 1, 5)
     with pytest.raises(ValueError, match="zip"):
         pool.write_pages([0, 1], pool.read_pages([0]))
+
+
+@pytest.mark.parametrize("slots", [slice(3, 6), torch.tensor([3, 9, 4])], ids=["run", "scattered"])
+def test_what_is_put_is_made_finite(slots: slice | torch.Tensor) -> None:
+    """NaN and infinity put into any layer are zero after `keep_finite`; all else stays."""
+    pool = KvPool(KvShape(2, 1, 2, torch.float32), 4, 4, CPU)
+    good = torch.arange(6.0).view(3, 1, 2)
+    bad = good.clone()
+    bad[1, 0, 0], bad[2, 0, 1] = float("nan"), float("inf")
+    pool.put(0, good, good + 6, slots)
+    pool.put(1, bad, good + 6, slots)
+    pool.keep_finite(slots)
+    order = torch.arange(16)[slots]
+    key, value = (side[0, 0, order] for side in pool.sides(1))
+    assert key.tolist() == [[0, 1], [0, 3], [4, 0]]
+    assert value.tolist() == (good + 6)[:, 0].tolist()
+    assert pool.sides(0)[0][0, 0, order].tolist() == good[:, 0].tolist()

@@ -26,6 +26,7 @@ from transformers import (
 from engine.config import EngineConfig
 from engine.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported
 from engine.model.attention import paged_attention
+from engine.model.lean_weights import why_not_lean
 from engine.model.load import load_runner
 from engine.model.support import check_supported, fit_context, layer_windows
 from tests.fakes.tiny_models import FAMILIES, WINDOW, tiny_config
@@ -260,3 +261,83 @@ def test_bidirectional_attention_is_refused() -> None:
     config = Gemma3TextConfig(use_bidirectional_attention=True, architectures=["Gemma3ForCausalLM"])
     with pytest.raises(ModelUnsupported, match="bidirectional"):
         check_supported(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "name"),
+    [
+        ("llama", {}, "lean"),
+        ("qwen2", {"runner": "lean"}, "lean"),
+        ("llama", {"runner": "generic"}, "generic"),
+        ("llama", {"exact": "on"}, "generic"),
+        ("gemma3", {}, "generic"),
+        ("mixtral", {}, "generic"),
+    ],
+    ids=str,
+)
+def test_choice_of_runner(tiny_folder: Folder, family: str, options: dict[str, Any], name: str) -> None:
+    """`auto` takes the lean runner where it does the model, in fast mode, and the generic one everywhere else."""
+    driver = Driver(tiny_folder(family), **options)
+    assert driver.runner.name == name
+    driver.runner.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "words"),
+    [("gemma3", {}, "Gemma3ForCausalLM"), ("llama", {"exact": "on"}, "exact mode")],
+    ids=str,
+)
+def test_lean_is_refused_by_name(tiny_folder: Folder, family: str, options: dict[str, Any], words: str) -> None:
+    """Asked for by name where it cannot be used, the lean runner says why."""
+    with pytest.raises(ModelUnsupported, match=words):
+        load(tiny_folder(family), runner="lean", **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "a part of each head"),
+    ],
+    ids=str,
+)
+def test_lean_leaves_to_generic(changes: dict[str, Any], words: str) -> None:
+    """What the lean forward pass does not implement is found in the configuration, and named."""
+    config = LlamaConfig(**TINY, architectures=["LlamaForCausalLM"])
+    assert why_not_lean(config) is None
+    for name, value in changes.items():
+        setattr(config, name, value)
+    assert words in str(why_not_lean(config))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_lean_scales_positions_as_transformers_does(folder: Path, rope: dict[str, Any]) -> None:
+    """Each rotary scaling gives transformers' own logits in float32, or loading would refuse it."""
+    edit_config(folder, rope_parameters=rope)
+    driver = Driver(folder, runner="lean", dtype="float32")
+    assert driver.runner.name == "lean"
+    driver.runner.close()
+
+
+def test_runners_have_fingerprints_of_their_own(tiny_folder: Folder) -> None:
+    """KV of one runner is never found by the other."""
+    drivers = [Driver(tiny_folder("llama"), runner=runner) for runner in ("lean", "generic")]
+    assert drivers[0].runner.fingerprint != drivers[1].runner.fingerprint
+    for driver in drivers:
+        driver.runner.close()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.kv_pool import Run, runs_of
 from engine.model.rows import RowGroups, fixed_groups, one_group
+from engine.model.runs import Run, RunTable, RunTables
 from engine.schedule.sequence import Sequence, Slice
 from engine.types import Sampling
 
@@ -21,6 +21,20 @@ def made(num_prompt: int, num_output: int) -> Sequence:
     """A sequence whose token ids are their positions."""
     total = num_prompt + num_output
     return Sequence("r", list(range(total)), num_prompt, Sampling(max_tokens=1), block_table=list(range(-(-total // PAGE))))
+
+
+def tables_of(slices: list[Slice]) -> RunTables:
+    """The run tables of the slices' sequences."""
+    tables = RunTables(PAGE)
+    tables.renew(piece.sequence for piece in slices)
+    return tables
+
+
+def runs_of(table: list[int], start: int, end: int) -> list[Run]:
+    """The runs of tokens `[start, end)` of a sequence on these pages."""
+    made = RunTable(table, PAGE)
+    made.extend()
+    return list(made.cover(start, end))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +51,7 @@ def made(num_prompt: int, num_output: int) -> Sequence:
 )
 def test_runs(table: list[int], start: int, end: int, expected: list[Run]) -> None:
     """Consecutive pages are one run, cut at the tokens asked for."""
-    assert list(runs_of(table, PAGE, start, end)) == expected
+    assert runs_of(table, start, end) == expected
 
 
 @given(table=st.lists(st.integers(0, 9), min_size=1, max_size=6), data=st.data())
@@ -45,21 +59,43 @@ def test_runs_name_every_slot_once(table: list[int], data: st.DataObject) -> Non
     """Runs list the slots of the tokens, in order."""
     start = data.draw(st.integers(0, len(table) * PAGE))
     end = data.draw(st.integers(start, len(table) * PAGE))
-    slots = [run.first + i for run in runs_of(table, PAGE, start, end) for i in range(run.num_slots)]
+    slots = [run.first + i for run in runs_of(table, start, end) for i in range(run.num_slots)]
     assert slots == [table[t // PAGE] * PAGE + t % PAGE for t in range(start, end)]
+
+
+@given(cuts=st.lists(st.integers(1, 5), max_size=6), pages=st.lists(st.integers(0, 9), min_size=30, max_size=30))
+def test_a_growing_table_is_followed(cuts: list[int], pages: list[int]) -> None:
+    """A run table that grew with its block table says what one made at once says."""
+    block_table: list[int] = []
+    grown = RunTable(block_table, PAGE)
+    for cut in cuts:
+        block_table += pages[len(block_table) : len(block_table) + cut]
+        grown.extend()
+        assert list(grown.cover(0, len(block_table) * PAGE)) == runs_of(block_table, 0, len(block_table) * PAGE)
+
+
+def test_other_pages_are_noticed() -> None:
+    """A sequence that got another block table is not looked for in its old pages."""
+    sequence = made(8, 0)
+    tables = RunTables(PAGE)
+    tables.renew([sequence])
+    sequence.block_table = [7, 3]
+    tables.renew([sequence])
+    assert tables.cover(sequence, 0, 8) == (Run(28, 4), Run(12, 4))
 
 
 def test_one_group_packs_everything() -> None:
     """Fast mode: one pass, no padding, a head row per sampling slice."""
     slices = [Slice(made(10, 0), 2, 5, False), Slice(made(3, 1), 3, 1, True)]
-    group = one_group(slices, PAGE)
+    group = one_group(slices, tables_of(slices))
     assert [(span.row, span.start, span.num_rows, span.num_sampled) for span in group.spans] == [(0, 2, 5, 0), (5, 3, 1, 1)]
     assert (group.num_rows, group.num_sampled, group.attend) == (6, 1, "free")
 
 
 def test_fixed_groups_by_position() -> None:
     """A slice over the end of its prompt is prompt rows first, then generated rows, one span each."""
-    groups = list(fixed_groups([Slice(made(10, 3), 1, 12, True)], PAGE, ROWS))
+    slices = [Slice(made(10, 3), 1, 12, True)]
+    groups = list(fixed_groups(slices, tables_of(slices), ROWS))
     shape = [(g.attend, g.num_rows, g.num_sampled, [(s.start, s.num_rows, s.num_sampled) for s in g.spans]) for g in groups]
     assert shape == [
         ("prompt", 8, 0, [(1, 8, False)]),
@@ -70,7 +106,8 @@ def test_fixed_groups_by_position() -> None:
 
 def test_head_rows_are_bounded() -> None:
     """A group closes when its head rows are full, so that the head's row count never changes."""
-    groups = list(fixed_groups([Slice(made(2, 0), 0, 2, True) for _ in range(3)], PAGE, ROWS))
+    slices = [Slice(made(2, 0), 0, 2, True) for _ in range(3)]
+    groups = list(fixed_groups(slices, tables_of(slices), ROWS))
     assert [(len(g.spans), g.num_sampled) for g in groups] == [(2, 2), (1, 2)]
 
 
@@ -86,7 +123,7 @@ def test_every_token_once_and_in_order(pieces: list[tuple[int, int, int, bool]])
         slices.append(Slice(made(num_prompt, num_output), start, total - start, sample))
     seen: dict[int, list[int]] = {index: [] for index in range(len(slices))}
     sampled = []
-    for group in fixed_groups(slices, PAGE, ROWS):
+    for group in fixed_groups(slices, tables_of(slices), ROWS):
         rows = [row for span in group.spans for row in range(span.row, span.row + span.num_rows)]
         assert rows == list(range(len(rows)))
         assert len(rows) <= group.num_rows
