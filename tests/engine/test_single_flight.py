@@ -12,8 +12,8 @@ from engine.store.memory import MemoryStore
 from engine.types import CachePlan, CacheReport
 from gateway.dialects.anthropic import usage as anthropic_usage
 from gateway.dialects.openai import usage as openai_usage
-from policies.rules import DialectRules
 from tests.fakes.lanes import ManualIo, manual_tiers
+from tests.fakes.rules import ANTHROPIC, rules
 from tests.fakes.runner import FakeRunner
 from tests.fakes.stepper import Outcome, Stepper
 
@@ -216,21 +216,7 @@ def test_what_lies_below_is_read_once() -> None:
 
 # What followers pay ------------------------------------------------------------------------------------------------------
 
-RULES = DialectRules(
-    preset="anthropic",
-    min_tokens=16,
-    lookback=20,
-    max_breakpoints=4,
-    ttl_classes={"5m": 300.0, "1h": 3600.0},
-    default_ttl_s=300.0,
-    automatic=True,
-    read_step=1,
-    bills_writes=True,
-    unmarked_ttl_s=300.0,
-    usage_mode="provider",
-    marker_errors="strict",
-    drop_billing_nonce=True,
-)
+RULES = rules(ANTHROPIC, min_tokens=16)
 
 
 def followers(bill: Literal["read", "write"], *, marks: Sequence[int], num_shared: int = 400) -> tuple[Outcome, Outcome]:
@@ -290,7 +276,7 @@ def test_measured_is_what_was_skipped() -> None:
     report = CacheReport(num_prompt=100, skipped=90, shared=90, tiers={"device": 90})
     usage = openai_usage(
         report,
-        DialectRules(**{**{name: getattr(RULES, name) for name in RULES.__slots__}, "usage_mode": "measured"}),
+        rules(ANTHROPIC, usage_mode="measured"),
         CachePlan(any_prefix=True, single_flight="write"),
         1,
     )
