@@ -23,7 +23,8 @@ class Record:
 
     `model` is the id asked for, `served_by` the policy's model that answers for it. `error` is the class name of the
     `GatewayError`. `bill` is None where nothing is owed: refused, failed, or cancelled before the engine started. `phases`
-    are seconds by name: where gateway and engine spent time besides computing tokens.
+    are seconds by name: where gateway and engine spent time besides computing tokens. `warnings` name what was changed on
+    the client's behalf.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class Record:
     bill: Bill | None = None
     ttft_s: float | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -48,6 +48,7 @@ class Metrics:
         self._overhead = self._histogram(
             "pcg_overhead_seconds", "Time spent on a request besides computing tokens.", _SHORT_SECONDS, "phase"
         )
+        self._changed = self._counter("pcg_changed_requests", "Requests changed on the client's behalf, by warning.", "warning")
         self._inflight = self._gauge("pcg_inflight", "Requests being served now.")
         self._restarts = self._counter("pcg_worker_restarts", "Engine workers started to replace one that died.", "model")
         self._up = self._gauge("pcg_worker_up", "Whether the model's engine worker is serving.", "model")
@@ -77,6 +78,8 @@ class Metrics:
         self._requests.labels(record.wire, record.route, f"{record.status // 100}xx", record.error or "").inc()
         for phase, seconds in record.phases.items():
             self._overhead.labels(phase).observe(seconds)
+        for warning in record.warnings:
+            self._changed.labels(warning).inc()
         word = cache_word(record.bill) if record.bill else "unknown"
         if record.ttft_s is not None:
             self._ttft.labels(word).observe(record.ttft_s)

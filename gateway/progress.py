@@ -191,6 +191,7 @@ class Progress:
             bill=None if self.outcome == "failed" else self.bill(),
             ttft_s=self.ttft_s,
             phases=self.phases,
+            warnings=self.warnings() if self.request is not None else (),
         )
 
 

@@ -15,9 +15,7 @@ from policies.keys import similar, similar_key
 _UNAVAILABLE: Final = frozenset(
     {
         "backends",
-        "caching.normalize.json_keys",
         "caching.normalize.template_clock",
-        "caching.normalize.tool_order",
         "caching.ttl",
     }
 )

@@ -38,8 +38,9 @@ class DialectRules:
     multiple of it (1: exact). `bills_writes`: written tokens are reported and priced apart; otherwise they count as plain
     input. `message_ends`: message ends before the automatic breakpoint that are looked up. `usage_fields`: what usage in
     OpenAI's format shows besides. `unmarked_ttl_s`: how long KV that no entry covers is kept after use (0: not kept).
-    `drop_billing_nonce`: a first system block that is nothing but a per-request billing header is dropped. `max_wait_s`: how
-    long a request waits for another one under `single_flight`.
+    `drop_billing_nonce`: a first system block that is nothing but a per-request billing header is dropped. `sort_tools`,
+    `sort_keys`: tools come by name and JSON keys sorted, whatever the client's order. `max_wait_s`: how long a request waits
+    for another one under `single_flight`.
     """
 
     preset: PresetName
@@ -57,6 +58,8 @@ class DialectRules:
     usage_mode: UsageMode
     marker_errors: MarkerErrors
     drop_billing_nonce: bool
+    sort_tools: bool = False
+    sort_keys: bool = False
     single_flight: SingleFlight = "read"
     max_wait_s: float = 60.0
 

@@ -88,6 +88,8 @@ class Policy(Section):
             usage_mode=self.caching.usage_mode,
             marker_errors=self.caching.marker_errors,
             drop_billing_nonce=self.caching.normalize.billing_nonce == "drop",
+            sort_tools=self.caching.normalize.tool_order == "by_name",
+            sort_keys=self.caching.normalize.json_keys == "sort",
             single_flight=self.caching.single_flight.bill if self.caching.single_flight.enabled else "off",
             max_wait_s=self.caching.single_flight.max_wait,
         )

@@ -131,6 +131,14 @@ class NormalizePolicy(Section):
         description="A first system block that is nothing but a client's per-request billing header: drop it, or keep it "
         "and miss on every request.",
     )
+    tool_order: Literal["preserve", "by_name"] = Field(
+        default="preserve", description="Order of tool definitions: the client's, or by name for clients whose order changes."
+    )
+    json_keys: Literal["preserve", "sort"] = Field(
+        default="preserve",
+        description="Order of keys in tool schemas and call arguments: the client's, or sorted. Arrays keep theirs, but for "
+        "`required`.",
+    )
 
 
 class CachingPolicy(Section):

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from gateway.dialects.marks import checked
+from gateway.dialects.order import ordered
 from gateway.dialects.places import marks, places, with_marks
 from gateway.errors import InvalidRequest
 from gateway.request import Request
@@ -15,6 +16,9 @@ from policies.rules import DialectRules
 
 BILLING_NONCE: Final = re.compile(r"x-anthropic-billing-header:(?:\s*[A-Za-z_]+=[^;\r\n]*;)+\s*")
 """A system block some clients put first, different in every request: `x-anthropic-billing-header: cc_version=...; ...`."""
+
+
+NONCE_DROPPED: Final = "billing-nonce-dropped"
 
 
 def normalize(request: Request, rules: DialectRules) -> Request:
@@ -41,6 +45,8 @@ def normalize(request: Request, rules: DialectRules) -> Request:
         raise InvalidRequest(request.unseen[0].message, path=request.unseen[0].path)
     if rules.drop_billing_nonce and prompt.system and BILLING_NONCE.fullmatch(prompt.system[0].text):
         prompt = msgspec.structs.replace(prompt, system=prompt.system[1:])
+        warnings.append(NONCE_DROPPED)
+    prompt = ordered(prompt, rules)
     return msgspec.structs.replace(
         request,
         prompt=prompt,
