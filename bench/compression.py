@@ -109,11 +109,11 @@ def spans(folder: Path) -> list[bytes]:
         pages = list(range(num_pages))
         sequence = Running("", list(ids), NUM_TOKENS, Sampling(max_tokens=1), block_table=pages)
         runner.step([Slice(sequence, 0, NUM_TOKENS, sample=False)])
-        payloads = runner.read_pages(pages)
+        body = runner.read_pages(pages)
     finally:
         runner.close()
-    size = SPAN_TOKENS // config.block_size
-    return [b"".join(payloads[i : i + size]) for i in range(0, num_pages, size)]
+    size = SPAN_TOKENS // config.block_size * runner.page_nbytes
+    return [bytes(body[at : at + size]) for at in range(0, len(body), size)]
 
 
 def measure(codec: Codec, objects: Sequence[bytes]) -> Figures:

@@ -23,10 +23,10 @@ class NoDevice:
 
     def copy_page(self, source: int, target: int, num_tokens: int) -> None: ...
 
-    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
-        return [b""] * len(pages)
+    def read_pages(self, pages: Sequence[int]) -> memoryview:
+        return memoryview(b"")
 
-    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None: ...
+    def write_pages(self, pages: Sequence[int], body: memoryview) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,21 +180,24 @@ def answering(config: EngineConfig, runner: Runner | None = None) -> Iterator[As
 
 
 class Watch:
-    """The most that a folder was seen to occupy at one moment, and this process's memory whenever it is asked."""
+    """The most that a folder was seen to occupy at one moment, and the most memory of a process, in bytes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, process: str = "self") -> None:
         self.most_nbytes = 0
+        self.most_resident_nbytes = 0
         self._folder = folder
+        self._memory = Path("/proc") / process / "statm"
 
     def look(self) -> None:
         """One walk through a folder that changes meanwhile may count a file twice, or one that made room for another.
         What two walks both see was there between them."""
         before, after = _occupied(self._folder), _occupied(self._folder)
         self.most_nbytes = max(self.most_nbytes, sum(min(nbytes, after.get(name, 0)) for name, nbytes in before.items()))
+        self.most_resident_nbytes = max(self.most_resident_nbytes, self.resident_nbytes())
 
     def resident_nbytes(self) -> int:
-        """Pages of this process that are in memory, in bytes. Linux alone tells."""
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        """Pages of the process that are in memory now, in bytes. Linux alone tells."""
+        return int(self._memory.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _occupied(folder: Path) -> dict[tuple[int, int], int]:
@@ -209,9 +212,9 @@ def _occupied(folder: Path) -> dict[tuple[int, int], int]:
 
 
 @contextmanager
-def watching(folder: Path) -> Iterator[Watch]:
-    """Looks at the folder twenty times a second while the block lasts."""
-    watch, over = Watch(folder), threading.Event()
+def watching(folder: Path, process: int | None = None) -> Iterator[Watch]:
+    """Looks at the folder and at a process, this one unless said, twenty times a second while the block lasts."""
+    watch, over = Watch(folder, "self" if process is None else str(process)), threading.Event()
 
     def run() -> None:
         while not over.wait(SAMPLE_S):

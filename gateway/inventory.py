@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from engine.cache.stored import HEADER, NAMESPACE_NBYTES, StoredEntry, decode_entry, is_intact, namespace
+from engine.memory import Payload
 from gateway.shelves import Listed, Reading, Shelf
 
 MAX_ENTRY_NBYTES: Final = 16 * 1024
@@ -71,7 +72,7 @@ def tenant_hash(root_secret: bytes, tenant: str) -> str:
     return namespace(root_secret, tenant).hex()
 
 
-def as_stored(key: bytes, payload: bytes) -> bytes:
+def as_stored(key: bytes, payload: Payload) -> Payload:
     """The payload of a gateway that does not encrypt."""
     return payload
 
@@ -85,7 +86,7 @@ class Inventory:
     """
 
     shelves: tuple[Shelf, ...] = ()
-    unwrap: Callable[[bytes, bytes], bytes | None] = as_stored
+    unwrap: Callable[[bytes, Payload], Payload | None] = as_stored
 
     def contents(self, tenant: str | None = None) -> list[Contents]:
         """Sizes, from names alone: nothing is opened."""

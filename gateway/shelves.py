@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
+from engine.memory import Payload
 from engine.store.base import BlockStore
 from engine.store.disk.files import Files
 from engine.store.disk.layout import Layout
@@ -32,7 +33,7 @@ class Reading:
     """What came of reading an object: its payload and expiry when it is `whole`, by the medium's own checksums."""
 
     condition: Condition
-    payload: bytes = b""
+    payload: Payload = b""
     expires_at_s: float = 0.0
 
 

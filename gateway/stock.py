@@ -11,6 +11,7 @@ import msgspec
 
 from engine.cache.stored import is_intact, namespace
 from engine.config import EngineConfig
+from engine.memory import Payload
 from engine.store.base import Item, NamedStore, delete_prefix
 from engine.store.errors import StoreError
 from engine.store.memory import MemoryStore
@@ -46,7 +47,7 @@ def open_inventory(engines: Iterable[EngineConfig]) -> Iterator[Inventory]:
         yield Inventory(tuple(shelves.values()), lambda key, payload: unwrap(secret, key, payload))
 
 
-def unwrap(secret: bytes, key: bytes, payload: bytes) -> bytes | None:
+def unwrap(secret: bytes, key: bytes, payload: Payload) -> Payload | None:
     """A payload as an engine wrote it, whether it was encrypted then or not; None when it is no payload under this secret."""
     if is_intact(key, payload):
         return payload

@@ -13,10 +13,10 @@ class PageDevice(Protocol):
         """Copy the first `num_tokens` slots of a page in every layer."""
         ...
 
-    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
-        """The raw KV bytes of each page."""
+    def read_pages(self, pages: Sequence[int]) -> memoryview:
+        """The raw KV bytes, page after page, in memory of their own."""
         ...
 
-    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """Put bytes that `read_pages` returned back into pages."""
+    def write_pages(self, pages: Sequence[int], body: memoryview) -> None:
+        """Put what `read_pages` returned, or whole pages of it, into pages."""
         ...

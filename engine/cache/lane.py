@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from engine.cache.io import InlineIo, Io, Mailbox, ThreadIo
 from engine.cache.stats import TierCounters, TierGauges
 from engine.cache.stored import Label, Seal, StoredEntry, decode_entry, decode_object
+from engine.memory import Payload
 from engine.store.base import Found, Item, NamedStore, delete_prefix
 from engine.store.memory import MemoryStore
 
@@ -73,7 +74,7 @@ class Unmade:
     expires_at_s: float
     nbytes: int
     replaces: bool
-    make: Callable[[], bytes]
+    make: Callable[[], Payload]
 
 
 class Average:
@@ -311,7 +312,7 @@ def open_lanes(tiers: Sequence[NamedStore], mailbox: Mailbox, clock: Callable[[]
     return tuple(lanes)
 
 
-def _open_entry(payload: bytes | None, label: Label, seal: Seal) -> StoredEntry | None:
+def _open_entry(payload: Payload | None, label: Label, seal: Seal) -> StoredEntry | None:
     body = None if payload is None else decode_object(payload, label, seal)
     return None if body is None else decode_entry(body)
 

@@ -61,8 +61,7 @@ class Loader:
         table = lease.block_table
         table += self._supply.take(first + num_pages - len(table), table[-1] if table else None, lease.num_pages - len(table))
         at = (first - piece.start // self._geometry.block_size) * size
-        payloads = [bytes(piece.body[at + i * size : at + (i + 1) * size]) for i in range(num_pages)]
-        self._device.write_pages(table[first:], payloads)
+        self._device.write_pages(table[first:], piece.body[at : at + num_pages * size])
 
     def _settle(self, lease: Lease, expires_at_s: float) -> None:
         """A whole piece is there: its blocks live as long as it does, and need not be written to where they came from."""

@@ -20,6 +20,7 @@ from engine.cache.lane import STALL_S, Answer, Average, Got, Lane, Question
 from engine.cache.pieces import Piece
 from engine.cache.stats import CacheCounters
 from engine.cache.stored import StoredEntry
+from engine.memory import Payload
 from engine.prompt.types import Position
 
 STAGED_NBYTES: Final = 1024**3
@@ -34,7 +35,7 @@ LEAST_WAIT_S: Final = 0.02
 class Passing(Protocol):
     """Bytes on their way to the tiers, which can be read meanwhile. `tier` is the first they go to."""
 
-    parts: Sequence[bytes]
+    body: Payload
     expires_at_s: float
     tier: str
 
@@ -193,7 +194,7 @@ class Reads:
             write = self._passing(piece.label.key)
             if write is not None:
                 piece.expires_at_s = write.expires_at_s
-                piece.body, piece.tier = memoryview(b"".join(write.parts)), write.tier
+                piece.body, piece.tier = memoryview(write.body), write.tier
         for place in fetch.places:
             entry, tail = fetch.space.entries.find_live(place.key, fetch.now_s), fetch.tails.get(place.offset)
             if entry is not None and tail is not None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -27,6 +26,7 @@ import msgspec
 import xxhash
 
 from engine.cache.block import LAYOUT_VERSION
+from engine.memory import Payload, joined
 
 SPAN_TOKENS: Final = 256
 
@@ -98,21 +98,19 @@ def stored_entry_key(seal: Seal, entry: bytes) -> bytes:
     return _key(seal, Kind.ENTRY, entry)
 
 
-def encode_object(label: Label, seal: Seal, parts: Sequence[bytes]) -> bytes:
-    """A payload whose body is `parts` joined."""
+def encode_object(label: Label, seal: Seal, body: Payload) -> Payload:
+    """A payload with this body."""
     checksum = xxhash.xxh3_64(seal.fingerprint + label.ids)
-    for part in parts:
-        checksum.update(part)
-    digest = checksum.intdigest()
-    sizes = len(seal.fingerprint), len(label.ids), sum(map(len, parts))
-    open_header = HEADER.pack(MAGIC, LAYOUT_VERSION, *sizes, digest, label.key, bytes(MAC_NBYTES))
+    checksum.update(body)
+    sizes = len(seal.fingerprint), len(label.ids), len(body)
+    open_header = HEADER.pack(MAGIC, LAYOUT_VERSION, *sizes, checksum.intdigest(), label.key, bytes(MAC_NBYTES))
     mac = _mac(seal, open_header, label.ids)
-    return b"".join((open_header[:-MAC_NBYTES], mac, seal.fingerprint, label.ids, *parts))
+    return joined((open_header[:-MAC_NBYTES], mac, seal.fingerprint, label.ids, body))
 
 
-def decode_object(payload: bytes, label: Label, seal: Seal) -> memoryview | None:
-    """The body, or None when the payload is damaged, or of another key, tenant, model, layout or other tokens."""
-    header = payload[: HEADER.size]
+def decode_object(payload: Payload, label: Label, seal: Seal) -> memoryview | None:
+    """The body, a view of the payload; None when that is damaged, or of another key, tenant, model, layout or other tokens."""
+    header = bytes(payload[: HEADER.size])
     ids_at = HEADER.size + len(seal.fingerprint)
     body_at = ids_at + len(label.ids)
     if len(payload) < body_at:
@@ -131,7 +129,7 @@ def decode_object(payload: bytes, label: Label, seal: Seal) -> memoryview | None
     return memoryview(payload)[body_at:]
 
 
-def is_intact(key: bytes, payload: bytes) -> bool:
+def is_intact(key: bytes, payload: Payload) -> bool:
     """Whether a payload is what some engine stored under `key`, as far as can be told without the secret."""
     if len(payload) < HEADER.size:
         return False

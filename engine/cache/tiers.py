@@ -20,6 +20,7 @@ from engine.cache.lane import Lane, Unmade, open_lanes
 from engine.cache.reads import Reads
 from engine.cache.stats import CacheCounters, TierStats
 from engine.cache.stored import Label, Seal, encode_object
+from engine.memory import Payload
 from engine.store.base import NamedStore
 
 REFRESH_S: Final = 0.25
@@ -40,7 +41,7 @@ class Sealed:
 class _Write:
     """Bytes on their way to `num_left` tiers: they can be read from here meanwhile."""
 
-    parts: Sequence[bytes]
+    body: Payload
     expires_at_s: float
     tier: str
     num_left: int
@@ -130,9 +131,9 @@ class Tiers:
         """Whether some tier would queue so many bytes."""
         return any(lane.has_room(nbytes) for lane in self._lanes)
 
-    def put(self, sealed: Sealed, parts: Sequence[bytes], nbytes: int, then: Callable[[bool], None]) -> None:
+    def put(self, sealed: Sealed, body: Payload, then: Callable[[bool], None]) -> None:
         """Write an object to every tier whose queue has room; `then` says whether any has it. One is dropped elsewhere."""
-        lanes = []
+        nbytes, lanes = len(body), []
         for lane in self._lanes:
             if lane.has_room(nbytes):
                 lanes.append(lane)
@@ -142,9 +143,9 @@ class Tiers:
             then(False)
             return
         key = sealed.label.key
-        write = self._writes[key] = _Write(parts, sealed.expires_at_s, lanes[0].name, len(lanes))
+        write = self._writes[key] = _Write(body, sealed.expires_at_s, lanes[0].name, len(lanes))
         self._fresh.pop(key, None)
-        make = partial(encode_object, sealed.label, sealed.seal, parts)
+        make = partial(encode_object, sealed.label, sealed.seal, body)
         for lane in lanes:
             item = Unmade(key, sealed.expires_at_s, nbytes, sealed.replaces, make)
             lane.put(item, partial(self._written, key, write, then))

@@ -178,7 +178,7 @@ class WriteBack:
         )
         label = Label(stored_entry_key(space.seal, entry.key), entry.tail)
         body = encode_entry(stored)
-        self._tiers.put(Sealed(label, space.seal, entry.expires_at_s, replaces=True), [body], len(body), lambda is_stored: None)
+        self._tiers.put(Sealed(label, space.seal, entry.expires_at_s, replaces=True), body, lambda is_stored: None)
         return len(body)
 
     def _hand_over(self, sealed: Sealed, path: list[Block], lost: Callable[[], None]) -> int:
@@ -196,7 +196,7 @@ class WriteBack:
 
         for block in path:
             block.stored = True
-        self._tiers.put(sealed, self._device.read_pages([block.page for block in path]), nbytes, told)
+        self._tiers.put(sealed, self._device.read_pages([block.page for block in path]), told)
         return nbytes
 
     def _path(self, last: Block) -> list[Block]:

@@ -6,17 +6,21 @@ pool's dtype, native byte order, no padding.
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy
 import torch
 
+from engine.memory import buffer, mapping
 from engine.model.runs import Run
 
 PAD_SLOTS: Final = 512
 """Slots after the last page that are zero and stay zero: a view may run past a sequence's end, up to a multiple of this."""
+
+_INTEGERS: Final[dict[int, tuple[Any, Any]]] = {2: (numpy.int16, numpy.uint16), 4: (numpy.int32, numpy.uint32)}
+"""Integers with and without a sign as long as an item of KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,9 @@ class KvPool:
         self._planes = tuple((layer[0], layer[1]) for layer in self._slots)
         by_head = self._slots.transpose(2, 3).unsqueeze(2)
         self._sides = tuple((by_head[layer, 0], by_head[layer, 1]) for layer in range(shape.num_layers))
+        self._slot_nbytes = shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+        # The same memory as `[layers and sides, bytes]`: copies of bytes are one thread's work, and wait for no others.
+        self._bytes = self._slots.view(torch.uint8).view(2 * shape.num_layers, -1).numpy() if device.type == "cpu" else None
         self._scratch = torch.zeros((2, 0, shape.num_kv_heads, shape.head_dim), dtype=shape.dtype, device=device)
 
     @property
@@ -69,7 +76,7 @@ class KvPool:
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: slice | torch.Tensor) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]` in `slots`: a slice or int64 indices, one per token."""
         for side, new in enumerate((key, value)):
-            finite = torch.nan_to_num(new, nan=0.0, posinf=0.0, neginf=0.0)
+            finite = _finite(new)
             if isinstance(slots, slice):
                 self._slots[layer, side, slots] = finite
             else:
@@ -127,18 +134,44 @@ class KvPool:
             raise ValueError(f"a page holds {self.page_size} tokens, not {num_tokens}")
         self._page(target)[:, :, :num_tokens] = self._page(source)[:, :, :num_tokens]
 
-    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
-        """The bytes of each page, `page_nbytes` each; see the module's docstring for the layout."""
-        return [self._page(page).contiguous().view(torch.uint8).cpu().numpy().tobytes() for page in pages]
+    def read_pages(self, pages: Sequence[int]) -> memoryview:
+        """The bytes of the pages, one after the other, `page_nbytes` each; see the module's docstring for the layout."""
+        body = buffer(len(pages) * self.page_nbytes)
+        for part, first, end in self._page_runs(pages, body):
+            if self._bytes is None:
+                run = self._slots[:, :, first:end].cpu().view(torch.uint8).numpy()
+            else:
+                run = self._bytes[:, first * self._slot_nbytes : end * self._slot_nbytes]
+            part[:] = run.reshape(part.shape[1], part.shape[0], -1).swapaxes(0, 1)
+        return body.toreadonly()
 
-    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        """Put bytes from `read_pages` of a pool of the same shape into pages. Raises `ValueError` for another length."""
-        for page, payload in zip(pages, payloads, strict=True):
-            if len(payload) != self.page_nbytes:
-                raise ValueError(f"a page has {self.page_nbytes} bytes, not {len(payload)}")
-            view = self._page(page)
-            values = torch.frombuffer(bytearray(payload), dtype=self.shape.dtype).view(view.shape)
-            view.copy_(torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0))
+    def write_pages(self, pages: Sequence[int], body: memoryview) -> None:
+        """Put the bytes of whole pages of a pool of the same shape into pages. Raises `ValueError` for another length."""
+        for part, first, end in self._page_runs(pages, body):
+            slots = self._slots[:, :, first:end]
+            if self._bytes is None:
+                values = torch.from_numpy(part.swapaxes(0, 1).copy()).to(self.device)
+                slots.copy_(_finite(values.view(self.shape.dtype).view(slots.shape)))
+                continue
+            run = self._bytes[:, first * self._slot_nbytes : end * self._slot_nbytes]
+            run.reshape(part.shape[1], part.shape[0], -1)[:] = part.swapaxes(0, 1)
+            if not _all_finite(run, self.shape.dtype):
+                slots.copy_(_finite(slots))
+
+    def _page_runs(self, pages: Sequence[int], body: memoryview) -> Iterator[tuple[Any, int, int]]:
+        """For every run of consecutive pages: its part of `body` as `[pages, layers and sides, bytes]`, first and end slot."""
+        if len(body) != len(pages) * self.page_nbytes:
+            raise ValueError(f"{len(pages)} pages have {len(pages) * self.page_nbytes} bytes, not {len(body)}")
+        if not all(0 <= page < self.num_pages for page in pages):
+            raise IndexError(f"a page of {list(pages)} is not among the pool's {self.num_pages}")
+        whole = numpy.frombuffer(body, numpy.uint8).reshape(len(pages), 2 * self.shape.num_layers, -1)
+        at = 0
+        while at < len(pages):
+            num = 1
+            while at + num < len(pages) and pages[at + num] == pages[at] + num:
+                num += 1
+            yield whole[at : at + num], pages[at] * self.page_size, (pages[at] + num) * self.page_size
+            at += num
 
     def _page(self, page: int) -> torch.Tensor:
         if not 0 <= page < self.num_pages:
@@ -146,12 +179,23 @@ class KvPool:
         return self._slots[:, :, page * self.page_size : (page + 1) * self.page_size]
 
 
+def _finite(values: torch.Tensor) -> torch.Tensor:
+    """The values, with zero for what is not finite."""
+    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _all_finite(planes: Any, dtype: torch.dtype) -> bool:
+    """Whether rows of bytes hold finite floats only: taken as integers, the others are the largest of either sign."""
+    signed, unsigned = _INTEGERS[dtype.itemsize]
+    infinity, minus_infinity = torch.tensor([torch.inf, -torch.inf], dtype=dtype).view(torch.uint8).numpy().view(unsigned)
+    return bool(planes.view(signed).max() < infinity and planes.view(unsigned).max() < minus_infinity)
+
+
 def _zeros(dims: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on the CPU from the kernel's zero pages, so that memory is only used where something was written."""
+    """Zeros; on the CPU from the kernel's zero pages, so that memory is only used near what was written."""
     if device.type != "cpu":
         return torch.zeros(dims, dtype=dtype, device=device)
     num_items = 1
     for size in dims:
         num_items *= size
-    memory = mmap.mmap(-1, num_items * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(dims)
+    return torch.frombuffer(mapping(num_items * dtype.itemsize), dtype=dtype).view(dims)

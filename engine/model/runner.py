@@ -74,13 +74,13 @@ class TorchRunner:
         """See `Runner.copy_page`."""
         self._open().copy_page(source, target, num_tokens)
 
-    def read_pages(self, pages: Seq[int]) -> list[bytes]:
+    def read_pages(self, pages: Seq[int]) -> memoryview:
         """See `Runner.read_pages`; the layout is in `engine.model.kv_pool`."""
         return self._open().read_pages(pages)
 
-    def write_pages(self, pages: Seq[int], payloads: Seq[bytes]) -> None:
+    def write_pages(self, pages: Seq[int], body: memoryview) -> None:
         """See `Runner.write_pages`."""
-        self._open().write_pages(pages, payloads)
+        self._open().write_pages(pages, body)
 
     def close(self) -> None:
         """Release weights and pool. Idempotent."""

@@ -38,12 +38,12 @@ class Runner(Protocol):
         """Copy the first `num_tokens` slots of a page in every layer."""
         ...
 
-    def read_pages(self, pages: Seq[int]) -> list[bytes]:
-        """The raw KV bytes of each page, `page_nbytes` each, all layers."""
+    def read_pages(self, pages: Seq[int]) -> memoryview:
+        """The raw KV bytes of all layers, page after page of `page_nbytes`, in memory of their own."""
         ...
 
-    def write_pages(self, pages: Seq[int], payloads: Seq[bytes]) -> None:
-        """Put bytes that `read_pages` returned back into pages."""
+    def write_pages(self, pages: Seq[int], body: memoryview) -> None:
+        """Put what `read_pages` returned, or whole pages of it, into pages."""
         ...
 
     def close(self) -> None:

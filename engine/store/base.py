@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
 
+from engine.memory import Payload
+
 
 class Found(NamedTuple):
     """What a tier says of an item without reading it; `tier` names the place where a store has several."""
@@ -20,7 +22,7 @@ class Item(NamedTuple):
     """Something to store under a key of 1 to 64 bytes. Without a payload: the expiry of what is there becomes this."""
 
     key: bytes
-    payload: bytes | None
+    payload: Payload | None
     expires_at_s: float
 
 
@@ -65,7 +67,7 @@ class BlockStore(Protocol):
         drop some of what has expired."""
         ...
 
-    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
+    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key, in order."""
         ...
 

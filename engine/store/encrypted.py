@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from engine.memory import Payload, buffer
 from engine.store.base import BlockStore, Found, Item
 
 NONCE_NBYTES: Final = 12
@@ -47,7 +48,7 @@ class EncryptedStore:
         """One answer per key, with the payload's own length; whether it can be decrypted is not known before it is read."""
         return [found and plain(found) for found in self._inner.find_many(keys, now_s)]
 
-    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
+    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key."""
         sealed = self._inner.get_many(keys, now_s)
         return [None if payload is None else self._open(key, payload) for key, payload in zip(keys, sealed, strict=True)]
@@ -71,19 +72,23 @@ class EncryptedStore:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._inner.__exit__(kind, error, trace)
 
-    def _seal(self, item: Item, payload: bytes) -> Item:
-        nonce = os.urandom(NONCE_NBYTES)
-        return item._replace(payload=nonce + self._cipher(item.key).encrypt(nonce, payload, item.key))
+    def _seal(self, item: Item, payload: Payload) -> Item:
+        sealed = buffer(len(payload) + OVERHEAD_NBYTES)
+        sealed[:NONCE_NBYTES] = nonce = os.urandom(NONCE_NBYTES)
+        self._cipher(item.key).encrypt_into(nonce, payload, item.key, sealed[NONCE_NBYTES:])
+        return item._replace(payload=sealed.toreadonly())
 
-    def _open(self, key: bytes, sealed: bytes) -> bytes | None:
+    def _open(self, key: bytes, sealed: Payload) -> Payload | None:
         view = memoryview(sealed)
+        opened = buffer(max(len(sealed) - OVERHEAD_NBYTES, 0))
         try:
-            return self._cipher(key).decrypt(view[:NONCE_NBYTES], view[NONCE_NBYTES:], key)
+            self._cipher(key).decrypt_into(view[:NONCE_NBYTES], view[NONCE_NBYTES:], key, opened)
         except (InvalidTag, ValueError):  # ValueError: too short to be ours
             with self._lock:
                 self.stats.num_hits -= 1
                 self.stats.num_damaged += 1
             return None
+        return opened.toreadonly()
 
     def _cipher(self, key: bytes) -> AESGCM:
         return AESGCM(HKDF(SHA256(), 32, salt=None, info=b"pcg at rest 1" + key).derive(self._secret))

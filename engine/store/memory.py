@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self
 
+from engine.memory import Payload
 from engine.store.base import Found, Item, StoreStats
 
 SWEEP: Final = 16
@@ -17,20 +18,15 @@ SWEEP: Final = 16
 
 class MemoryStore:
     """Expired items out first, then the least recently used. An item counts its key and payload against `cap_nbytes`; room is
-    made before it enters.
-
-    `on_evict`, when set, is given what had to make room, at the end of the put and outside the lock; till then the put
-    holds those bytes, the store no more.
-    """
+    made before it enters."""
 
     def __init__(self, cap_nbytes: int) -> None:
         if cap_nbytes < 0:
             raise ValueError(f"cap_nbytes must not be negative: {cap_nbytes}")
         self.cap_nbytes = cap_nbytes
-        self.on_evict: Callable[[Item], None] | None = None
         self.stats = StoreStats()
         self._lock = threading.Lock()
-        self._items: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+        self._items: OrderedDict[bytes, tuple[Payload, float]] = OrderedDict()
         self._expiring: list[tuple[float, bytes]] = []
         self._watched: set[bytes] = set()
         self._now_s = float("-inf")
@@ -42,7 +38,7 @@ class MemoryStore:
             self._sweep()
             return [self._find(key, now_s) for key in keys]
 
-    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
+    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key, in order; counts as use."""
         with self._lock:
             self._now_s = max(self._now_s, now_s)
@@ -51,16 +47,12 @@ class MemoryStore:
 
     def put_many(self, items: Sequence[Item]) -> None:
         """Store or refresh, in order. An item larger than the cap is dropped, and so is what was under its key."""
-        evicted: list[Item] = []
         with self._lock:
             for item in items:
                 if item.payload is None:
                     self._refresh(item)
                 else:
-                    self._put(item, item.payload, evicted)
-        if self.on_evict is not None:
-            for item in evicted:
-                self.on_evict(item)
+                    self._put(item, item.payload)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys; unknown ones are ignored."""
@@ -83,7 +75,7 @@ class MemoryStore:
         payload, expires_at_s = self._items.get(key, (None, 0.0))
         return Found(len(payload), expires_at_s) if payload is not None and expires_at_s > now_s else None
 
-    def _get(self, key: bytes, now_s: float) -> bytes | None:
+    def _get(self, key: bytes, now_s: float) -> Payload | None:
         payload, expires_at_s = self._items.get(key, (None, 0.0))
         if payload is None or expires_at_s <= now_s:
             return None
@@ -96,7 +88,7 @@ class MemoryStore:
         if held is not None:
             self._items[item.key] = (held[0], item.expires_at_s)
 
-    def _put(self, item: Item, payload: bytes, evicted: list[Item]) -> None:
+    def _put(self, item: Item, payload: Payload) -> None:
         self._remove(item.key)
         nbytes = len(item.key) + len(payload)
         if nbytes > self.cap_nbytes:
@@ -105,11 +97,8 @@ class MemoryStore:
         while self.stats.nbytes + nbytes > self.cap_nbytes and self._sweep():
             pass
         while self.stats.nbytes + nbytes > self.cap_nbytes:
-            oldest, (oldest_payload, expires_at_s) = next(iter(self._items.items()))
-            self._remove(oldest)
+            self._remove(next(iter(self._items)))
             self.stats.num_evictions += 1
-            if self.on_evict is not None:
-                evicted.append(Item(oldest, oldest_payload, expires_at_s))
         self._items[item.key] = (payload, item.expires_at_s)
         self._watch(item.key, item.expires_at_s)
         self.stats.nbytes += nbytes

@@ -23,6 +23,8 @@ from typing import Final
 
 import xxhash
 
+from engine.memory import Payload
+
 MAGIC: Final = b"pcg-obj\0"
 VERSION: Final = 1
 MAX_KEY_NBYTES: Final = 64
@@ -46,17 +48,17 @@ class ObjectHeader:
     payload_checksum: int
     expires_at_s: float
 
-    def describes(self, payload: bytes) -> bool:
+    def describes(self, payload: Payload) -> bool:
         """Whether these are the bytes that were put."""
         return len(payload) == self.payload_nbytes and checksum(payload) == self.payload_checksum
 
 
-def checksum(data: bytes) -> int:
+def checksum(data: Payload) -> int:
     """xxh3_64: finds any accident, at memory speed."""
     return xxhash.xxh3_64_intdigest(data)  # type: ignore[no-any-return, unused-ignore]
 
 
-def encode_header(key: bytes, payload: bytes, expires_at_s: float) -> bytes:
+def encode_header(key: bytes, payload: Payload, expires_at_s: float) -> bytes:
     """The `HEADER_NBYTES` bytes that go before `payload`. Raises ValueError for a key that is empty or too long."""
     if not 1 <= len(key) <= MAX_KEY_NBYTES:
         raise ValueError(f"a key has 1 to {MAX_KEY_NBYTES} bytes, not {len(key)}")
@@ -70,7 +72,7 @@ def encode_expiry(key: bytes, expires_at_s: float) -> bytes:
     return expiry + _CHECKSUM.pack(checksum(key + expiry))
 
 
-def decode_header(data: bytes) -> ObjectHeader | None:
+def decode_header(data: Payload) -> ObjectHeader | None:
     """What the first `HEADER_NBYTES` bytes of `data` say; None when they are short, damaged or not ours."""
     if len(data) < HEADER_NBYTES:
         return None

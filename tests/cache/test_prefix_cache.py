@@ -13,7 +13,6 @@ from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Position
 from engine.store.base import Item
 from engine.store.memory import MemoryStore
-from engine.store.null import NullStore
 from engine.types import Boundary, CachePlan, CacheReport, Hit, PlannedEntry
 from tests.fakes.rig import SECRET, START_S, SYSTEM, TOOLS, Rig, marked, turn
 
@@ -644,7 +643,7 @@ def test_the_match_ends_at_the_span_that_was_lost() -> None:
 
 def test_a_store_that_keeps_nothing_is_as_good_as_none() -> None:
     """Evicted blocks are gone, nothing fails."""
-    rig = Rig(num_pages=6, store=NullStore())
+    rig = Rig(num_pages=6, store=MemoryStore(0))
     rig.run(DOCUMENT, marked(turn(0)))
     rig.run(list(range(23)), UNMARKED)
     assert rig.run(DOCUMENT, CachePlan(store=False)).skipped == 0

@@ -27,13 +27,13 @@ from engine.cache.stored import (
 SECRET = b"0123456789abcdef"
 SEAL = Seal(namespace(SECRET, "ada"), b"r" * 32, b"model-bf16")
 LABEL = Label(span_key(SEAL, b"k" * 32), pack(range(256)))
-BODY = [bytes([i]) * 100 for i in range(16)]
+BODY = bytes(range(256)) * 8
 PAYLOAD = encode_object(LABEL, SEAL, BODY)
 
 
 def test_the_body_comes_back() -> None:
-    """Joined, and without a copy of the payload."""
-    assert decode_object(PAYLOAD, LABEL, SEAL) == b"".join(BODY)
+    """Without a copy of the payload."""
+    assert decode_object(PAYLOAD, LABEL, SEAL) == BODY
     assert is_intact(LABEL.key, PAYLOAD)
 
 

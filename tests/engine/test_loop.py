@@ -559,7 +559,7 @@ def test_the_fake_notices_a_wrong_page() -> None:
     (right,) = runner.step([Slice(sequence, 0, 6, sample=True)])
     tokens = set()
     for page in range(2, 12):
-        runner.write_pages([page], [bytes([page]) * runner.page_nbytes])
+        runner.write_pages([page], memoryview(bytes([page]) * runner.page_nbytes))
         sequence.block_table = [page, 1]
         tokens.update(runner.step([Slice(sequence, 5, 1, sample=True)]))
     assert tokens != {right}

@@ -25,13 +25,13 @@ class FakeDevice:
         nbytes = num_tokens * SLOT_NBYTES
         self.pages[target][:] = self.pages[source][:nbytes] + GARBAGE * (self.page_nbytes - nbytes)
 
-    def read_pages(self, pages: Sequence[int]) -> list[bytes]:
-        return [bytes(self.pages[page]) for page in pages]
+    def read_pages(self, pages: Sequence[int]) -> memoryview:
+        return memoryview(b"".join(self.pages[page] for page in pages))
 
-    def write_pages(self, pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        for page, payload in zip(pages, payloads, strict=True):
-            assert len(payload) == self.page_nbytes
-            self.pages[page][:] = payload
+    def write_pages(self, pages: Sequence[int], body: memoryview) -> None:
+        assert len(body) == len(pages) * self.page_nbytes
+        for i, page in enumerate(pages):
+            self.pages[page][:] = body[i * self.page_nbytes : (i + 1) * self.page_nbytes]
 
     def compute(self, block_table: Sequence[int], token_ids: Sequence[int], start: int, end: int) -> None:
         """What the model would do: fill the slots of tokens `[start, end)`."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from engine.memory import Payload
 from engine.store.base import BlockStore, Found, Item
 
 
@@ -50,14 +51,14 @@ class FaultyStore:
         self._pass(self._looking)
         return self.inner.find_many(keys, now_s)
 
-    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
+    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         self._pass(self._looking)
         payloads = self.inner.get_many(keys, now_s)
         self._pass(self._answering)
         if self.lose_reads:
             return [None] * len(keys)
         if self.damage:
-            return [payload and payload[:-1] + bytes([payload[-1] ^ 1]) for payload in payloads]
+            return [payload and bytes(payload[:-1]) + bytes([payload[-1] ^ 1]) for payload in payloads]
         return payloads
 
     def put_many(self, items: Sequence[Item]) -> None:

@@ -66,15 +66,15 @@ class FakeRunner:
         nbytes = num_tokens * SLOT_NBYTES
         self._pages[target][:] = self._pages[source][:nbytes] + b"\xdd" * (self.page_nbytes - nbytes)
 
-    def read_pages(self, pages: Seq[int]) -> list[bytes]:
+    def read_pages(self, pages: Seq[int]) -> memoryview:
         """See `Runner.read_pages`."""
-        return [bytes(self._pages[page]) for page in pages]
+        return memoryview(b"".join(self._pages[page] for page in pages))
 
-    def write_pages(self, pages: Seq[int], payloads: Seq[bytes]) -> None:
+    def write_pages(self, pages: Seq[int], body: memoryview) -> None:
         """See `Runner.write_pages`."""
-        for page, payload in zip(pages, payloads, strict=True):
-            assert len(payload) == self.page_nbytes
-            self._pages[page][:] = payload
+        assert len(body) == len(pages) * self.page_nbytes
+        for i, page in enumerate(pages):
+            self._pages[page][:] = body[i * self.page_nbytes : (i + 1) * self.page_nbytes]
 
     def close(self) -> None:
         """Idempotent."""

@@ -21,12 +21,12 @@ def objects(tenant: str, expires_at_s: float, *, num_spans: int = 2, secret: byt
     items = []
     for i in range(num_spans):
         key = span_key(seal, bytes([i]) * 32)
-        items.append(Item(key, encode_object(Label(key, bytes(1024)), seal, [bytes([i]) * SPAN_NBYTES]), expires_at_s))
+        items.append(Item(key, encode_object(Label(key, bytes(1024)), seal, bytes([i]) * SPAN_NBYTES), expires_at_s))
     entry = StoredEntry(
         ancestor=b"a" * 32, ttl_s=300.0, expires_at_s=expires_at_s, refresh_on_read=True, position="system/0", offset=700
     )
     key = stored_entry_key(seal, b"e" * 32)
-    items.append(Item(key, encode_object(Label(key, bytes(16)), seal, [encode_entry(entry)]), expires_at_s))
+    items.append(Item(key, encode_object(Label(key, bytes(16)), seal, encode_entry(entry)), expires_at_s))
     return items
 
 

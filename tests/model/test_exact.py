@@ -78,9 +78,9 @@ def test_hit_on_pages_written_from_bytes(cold: Cold, prefix: int) -> None:
     """Pages read as bytes and written elsewhere, in any order, carry the same KV."""
     num_read = -(-prefix // PAGE)
     target = list(range(100, 100 + NUM_PAGES))[::-1]
-    payloads = cold.driver.runner.read_pages(cold.pages[:num_read])
-    cold.driver.runner.write_pages(target[:num_read], payloads)
-    assert cold.driver.runner.read_pages(target[:num_read]) == payloads
+    body = cold.driver.runner.read_pages(cold.pages[:num_read])
+    cold.driver.runner.write_pages(target[:num_read], body)
+    assert cold.driver.runner.read_pages(target[:num_read]) == body
     cold.finish(cold.driver.sequence("bytes", TOKENS, target), prefix)
 
 
@@ -127,7 +127,7 @@ def test_neighbouring_garbage_does_not_matter(cold: Cold) -> None:
     huge = torch.full((driver.runner.page_nbytes // 2,), 1e30, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
     pages = list(range(100, 100 + NUM_PAGES))
     around = [*range(80, 100), *range(100 + NUM_PAGES, 180)]
-    driver.runner.write_pages(around, [nan if page % 2 else huge for page in around])
+    driver.runner.write_pages(around, memoryview(b"".join(nan if page % 2 else huge for page in around)))
     cold.finish(driver.sequence("beside", TOKENS, pages), 0)
     assert all(bool(row.isfinite().all()) for row in driver.logits["beside"].values())
 

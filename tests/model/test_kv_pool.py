@@ -27,17 +27,20 @@ def filled(shape: KvShape = SHAPE) -> KvPool:
 def test_pages_round_trip(dtype: torch.dtype) -> None:
     """Bytes read from pages and written to others read back the same, and are as many as promised."""
     pool = filled(KvShape(2, 3, 4, dtype))
-    payloads = pool.read_pages([1, 4])
-    assert [len(payload) for payload in payloads] == [pool.page_nbytes] * 2
-    assert payloads[0] != payloads[1]
-    pool.write_pages([5, 0], payloads)
-    assert pool.read_pages([5, 0, 1, 4]) == payloads * 2
+    body = pool.read_pages([1, 4])
+    assert len(body) == 2 * pool.page_nbytes
+    assert body[: pool.page_nbytes] != body[pool.page_nbytes :]
+    pool.write_pages([5, 0], body)
+    assert pool.read_pages([5, 0, 1, 4]) == bytes(body) * 2
+    pool.write_pages([2, 3], body)
+    assert pool.read_pages([2]) == body[: pool.page_nbytes]
+    assert pool.read_pages([3, 2]) == bytes(body[pool.page_nbytes :]) + bytes(body[: pool.page_nbytes])
 
 
 def test_layout_is_as_documented() -> None:
     """Layer, K or V, slot, head, dimension: the bytes of a page in that order."""
     pool = filled()
-    page = torch.frombuffer(bytearray(pool.read_pages([2])[0]), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)
+    page = torch.frombuffer(bytearray(pool.read_pages([2])), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)
     keys, values = pool.read(1, (Run(8, 4),), 4)
     assert torch.equal(page[1, 0], keys)
     assert torch.equal(page[1, 1], values)
@@ -46,15 +49,15 @@ def test_layout_is_as_documented() -> None:
 def test_copy_page_copies_slots_in_every_layer() -> None:
     """The first slots are copied, the others keep what they had."""
     pool = filled()
-    before = pool.read_pages([3])[0]
+    before = pool.read_pages([3])
     pool.copy_page(1, 3, 3)
     for layer in (0, 1):
         for side in (0, 1):
             assert torch.equal(pool.read(layer, (Run(12, 3),), 3)[side], pool.read(layer, (Run(4, 3),), 3)[side])
     pool.copy_page(3, 5, 4)
-    assert pool.read_pages([5]) == pool.read_pages([3]) != [before]
+    assert pool.read_pages([5]) == pool.read_pages([3]) != before
     kept = torch.frombuffer(bytearray(before), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)[:, :, 3]
-    now = torch.frombuffer(bytearray(pool.read_pages([3])[0]), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)[:, :, 3]
+    now = torch.frombuffer(bytearray(pool.read_pages([3])), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)[:, :, 3]
     assert torch.equal(kept, now)
 
 
@@ -82,24 +85,25 @@ def test_nothing_but_finite_values_gets_in(bad: float) -> None:
     pool = filled()
     rows = torch.full((3, 3, 4), bad, dtype=torch.bfloat16)
     pool.write(0, rows, rows, slots_of([Run(0, 1), Run(9, 2)], CPU))
-    pool.write_pages([4], [torch.full((pool.page_nbytes // 2,), bad, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()])
+    whole = torch.full((pool.page_nbytes // 2,), bad, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    pool.write_pages([4], memoryview(whole))
     for layer in (0, 1):
         for side in pool.read(layer, (Run(0, 24),), 24):
             assert bool(side.isfinite().all())
     assert not pool.read(0, (Run(9, 2),), 2)[0].any()
-    assert not any(pool.read_pages([4])[0])
+    assert not any(pool.read_pages([4]))
 
 
 def test_wrong_sizes_are_refused() -> None:
     """A payload of another length, a page outside the pool and too long a copy are errors, not corruption."""
     pool = filled()
-    with pytest.raises(ValueError, match="a page has"):
-        pool.write_pages([0], [b"x"])
+    with pytest.raises(ValueError, match="1 pages have"):
+        pool.write_pages([0], memoryview(b"x"))
     with pytest.raises(IndexError):
         pool.read_pages([6])
     with pytest.raises(ValueError, match="holds 4 tokens"):
         pool.copy_page(0, 1, 5)
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="2 pages have"):
         pool.write_pages([0, 1], pool.read_pages([0]))
 
 
@@ -118,3 +122,16 @@ def test_what_is_put_is_made_finite(slots: slice | torch.Tensor) -> None:
     assert key.tolist() == [[0, 1], [0, 3], [4, 0]]
     assert value.tolist() == (good + 6)[:, 0].tolist()
     assert pool.sides(0)[0][0, 0, order].tolist() == good[:, 0].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("bad", ["nan", "-nan", "inf", "-inf"])
+def test_one_value_that_is_not_finite_is_found(dtype: torch.dtype, bad: str) -> None:
+    """Wherever it stands in what a tier gave, it alone becomes zero; the largest finite values stay what they are."""
+    pool = filled(KvShape(2, 3, 4, dtype))
+    values = torch.full((2, 2, 2, 4, 3, 4), torch.finfo(dtype).max, dtype=dtype)
+    values[1] = torch.finfo(dtype).min
+    values[1, 0, 1, 3, 2, 1] = torch.tensor(float(bad))
+    pool.write_pages([1, 2], memoryview(values.view(torch.uint8).numpy().tobytes()))
+    values[1, 0, 1, 3, 2, 1] = 0
+    assert pool.read_pages([1, 2]) == values.view(torch.uint8).numpy().tobytes()

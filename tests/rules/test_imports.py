@@ -34,12 +34,16 @@ RULES = (
     Rule("policies", ("policies", "pydantic", "pydantic_core", "ruamel.yaml")),
     Rule("engine", ("engine", "msgspec"), never=(LAZY,)),
     Rule("engine.prompt", ("engine.prompt", "engine.errors", "msgspec", "jinja2", "tokenizers", "xxhash")),
-    Rule("engine.store", ("engine.store", "engine.errors", "xxhash")),
+    Rule("engine.store", ("engine.store", "engine.errors", "engine.memory", "xxhash")),
     Rule("engine.store.open", ("engine.store", "engine.config")),
-    Rule("engine.store.encrypted", ("engine.store", "cryptography")),
-    Rule("engine.store.redis", ("engine.store", "redis")),
+    Rule("engine.store.encrypted", ("engine.store", "engine.memory", "cryptography")),
+    Rule("engine.store.redis", ("engine.store", "engine.memory", "redis")),
     Rule(
-        "engine.cache", ("engine.cache", "engine.store", "engine.errors", *PLANS, "engine.prompt.rendered", "msgspec", "xxhash")
+        "engine.cache",
+        (
+            *("engine.cache", "engine.store", "engine.errors", "engine.memory", *PLANS, "engine.prompt.rendered"),
+            *("msgspec", "xxhash"),
+        ),
     ),
     Rule("engine.schedule", ("engine.schedule", "engine.cache", "engine.errors", *PLANS, "engine.prompt.rendered")),
     Rule(

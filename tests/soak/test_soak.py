@@ -92,8 +92,8 @@ def test_a_soak_sees_what_is_wrong(folder: Path, tmp_path: Path) -> None:
     runner = load_runner(settings)
     write_pages = runner.write_pages
 
-    def write_turned(pages: Sequence[int], payloads: Sequence[bytes]) -> None:
-        write_pages(pages, [payload[::-1] for payload in payloads])
+    def write_turned(pages: Sequence[int], body: memoryview) -> None:
+        write_pages(pages[::-1], memoryview(bytes(body[::-1])))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "write_pages", write_turned)

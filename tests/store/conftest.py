@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.store.base import BlockStore, NamedStore
+from engine.store.base import BlockStore
 from engine.store.disk.store import DiskStore
 from engine.store.encrypted import EncryptedStore
 from engine.store.memory import MemoryStore
-from engine.store.null import NullStore
 from engine.store.redis.store import RedisStore
-from engine.store.tiered import TieredStore
 from tests.fakes.redis_server import RedisServer
 
 ROOMY_NBYTES = 256 << 20
@@ -40,7 +38,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 
 KINDS = (
-    *("memory", "memory-tight", "null", "disk", "disk-tight", "disk-fsync", "redis", "tiered", "tiered-disk-redis"),
+    *("memory", "memory-tight", "disk", "disk-tight", "disk-fsync", "redis"),
     *("encrypted-memory", "encrypted-disk", "encrypted-redis"),
 )
 
@@ -59,15 +57,12 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServ
     makes: dict[str, Callable[[], BlockStore]] = {
         "memory": lambda: MemoryStore(ROOMY_NBYTES),
         "memory-tight": lambda: MemoryStore(TIGHT_NBYTES),
-        "null": NullStore,
         "disk": disk,
         "disk-tight": lambda: disk(TIGHT_NBYTES),
         "disk-fsync": lambda: disk(fsync=True),
         "redis": redis,
-        "tiered": lambda: TieredStore([NamedStore("ram", MemoryStore(TIGHT_NBYTES)), NamedStore("ssd", disk())]),
-        "tiered-disk-redis": lambda: TieredStore([NamedStore("ssd", disk(TIGHT_NBYTES)), NamedStore("redis", redis())]),
         "encrypted-memory": lambda: EncryptedStore(MemoryStore(ROOMY_NBYTES), SECRET),
         "encrypted-disk": lambda: EncryptedStore(disk(), SECRET),
         "encrypted-redis": lambda: EncryptedStore(redis(), SECRET),
     }
-    return Kind(request.param, makes[request.param], keeps=request.param not in ("null", "memory-tight", "disk-tight"))
+    return Kind(request.param, makes[request.param], keeps=request.param not in ("memory-tight", "disk-tight"))

@@ -68,6 +68,20 @@ def test_a_failing_server_costs_little_and_comes_back(setup: Setup, fault: Fault
     assert levels == [logging.WARNING, logging.INFO]
 
 
+@pytest.mark.parametrize("num_before_reset", [0, 9, 200_000])
+def test_a_large_reply_that_breaks_off_is_a_miss(setup: Setup, num_before_reset: int) -> None:
+    """Wherever the connection ends within megabytes that are received in place; the next call works."""
+    store, proxy, large = setup.store, setup.proxy, DATA * 6
+    store.put_many([Item(B, large, T0 + 60)])
+    proxy.num_before_reset, proxy.fault = num_before_reset, "reset"
+    assert store.get_many([B], T0) == [None]
+    proxy.fault = "none"
+    assert store.get_many([A, B], T0) == [DATA, large]
+    proxy.fault = "hang"
+    assert store.get_many([B], T0) == [None]
+    assert store.stats.num_errors == 2
+
+
 def test_asking_nothing_proves_nothing(setup: Setup) -> None:
     """A call without keys tells the store the time: it says nothing of a server that does not answer."""
     store, proxy = setup.store, setup.proxy

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
-from bench.soaking import watching as watching_folder
+from bench.soaking import watching
 from engine.cache.stored import namespace
 from tests.fakes.redis_server import RedisServer
 from tests.tiers.hosts import Host, hosts, manual
@@ -80,24 +76,6 @@ def test_a_stopped_gateways_files_are_checked_and_forgotten(default_model: Path,
         assert (again.text, again.bill) == (cold.text, cold.bill)
 
 
-@contextmanager
-def watching(*looks: Callable[[], float]) -> Iterator[list[float]]:
-    """The most that each look has returned, twenty times a second while the block lasts."""
-    most, over = [look() for look in looks], threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.05):
-            most[:] = [max(largest, look()) for largest, look in zip(most, looks, strict=True)]
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield most
-    finally:
-        over.set()
-        watcher.join()
-
-
 def test_the_cap_holds_under_a_load_that_wants_ten_times_as_much(default_model: Path, tmp_path: Path) -> None:
     """`du` of the folder never shows more than `bytes`, and the engine's memory grows by no more than its queue."""
     cap_nbytes, queue_nbytes, slack_nbytes = 24 * MIB, 256 * MIB, 128 * MIB
@@ -106,14 +84,13 @@ def test_the_cap_holds_under_a_load_that_wants_ten_times_as_much(default_model: 
         assert host.server is not None
         host.ask(manual("warm"), QUESTION, max_tokens=1)
         (pid,) = host.server.worker_pids()
-        engine = psutil.Process(pid)
-        before_nbytes = engine.memory_info().rss
-        with watching_folder(host.home / "kv") as folder, watching(lambda: engine.memory_info().rss) as rss_nbytes:
+        with watching(host.home / "kv", pid) as watch:
+            before_nbytes = watch.resident_nbytes()
             for edition in "ABCDEFGHIJKL":
                 host.ask(manual(edition), QUESTION, max_tokens=1)
             host.wait_until_written()
             written = host.metric("pcg_kv_written_bytes_total", tier="ssd")
         assert written >= 8 * cap_nbytes
-        assert cap_nbytes / 2 < folder.most_nbytes <= cap_nbytes
-        assert rss_nbytes[0] <= before_nbytes + 512 * MIB + queue_nbytes + slack_nbytes
+        assert cap_nbytes / 2 < watch.most_nbytes <= cap_nbytes
+        assert watch.most_resident_nbytes <= before_nbytes + 512 * MIB + queue_nbytes + slack_nbytes
         assert host.metric("pcg_kv_bytes", tier="ssd") <= cap_nbytes

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from engine.memory import Payload, buffer
 from engine.store.object import HEADER_NBYTES
 
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -21,13 +22,14 @@ SECTOR_NBYTES: Final = 512
 class Files:
     """Files and folders of one store. Has no state."""
 
-    def read_object(self, path: Path) -> tuple[bytes, bytes]:
-        """The first `HEADER_NBYTES` bytes and all the rest, each read into the bytes that are returned."""
+    def read_object(self, path: Path) -> tuple[Payload, Payload]:
+        """The first `HEADER_NBYTES` bytes and all the rest, read into memory of their own."""
         fd = os.open(path, os.O_RDONLY | _OPEN)
         try:
             nbytes = os.fstat(fd).st_size
             os.posix_fadvise(fd, 0, nbytes, os.POSIX_FADV_WILLNEED)
-            return read_at(fd, HEADER_NBYTES, 0), read_at(fd, max(nbytes - HEADER_NBYTES, 0), HEADER_NBYTES)
+            whole = read_into(fd, buffer(nbytes)).toreadonly()
+            return whole[:HEADER_NBYTES], whole[HEADER_NBYTES:]
         finally:
             os.close(fd)
 
@@ -35,11 +37,11 @@ class Files:
         """The first `HEADER_NBYTES` bytes and how many bytes follow them."""
         fd = os.open(path, os.O_RDONLY | _OPEN)
         try:
-            return read_at(fd, HEADER_NBYTES, 0), os.fstat(fd).st_size - HEADER_NBYTES
+            return os.pread(fd, HEADER_NBYTES, 0), os.fstat(fd).st_size - HEADER_NBYTES
         finally:
             os.close(fd)
 
-    def write_new(self, path: Path, parts: Sequence[bytes], *, fsync: bool) -> int:
+    def write_new(self, path: Path, parts: Sequence[Payload], *, fsync: bool) -> int:
         """Create the file with these bytes; what it occupies on the medium. An error may leave a part of it behind."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600)
         try:
@@ -120,18 +122,15 @@ def allocated(status: os.stat_result) -> int:
     return status.st_blocks * SECTOR_NBYTES
 
 
-def read_at(fd: int, nbytes: int, offset: int) -> bytes:
-    """Up to `nbytes` bytes from `offset`, fewer only at the end of the file; usually one system call and no copy."""
-    data = os.pread(fd, nbytes, offset)
-    while 0 < len(data) < nbytes:
-        more = os.pread(fd, nbytes - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
+def read_into(fd: int, room: memoryview) -> memoryview:
+    """The file's first `len(room)` bytes, in `room`; fewer where it ends sooner."""
+    at = 0
+    while at < len(room) and (nbytes := os.preadv(fd, [room[at:]], at)):
+        at += nbytes
+    return room[:at]
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: Payload) -> None:
     """Write at the descriptor's position until nothing is left."""
     view = memoryview(data)
     while view:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from engine.memory import Payload
 from engine.store.base import Found, Item, StoreStats
 from engine.store.disk.files import Files
 from engine.store.disk.holdings import Holdings
@@ -85,7 +86,7 @@ class DiskStore:
             records = [self._held.live(key, self._now_s) for key in keys]
             return [None if record is None else Found(record.payload_nbytes, record.expires_at_s) for record in records]
 
-    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
+    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key, its checksum verified; counts as use. What turns out damaged is deleted."""
         with self._lock:
             self._begin(now_s, SWEEP_READ)
@@ -113,12 +114,6 @@ class DiskStore:
         with self._lock:
             self._begin(self._now_s, 0)
             return iter([(record.key, Found(record.payload_nbytes, record.expires_at_s)) for record in self._held.index])
-
-    def sweep(self, now_s: float, *, limit: int = 64) -> int:
-        """Delete up to `limit` expired objects; how many. Other calls do a little of this; an idle store needs it."""
-        with self._lock:
-            self._begin(now_s, 0)
-            return self._held.sweep(self._now_s, limit)
 
     def check(self) -> None:
         """Assert, while no call is in flight, that counters, index and folder agree and that the cap holds."""
@@ -168,7 +163,7 @@ class DiskStore:
         self._lock_fd = opened.lock_fd
         self._held.take_over(opened)
 
-    def _get(self, key: bytes) -> bytes | None:
+    def _get(self, key: bytes) -> Payload | None:
         with self._lock:
             self.stats.num_gets += 1
             record = self._held.live(key, self._now_s)
@@ -176,7 +171,7 @@ class DiskStore:
                 return None
             self._held.index.touch(record)
             record.num_readers += 1
-        payload: bytes | None = None
+        payload: Payload | None = None
         failure: OSError | None = None
         try:
             payload = self._read(key)
@@ -187,12 +182,12 @@ class DiskStore:
             self._judge(record, payload, failure)
         return payload
 
-    def _read(self, key: bytes) -> bytes | None:
+    def _read(self, key: bytes) -> Payload | None:
         data, payload = self._files.read_object(self._layout.path(key))
         header = decode_header(data)
         return payload if header is not None and header.key == key and header.describes(payload) else None
 
-    def _judge(self, record: Record, payload: bytes | None, failure: OSError | None) -> None:
+    def _judge(self, record: Record, payload: Payload | None, failure: OSError | None) -> None:
         """Count what a read came to. An object found damaged or gone is forgotten, unless it was replaced meanwhile."""
         if payload is not None:
             self.stats.num_hits += 1
@@ -205,7 +200,7 @@ class DiskStore:
             self.stats.num_damaged += 1
             self._held.remove(record)
 
-    def _put(self, key: bytes, payload: bytes, expires_at_s: float) -> None:
+    def _put(self, key: bytes, payload: Payload, expires_at_s: float) -> None:
         header = encode_header(key, payload, expires_at_s)
         part = self._layout.part(f"{os.getpid()}-{next(self._part_numbers)}")
         with self._lock:

@@ -14,10 +14,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from engine.memory import Payload
 from engine.store.errors import StoreUnsupported
+from engine.store.redis.replies import LargeReplies
 
-Command = tuple[str | bytes | int, ...]
-Reply = bytes | int | bool | redis.RedisError | None
+Command = tuple[str | Payload | int, ...]
+Reply = bytes | memoryview | int | bool | redis.RedisError | None
 """What a command came to. An error is the reply of its own command only."""
 
 UNANSWERED: Final = (
@@ -59,7 +61,7 @@ class Server:
         self._options: dict[str, Any] = {
             "socket_timeout": timeout_s,
             "socket_connect_timeout": timeout_s,
-            "socket_read_size": 1 << 20,
+            "parser_class": LargeReplies,
             "protocol": 2,
             "driver_info": None,
         }

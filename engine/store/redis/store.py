@@ -17,6 +17,7 @@ from typing import Final, Self
 
 import redis
 
+from engine.memory import Payload, joined
 from engine.store.base import Found, Item, StoreStats
 from engine.store.health import Health
 from engine.store.object import EXPIRY_AT, HEADER_NBYTES, ObjectHeader, decode_header, encode_expiry, encode_header
@@ -70,20 +71,23 @@ class RedisStore:
         now_s = self._see(now_s)
         return [found if found is not None and found.expires_at_s > now_s else None for found in self._find(keys)]
 
-    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[bytes | None]:
+    def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key in one round trip, checksums verified."""
         now_s = self._see(now_s)
-        bodies: list[Command] = [("GETRANGE", self._name(key), HEADER_NBYTES, -1) for key in keys]
-        payloads: list[bytes | None] = []
+        with self._lock:
+            owed = set(self._owed)
+        values = self._read([("GET", self._name(key)) for key in keys])
+        payloads: list[Payload | None] = []
         num_damaged = 0
-        for header, payload in self._read(keys, bodies):
+        for header, value in zip(self._headers(keys, values, owed), values, strict=True):
+            payload = memoryview(value)[HEADER_NBYTES:] if isinstance(value, bytes | memoryview) else b""
             if header is None or header.expires_at_s <= now_s:
                 payloads.append(None)
-            elif isinstance(payload, bytes) and header.describes(payload):
+            elif header.describes(payload):
                 payloads.append(payload)
             else:
                 payloads.append(None)
-                num_damaged += payload != b""  # nothing there: deleted after its header was read
+                num_damaged += 1
         with self._lock:
             self.stats.num_gets += len(keys)
             self.stats.num_hits += sum(payload is not None for payload in payloads)
@@ -129,30 +133,32 @@ class RedisStore:
         self._writes.close()
 
     def _find(self, keys: Sequence[bytes]) -> list[Found | None]:
-        read = self._read(keys, [("STRLEN", self._name(key)) for key in keys])
+        with self._lock:
+            owed = set(self._owed)
+        commands: list[Command] = []
+        for key in keys:
+            commands += (("GETRANGE", self._name(key), 0, HEADER_NBYTES - 1), ("STRLEN", self._name(key)))
+        replies = self._read(commands)
+        headers = self._headers(keys, replies[::2], owed)
         return [
             Found(header.payload_nbytes, header.expires_at_s)
             if header is not None and length == HEADER_NBYTES + header.payload_nbytes
             else None
-            for header, length in read
+            for header, length in zip(headers, replies[1::2], strict=True)
         ]
 
-    def _read(self, keys: Sequence[bytes], seconds: Sequence[Command]) -> list[tuple[ObjectHeader | None, Reply]]:
-        """Per key its header, None unless sound and its own, and the reply to the second command, in one round trip."""
-        with self._lock:
-            owed = set(self._owed)
-        commands: list[Command] = []
-        for key, second in zip(keys, seconds, strict=True):
-            commands += (("GETRANGE", self._name(key), 0, HEADER_NBYTES - 1), second)
-        replies = self._ask(self._reads, "get", commands)
-        if replies is None:
-            return [(None, None)] * len(keys)
-        read: list[tuple[ObjectHeader | None, Reply]] = []
-        for key, data, second_reply in zip(keys, replies[::2], replies[1::2], strict=True):
-            header = decode_header(data) if isinstance(data, bytes) else None
-            sound = header is not None and header.key == key and key not in owed
-            read.append((header if sound else None, second_reply))
-        return read
+    def _read(self, commands: Sequence[Command]) -> list[Reply]:
+        """The replies in one round trip; None for each when the server does not answer."""
+        return self._ask(self._reads, "get", commands) or [None] * len(commands)
+
+    @staticmethod
+    def _headers(keys: Sequence[bytes], values: Sequence[Reply], owed: set[bytes]) -> list[ObjectHeader | None]:
+        """The header that each value begins with; None unless it is sound, its key's own, and not to be deleted."""
+        headers = []
+        for key, value in zip(keys, values, strict=True):
+            header = decode_header(value) if isinstance(value, bytes | memoryview) else None
+            headers.append(header if header is not None and header.key == key and key not in owed else None)
+        return headers
 
     def _held(self, items: Sequence[Item]) -> set[bytes]:
         """Of the keys to refresh, those that the server has: a refresh of the others would leave a stump there."""
@@ -182,7 +188,7 @@ class RedisStore:
 
     def _put_commands(self, item: Item) -> list[Command]:
         assert item.payload is not None
-        value = encode_header(item.key, item.payload, item.expires_at_s) + item.payload
+        value = joined((encode_header(item.key, item.payload, item.expires_at_s), item.payload))
         return [("SET", self._name(item.key), value, "PX", self._px_ms(item.expires_at_s))]
 
     def _refresh_commands(self, item: Item) -> list[Command]:
@@ -195,7 +201,7 @@ class RedisStore:
             return UNKNOWN_TIME_PX_MS
         return int(min(max((expires_at_s - self._now_s + PX_MARGIN_S) * 1000, 1), MAX_PX_MS))
 
-    def _ask(self, server: Server, operation: str, commands: list[Command]) -> list[Reply] | None:
+    def _ask(self, server: Server, operation: str, commands: Sequence[Command]) -> list[Reply] | None:
         """The replies, or None when the server was not asked or did not answer. Pays owed deletes on the way.
 
         With nothing to ask or pay the server is left alone: silence would prove nothing about it.

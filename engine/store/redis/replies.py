@@ -1,0 +1,53 @@
+"""Replies of a Redis server, its large strings received in place. Knows no commands and no objects.
+
+The client's own parsers copy a string several times and hold the interpreter meanwhile. Here a string of
+`IN_PLACE_NBYTES` or more becomes a view of memory that the socket itself fills.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import redis
+from redis._parsers import _RESP2Parser
+from redis._parsers.socket import SERVER_CLOSED_CONNECTION_ERROR, SocketBuffer
+
+from engine.memory import MAPPED_NBYTES, buffer
+
+IN_PLACE_NBYTES: Final = MAPPED_NBYTES
+READ_NBYTES: Final = 1 << 16
+"""Bytes asked of the socket where it is not known how many will come: of a large string as many are copied once."""
+
+
+class LargeReplies(_RESP2Parser):
+    """RESP2 as `redis` reads it, but for strings of at least `IN_PLACE_NBYTES`: those are read-only views."""
+
+    def on_connect(self, connection: Any) -> None:
+        """Called by the connection once its socket is there."""
+        super().on_connect(connection)  # type: ignore[no-untyped-call]
+        self._buffer = _Received(connection._sock, READ_NBYTES, connection.socket_timeout)
+
+
+class _Received(SocketBuffer):
+    """What came from the socket. Raises as its base does; the connection is not used again then."""
+
+    def read(self, length: int, *args: Any, **options: Any) -> Any:
+        """The next `length` bytes; the line's end after them is taken too."""
+        if length < IN_PLACE_NBYTES:
+            return super().read(length, *args, **options)
+        whole = buffer(length)
+        begun = self._buffer.read(length)
+        whole[: len(begun)] = begun
+        at = len(begun)
+        try:
+            while at < length:
+                nbytes = self._sock.recv_into(whole[at:])
+                if not nbytes:
+                    raise redis.ConnectionError(SERVER_CLOSED_CONNECTION_ERROR)
+                at += nbytes
+        except TimeoutError:
+            raise redis.TimeoutError("Timeout reading from socket") from None
+        except OSError as error:
+            raise redis.ConnectionError(f"Error while reading from socket: {error.args}") from error
+        super().read(0)
+        return whole.toreadonly()
