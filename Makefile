@@ -19,7 +19,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 OURS := gateway engine policies tests bench examples tools
 
-.PHONY: help venv model serve demo test check docs fmt bench soak gpu-check ci
+.PHONY: help venv model serve demo test long check docs fmt bench soak gpu-check ci
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -43,8 +43,11 @@ serve: model ## start the gateway on 127.0.0.1:$PORT
 demo: model ## a cold and a warm conversation through both official SDKs, with the bill
 	@exec $(BIN)/python -m examples.demo $(ARGS)
 
-test: model ## run the tests, but for the long ones: ARGS='-m long' runs those
+test: model ## run the tests, but for the long ones
 	@$(BIN)/python -m pytest -m 'not long' $(ARGS)
+
+long: model ## run the long tests alone, as the last stage of CI does
+	@$(BIN)/python -m pytest -m long $(ARGS)
 
 check: $(INSTALLED) ## lint, formatting and types; then the largest files, functions and signatures
 	@$(BIN)/ruff check $(OURS)
@@ -70,4 +73,4 @@ gpu-check: $(INSTALLED) ## the checks that need a CUDA device, in under five min
 	@exec $(BIN)/python -m bench.gpu_check $(ARGS)
 
 ci: ## what continuous integration runs
-	@exec .ci/run
+	@exec .ci/run $(ARGS)

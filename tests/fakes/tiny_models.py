@@ -69,7 +69,8 @@ def tiny_config(family: str) -> PreTrainedConfig:
 def save_tiny_model(family: str, folder: Path) -> Path:
     """Write the family's tiny model in fp32 with a placeholder tokenizer; returns `folder`."""
     torch.manual_seed(20_261_130)
-    AutoModelForCausalLM.from_config(tiny_config(family)).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(tiny_config(family))  # type: ignore[no-untyped-call, unused-ignore]
+    model.save_pretrained(folder)
     words = {f"w{index}": index for index in range(VOCABULARY)}
     Tokenizer(WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
     return folder

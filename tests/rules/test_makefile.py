@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
     assert [target for target in local if not (path.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("verb", ["venv", "serve", "demo", "test", "check", "fmt", "bench", "gpu-check", "ci", "help"])
+@pytest.mark.parametrize("verb", ["venv", "serve", "demo", "test", "long", "check", "fmt", "bench", "gpu-check", "ci", "help"])
 def test_makefile_has_the_verb(verb: str) -> None:
     """The verbs people rely on are there, and `make help` explains each of them."""
     assert re.search(rf"^{verb}:.*## ", MAKEFILE, flags=re.MULTILINE)
@@ -65,6 +66,13 @@ def test_ci_script_can_be_executed() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & stat.S_IXUSR
     assert "set -euo pipefail" in script.read_text(encoding="utf-8")
+
+
+def test_ci_knows_its_stages() -> None:
+    """Asked for a stage that is not there, `.ci/run` fails before it runs anything."""
+    done = subprocess.run([ROOT / ".ci" / "run", "nonsense"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no such stage: nonsense" in done.stderr
 
 
 def test_constraints_pin_public_releases() -> None:

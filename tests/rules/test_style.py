@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ SOURCES = sorted(
 TESTS = sorted(path for path in (ROOT / "tests").rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -24,7 +30,7 @@ def shown(path: Path) -> str:
 @pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=shown)
 def test_first_statement_says_what_the_file_is(path: Path) -> None:
     """Every file begins with a docstring whose first line is a sentence, empty package markers included."""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    docstring = ast.get_docstring(parsed(path))
     assert docstring
     assert docstring.splitlines()[0].rstrip().endswith((".", ":", ","))
 
@@ -32,7 +38,7 @@ def test_first_statement_says_what_the_file_is(path: Path) -> None:
 @pytest.mark.parametrize("path", TESTS, ids=shown)
 def test_every_test_says_what_it_shows(path: Path) -> None:
     """Every test function has a docstring."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     tests = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name.startswith("test_")]
     assert [node.name for node in tests if ast.get_docstring(node) is None] == []
 
@@ -40,7 +46,7 @@ def test_every_test_says_what_it_shows(path: Path) -> None:
 @pytest.mark.parametrize("path", TESTS, ids=shown)
 def test_tests_do_not_sleep(path: Path) -> None:
     """No test waits for time to pass: they wait for events, or move an injected clock."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     waits = [call for call in calls if ast.unparse(call.func) in ("time.sleep", "sleep", "asyncio.sleep")]
     sleeps = [call.lineno for call in waits if [ast.unparse(argument) for argument in call.args] != ["0"]]
@@ -54,7 +60,7 @@ def test_no_class_or_module_has_an_empty_name(word: str) -> None:
     classes = [
         f"{shown(path)}:{node.name}"
         for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef) and word in node.name
     ]
     assert classes == []
