@@ -21,7 +21,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from typing import Any, Final, Protocol, Self
 
 from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
-from engine.errors import BadPrompt, Overloaded
+from engine.errors import BadFormat, BadPrompt, Overloaded
 from engine.inbox import Inbox, Job, Mail
 from engine.limits import StepLimits
 from engine.loop import StepLoop
@@ -51,12 +51,15 @@ from engine.messages import (
     Submit,
     Tick,
 )
+from engine.prompt.calls.format import CallFormat
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.tokenizer import Tokenizer
-from engine.prompt.types import Prompt
+from engine.prompt.types import Prompt, Tool
 from engine.schedule.runner import Runner
+from engine.schedule.sequence import Constraint
 from engine.schedule.warmup import warm_up
 from engine.stats import cache_counters, cache_gauges
+from engine.types import Sampling
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +76,12 @@ class Renders(Protocol):
     def render(self, prompt: Prompt) -> RenderedPrompt: ...
 
 
+class Constrains(Protocol):
+    """Whatever turns what a request asks of its answer into a constraint; raises `BadFormat` where that cannot be kept."""
+
+    def constraint(self, sampling: Sampling, tools: Sequence[Tool], calls: CallFormat | None) -> Constraint | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """What an engine is made of.
@@ -85,6 +94,7 @@ class EngineParts:
     cache: PrefixCache
     tokenizer: Tokenizer
     renderer: Renders
+    grammars: Constrains
     fingerprint: str
     capabilities: Capabilities
     resources: AbstractContextManager[Any] = field(default_factory=nullcontext)
@@ -221,10 +231,16 @@ class Engine:
 
     def _render_one(self, job: Job) -> None:
         begin_s = time.perf_counter()
+        constraint = None
         try:
             rendered = self._parts.renderer.render(job.request.prompt)
+            if isinstance(job.request, Submit):
+                request = job.request
+                constraint = self._parts.grammars.constraint(request.sampling, request.prompt.tools, rendered.speech.calls)
         except BadPrompt as error:
             self._emit(Failed(job.request_id, "bad_prompt", str(error)))
+        except BadFormat as error:
+            self._emit(Failed(job.request_id, "bad_format", str(error)))
         except Exception as error:
             _log.error("rendering failed", exc_info=error)
             self._emit(Failed(job.request_id, "internal", f"{type(error).__name__} while rendering the prompt"))
@@ -232,7 +248,7 @@ class Engine:
             if isinstance(job.request, Count):
                 self._emit(Counted(job.request_id, len(rendered.token_ids)))
             else:
-                self._inbox.deliver(job, rendered, time.perf_counter() - begin_s)
+                self._inbox.deliver(job, rendered, time.perf_counter() - begin_s, constraint)
 
     # The engine thread --------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ EngineError
 │   ├── ModelDamaged          truncated, wrong checksum, missing tensors
 │   └── ModelUnsupported      a layer type, attention argument or file we do not implement
 ├── BadPrompt             the chat template refused the messages: the client's mistake
+├── BadFormat             what the answer is to look like is no grammar, or none that can be kept
 ├── ContextExceeded       the prompt leaves no room for one token
 └── Overloaded            a bounded queue is full: try again later
 """
@@ -35,6 +36,10 @@ class ModelUnsupported(ModelError):
 
 class BadPrompt(EngineError):
     """The chat template refused the messages."""
+
+
+class BadFormat(EngineError):
+    """The output format is broken, too large or needs what the grammar compiler hasn't; the message says what."""
 
 
 class ContextExceeded(EngineError):

@@ -278,6 +278,10 @@ class StepLoop:
             sequence.num_computed = sequence.num_known = len(sequence.token_ids) - 1
             if sequence.constraint is not None:
                 sequence.constraint.advance(token_id)
+                if sequence.constraint.failure is not None:
+                    self._give_back(request)
+                    self._refuse(request.job, "bad_format", sequence.constraint.failure)
+                    return False
             for piece in request.answer.push(token_id, *sampled.logprobs[i : i + 1]):
                 self._send(request, piece)
             if sequence.status is Status.DONE:

@@ -18,7 +18,7 @@ PROTOCOL_VERSION: Final = 2
 MAX_FRAME_NBYTES: Final = 64 * 1024 * 1024
 LENGTH: Final = struct.Struct("<I")
 
-FailureKind: TypeAlias = Literal["overloaded", "context_exceeded", "bad_prompt", "internal"]
+FailureKind: TypeAlias = Literal["overloaded", "context_exceeded", "bad_prompt", "bad_format", "internal"]
 
 
 class Capabilities(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ import msgspec
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.tiers import Tiers
 from engine.config import EngineConfig
+from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts
 from engine.errors import EngineError, ModelError, Overloaded
 from engine.frames import BrokenFrame, FrameWriter, read_frame
@@ -91,7 +92,8 @@ def build_engine(
         dtype=config.dtype,
         device=runner.device,
     )
-    parts = EngineParts(runner, cache, tokenizer, Renderer(tokenizer, template), fingerprint, capabilities, resources)
+    renderer, grammars = Renderer(tokenizer, template), Grammars(tokenizer.for_any_thread())
+    parts = EngineParts(runner, cache, tokenizer, renderer, grammars, fingerprint, capabilities, resources)
     return Engine(config, parts, emit, on_fatal)
 
 

@@ -3,7 +3,8 @@
 GatewayError
 ├── InvalidRequest         400  the body is wrong; `path` names the field in the caller's own coordinates
 │   ├── ContextExceeded    400  the prompt does not fit the model
-│   └── BadPrompt          400  the model's template refuses these messages
+│   ├── BadPrompt          400  the model's template refuses these messages
+│   └── BadFormat          400  the answer cannot be kept in the form that is asked for
 ├── Unauthenticated        401  no key, or one we do not know
 ├── Forbidden              403  an operator's route, asked from where it may not be
 ├── UnknownModel           404
@@ -52,6 +53,10 @@ class ContextExceeded(InvalidRequest):
 
 class BadPrompt(InvalidRequest):
     """The chat template refused the messages."""
+
+
+class BadFormat(InvalidRequest):
+    """The output format is no grammar, or none that can be kept. Each wire format has a field of its own for it."""
 
 
 class Unauthenticated(GatewayError):

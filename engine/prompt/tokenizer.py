@@ -7,11 +7,13 @@ are the ids of its pieces in order, and a piece that was seen before costs one d
 from __future__ import annotations
 
 import codecs
+import copy
 import hashlib
 import json
 import re
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -54,6 +56,11 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        ...
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of one piece; added tokens in it become their ids, nothing is put before or behind them.
@@ -127,6 +134,16 @@ class HfTokenizer:
     @property
     def fingerprint(self) -> str:
         return self._fingerprint
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def for_any_thread(self) -> HfTokenizer:
+        """The same vocabulary without a memo: its `encode` may be called from any thread."""
+        other = copy.copy(self)
+        other._memo = _Memo(0)
+        return other
 
     @property
     def memo_nbytes(self) -> int:

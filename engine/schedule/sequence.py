@@ -20,6 +20,11 @@ class Constraint(Protocol):
         """A token that was allowed has been sampled."""
         ...
 
+    @property
+    def failure(self) -> str | None:
+        """Why the answer can't be kept in its form any more, in words for the client; None as long as it can."""
+        ...
+
 
 class Status(Enum):
     """`FOLLOWING -> LOADING -> WAITING -> RESTORING -> PREFILL -> DECODE -> DONE`; an abort leads to DONE from anywhere.

@@ -12,7 +12,7 @@ from collections import deque
 import msgspec
 
 from engine.messages import Counted, EngineStats, Failed, Finished, Flushed, Started, TextDelta, ToolCallDelta
-from gateway.errors import BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
+from gateway.errors import BadFormat, BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
 
 Reply = Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | EngineStats
 
@@ -64,6 +64,8 @@ def told(failure: Failed) -> GatewayError:
             return ContextExceeded(failure.num_prompt or 0, failure.limit or 0)
         case "bad_prompt":
             return BadPrompt(failure.message, path="messages")
+        case "bad_format":
+            return BadFormat(failure.message)
         case "internal":
             return EngineFailed(failure.message)
 

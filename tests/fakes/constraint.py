@@ -11,6 +11,7 @@ class OnlyThese:
     def __init__(self, token_ids: Collection[int]) -> None:
         self._token_ids = frozenset(token_ids)
         self.taken: list[int] = []
+        self.failure: str | None = None
 
     def allowed(self) -> bytes:
         """The bits of the few tokens, in as few bytes as hold them."""

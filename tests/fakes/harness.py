@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.tiers import Tiers
 from engine.config import EngineConfig
+from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts, Renders
 from engine.messages import Capabilities, FromEngine
 from engine.prompt.render import Renderer
@@ -52,10 +53,11 @@ class Harness:
             span_tokens=4 * runner.block_size,
         )
         renderer = wiring.renderer or Renderer(tokenizer, template)
+        grammars = Grammars(tokenizer)
         self.log = EventLog()
         self.fatal: list[Exception] = []
         capabilities = Capabilities(tools_first=True, exact=True, runner="fake", dtype="none", device="none")
-        parts = EngineParts(runner, self.cache, tokenizer, renderer, runner.fingerprint, capabilities)
+        parts = EngineParts(runner, self.cache, tokenizer, renderer, grammars, runner.fingerprint, capabilities)
         self.engine = Engine(config, parts, wiring.emit or self.log, wiring.on_fatal or self.fatal.append)
 
     def stop(self) -> None:

@@ -23,8 +23,9 @@ class FakeRunner:
     `reuse_decode_kv=False` a token computed in decode gets other bits than the same token prefilled, as in exact mode
     with unequal row groups.
 
-    `script(sequence)` may give the tokens to emit instead (its end is `script_end`); `before_step` is called first in
-    every step, on the engine thread: it may block, or raise to make the step fail.
+    A constraint is the alphabet where there is one. `script(sequence)` may give the tokens to emit instead (its end is
+    `script_end`); `before_step` is called first in every step, on the engine thread: it may block, or raise to make the step
+    fail.
     """
 
     exact = True
@@ -99,6 +100,10 @@ class FakeRunner:
         return Sampled(tuple(sampled)) if part.sample else None
 
     def _sample(self, sequence: Sequence, num_ahead: int, state: int) -> int:
+        if sequence.constraint is not None:
+            bits = int.from_bytes(sequence.constraint.allowed(), "little")
+            allowed = [token_id for token_id in range(bits.bit_length()) if bits >> token_id & 1]
+            return allowed[state % len(allowed)]
         script = self.script(sequence) if self.script is not None else None
         if script is None:
             return self.alphabet[state % len(self.alphabet)]

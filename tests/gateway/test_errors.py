@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
+from gateway.errors import BadFormat, BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
 from tests.fakes.backend import Script, ScriptedBackend
 from tests.gateway.serving import ANTHROPIC, OPENAI, Served, anthropic_body, openai_body, serving
 
@@ -78,6 +78,7 @@ async def test_unknown_model(path: str) -> None:
         (Overloaded("full", retry_after_s=2.0), 529, 503),
         (ContextExceeded(9000, 8192), 400, 400),
         (BadPrompt("roles must alternate", path="messages"), 400, 400),
+        (BadFormat("Unimplemented keys"), 400, 400),
         (EngineFailed("broken"), 500, 500),
         (ValueError("a bug that quotes the prompt"), 500, 500),
     ],

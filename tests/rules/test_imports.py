@@ -34,6 +34,7 @@ RULES = (
     Rule("policies", ("policies", "pydantic", "pydantic_core", "ruamel.yaml")),
     Rule("engine", ("engine", "msgspec"), never=(LAZY,)),
     Rule("engine.prompt", ("engine.prompt", "engine.errors", "msgspec", "jinja2", "tokenizers", "xxhash")),
+    Rule("engine.constrain", ("engine.constrain", "engine.prompt", "engine.errors", "engine.types", "llguidance")),
     Rule("engine.store", ("engine.store", "engine.errors", "engine.memory", "xxhash")),
     Rule("engine.store.open", ("engine.store", "engine.config")),
     Rule("engine.store.encrypted", ("engine.store", "engine.memory", "cryptography")),

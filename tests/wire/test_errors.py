@@ -22,6 +22,7 @@ ANTHROPIC: Final = {
     "InvalidRequest": (400, "invalid_request_error"),
     "ContextExceeded": (400, "invalid_request_error"),
     "BadPrompt": (400, "invalid_request_error"),
+    "BadFormat": (400, "invalid_request_error"),
     "Unauthenticated": (401, "authentication_error"),
     "Forbidden": (403, "permission_error"),
     "UnknownModel": (404, "not_found_error"),
@@ -39,6 +40,7 @@ OPENAI: Final = {
     "InvalidRequest": (400, "invalid_request_error", None),
     "ContextExceeded": (400, "invalid_request_error", "context_length_exceeded"),
     "BadPrompt": (400, "invalid_request_error", None),
+    "BadFormat": (400, "invalid_request_error", None),
     "Unauthenticated": (401, "invalid_request_error", "invalid_api_key"),
     "Forbidden": (403, "invalid_request_error", None),
     "UnknownModel": (404, "invalid_request_error", "model_not_found"),
@@ -90,6 +92,7 @@ def test_anthropic_shape(name: str) -> None:
         "ContextExceeded": "prompt is too long: 9000 tokens > 8192 maximum",
         "InvalidRequest": "a.b: what is wrong",
         "BadPrompt": "a.b: what is wrong",
+        "BadFormat": "a.b: what is wrong",
     }
     assert body["error"]["message"] == expected.get(name, "what is wrong")
 
@@ -149,3 +152,13 @@ def test_the_openai_sdk_raises_its_own_class(name: str) -> None:
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
     status, kind, code = OPENAI[name]
     assert (caught.value.status_code, caught.value.type, caught.value.code) == (status, kind, code)
+
+
+def test_a_format_that_cannot_be_kept_names_its_field() -> None:
+    """The engine finds out late, and each API has a field of its own for it."""
+    error = errors.BadFormat("Unimplemented keys")
+    assert orjson.loads(AnthropicWire().encode_error(error, request_id="r").body)["error"]["message"].startswith(
+        "output_config.format: "
+    )
+    assert orjson.loads(OpenAIWire().encode_error(error, request_id="r").body)["error"]["param"] == "response_format"
+    assert openai_errors.error_fields(error, input_field="input")["param"] == "text.format"

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from gateway import errors
-from gateway.errors import ContextExceeded, GatewayError, InvalidRequest
+from gateway.errors import BadFormat, ContextExceeded, GatewayError, InvalidRequest
 from gateway.wire.base import ErrorReply
 from gateway.wire.failures import retry_headers, row_for
 from gateway.wire.fields import FieldError, Path, clip
@@ -28,6 +28,9 @@ TABLE: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
     errors.TimedOut: (504, "timeout_error"),
 }
 """HTTP status and `error.type`."""
+
+FORMAT_PATH: Final = "output_config.format"
+"""Where the format of an answer is asked for."""
 
 _TYPES: Final[Mapping[str, str]] = {
     "string": "Input should be a valid string",
@@ -49,8 +52,9 @@ def error_body(error: GatewayError, *, request_id: str) -> bytes:
     """The JSON of an error, in an answer or in a stream."""
     _, kind = row_for(TABLE, error)
     message = error.message
-    if isinstance(error, InvalidRequest) and not isinstance(error, ContextExceeded) and error.path:
-        message = f"{error.path}: {message}"
+    path = error.path or (FORMAT_PATH if isinstance(error, BadFormat) else None)
+    if isinstance(error, InvalidRequest) and not isinstance(error, ContextExceeded) and path:
+        message = f"{path}: {message}"
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from gateway import errors
-from gateway.errors import ContextExceeded, GatewayError, InvalidRequest
+from gateway.errors import BadFormat, ContextExceeded, GatewayError, InvalidRequest
 from gateway.wire.base import ErrorReply
 from gateway.wire.failures import retry_headers, row_for
 from gateway.wire.fields import FieldError, Path
@@ -40,6 +40,9 @@ TABLE: Final[Mapping[type[GatewayError], Row]] = {
     errors.TimedOut: Row(504, "server_error", "timeout"),
 }
 
+FORMAT_PARAM: Final[Mapping[str, str]] = {"messages": "response_format", "input": "text.format"}
+"""Where each API takes the format of its answer, by where it takes its prompt."""
+
 
 def encode_error(error: GatewayError, *, input_field: str = "messages") -> ErrorReply:
     """The error as an HTTP answer. The request id travels in a header only."""
@@ -64,6 +67,8 @@ def error_fields(error: GatewayError, *, input_field: str = "messages") -> dict[
         )
         if input_field == "input":
             message = "Your input exceeds the context window of this model. Please adjust your input and try again."
+    elif isinstance(error, BadFormat):
+        path = path or FORMAT_PARAM[input_field]
     return {"message": message, "type": row.kind, "param": path, "code": error.code or row.code}
 
 

@@ -1,0 +1,98 @@
+"""What an answer must look like, as the text of a grammar in llguidance's words. Knows no vocabulary.
+
+JSON has at most one space between two of its parts: a small model could go on with blanks for ever. Keywords of a schema
+that the grammar can't keep are refused for an output format, and left out for the arguments of a tool, which has no word to
+say that they are a mere hint; a schema that is none at all leaves an object.
+
+Source: https://github.com/guidance-ai/llguidance, docs/syntax.md and docs/json_schema.md (1.9, 2026-11).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from llguidance import LLMatcher
+
+from engine.errors import BadFormat
+from engine.prompt.calls.format import CallFormat
+from engine.prompt.guard import any_of
+from engine.prompt.types import Tool
+from engine.types import OutputFormat, ToolChoice
+
+MAX_CALLS: Final = 16
+"""Calls in one forced answer: a small model could go on calling for ever."""
+
+_JSON: Final = {"whitespace_flexible": True, "whitespace_pattern": " ?", "coerce_one_of": False, "lenient": False}
+
+
+def format_grammar(output: OutputFormat) -> str:
+    """The grammar of an output format. Raises `BadFormat` for a schema that is no JSON object; the rest is the compiler's."""
+    match output.kind:
+        case "json_object":
+            return _json_grammar('{"type": "object"}')
+        case "json_schema":
+            return _json_grammar(output.definition)
+        case "regex":
+            return LLMatcher.grammar_from_regex(output.definition)
+        case "lark":
+            return LLMatcher.grammar_from_lark(output.definition)
+
+
+def calls_grammar(
+    calls: CallFormat, tools: Sequence[Tool], choice: ToolChoice, special_tokens: Mapping[str, int]
+) -> str | None:
+    """The grammar of an answer that is nothing but calls of `tools`; None where none has to be called.
+
+    One call where one tool is named or calls mustn't come together, else up to `MAX_CALLS`.
+    """
+    offered = [tool for tool in tools if choice.mode == "required" or tool.name == choice.name]
+    if choice.mode not in ("required", "tool") or not offered:
+        return None
+    write = _Writer({tag: special_tokens[tag] for tag in calls.tags if tag in special_tokens})
+    more = "" if choice.mode == "tool" or not choice.parallel else f"({write.text(calls.between)} call){{0,{MAX_CALLS - 1}}}"
+    rules = [
+        "%llguidance {}",
+        f"start: {write.text(calls.before)} call {more} {write.text(calls.after)}",
+        "call: " + " | ".join(f"call_{i}" for i in range(len(offered))),
+    ]
+    for i, tool in enumerate(offered):
+        rules.append(f"call_{i}: {write.text(calls.opening(tool.name))} arguments_{i} {write.text(calls.end)}")
+        rules.append(f"arguments_{i}: %json {json.dumps(arguments_schema(tool.parameters))}")
+    return LLMatcher.grammar_from_lark("\n".join(rules))
+
+
+def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments: what can be kept of its parameters, and always an object."""
+    schema = {**parameters, "type": "object", "x-guidance": {**_JSON, "lenient": True, "coerce_one_of": True}}
+    if LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))[0]:
+        return {"type": "object", "x-guidance": _JSON}
+    return schema
+
+
+def _json_grammar(schema: str) -> str:
+    try:
+        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)  # type: ignore[arg-type]
+    except ValueError:
+        raise BadFormat("the schema is not a JSON object") from None
+
+
+class _Writer:
+    """Writes text as Lark, with control tokens as tokens."""
+
+    def __init__(self, tags: Mapping[str, int]) -> None:
+        self._tags = tags
+        self._pattern = any_of(tags)
+
+    def text(self, text: str) -> str:
+        """Quoted text and numbered tokens; nothing for no text."""
+        pieces, start = [], 0
+        for match in self._pattern.finditer(text):
+            pieces += [_quoted(text[start : match.start()]), f"<[{self._tags[match[0]]}]>"]
+            start = match.end()
+        return " ".join(piece for piece in [*pieces, _quoted(text[start:])] if piece)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text) if text else ""

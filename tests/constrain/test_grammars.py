@@ -1,0 +1,237 @@
+"""Constraints: every answer they allow is in the form that was asked for, and what can't be kept is refused in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from engine.constrain.grammars import MAX_CHARACTERS, Grammars
+from engine.errors import BadFormat
+from engine.prompt.calls.format import FORMATS, CallFormat
+from engine.prompt.tokenizer import HfTokenizer
+from engine.prompt.types import Tool
+from engine.schedule.sequence import Constraint
+from engine.types import OutputFormat, Sampling, ToolChoice
+from tests.fakes.random_client import RandomClient, Written, allowed_ids
+from tests.fakes.schemas import random_schema
+from tests.fakes.tokenizer import ByteTokenizer
+
+FEW, MANY = range(20), range(200)
+
+
+@pytest.fixture(scope="module")
+def client(tokenizer: HfTokenizer) -> RandomClient:
+    """Takes whatever is allowed."""
+    return RandomClient(tokenizer)
+
+
+def formed(grammars: Grammars, kind: Any, definition: str = "") -> Constraint:
+    """The constraint of an output format."""
+    constraint = grammars.constraint(Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)))
+    assert constraint is not None
+    return constraint
+
+
+def forced(grammars: Grammars, calls: CallFormat, tools: Sequence[Tool], choice: ToolChoice) -> Constraint:
+    """The constraint of an answer that has to call tools."""
+    constraint = grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), tools, calls)
+    assert constraint is not None
+    return constraint
+
+
+def check_schema(grammars: Grammars, client: RandomClient, seed: int) -> None:
+    schema = random_schema(seed)
+    written = client.write(formed(grammars, "json_schema", json.dumps(schema)), seed)
+    assert written.is_over, (schema, written.text)
+    Draft202012Validator(schema).validate(json.loads(written.text))
+
+
+def check_calls(grammars: Grammars, client: RandomClient, seed: int) -> None:
+    """Names are those offered, arguments validate, and there are as many calls as the choice allows."""
+    tools = tuple(Tool(f"tool_{i}", "", random_schema(100 * seed + i)) for i in range(1 + seed % 3))
+    choice = (ToolChoice("required"), ToolChoice("tool", "tool_0"), ToolChoice("required", parallel=False))[seed % 3]
+    calls = list(FORMATS.values())[seed % len(FORMATS)]
+    written = client.write(forced(grammars, calls, tools, choice), seed, max_tokens=4000)
+    assert written.is_over, written.text
+    found = parsed(calls, written)
+    assert found
+    assert calls.text(found) == written.text
+    if choice != ToolChoice("required"):
+        assert len(found) == 1
+    schemas = {tool.name: tool.parameters for tool in tools if choice.name in (None, tool.name)}
+    for name, arguments in found:
+        Draft202012Validator(schemas[name]).validate(json.loads(arguments))
+
+
+def parsed(calls: CallFormat, written: Written) -> list[tuple[str, str]]:
+    """Names and arguments, by the frame and a JSON parser."""
+    found, rest = [], written.text.removeprefix(calls.before)
+    while rest and rest != calls.after:
+        match = re.match(re.escape(calls.begin) + r'"?(\w+)"?' + re.escape(calls.middle), rest)
+        assert match is not None, rest
+        arguments_end = match.end() + json.JSONDecoder().raw_decode(rest[match.end() :])[1]
+        found.append((match[1], rest[match.end() : arguments_end]))
+        assert rest[arguments_end:].startswith(calls.end)
+        rest = rest[arguments_end + len(calls.end) :].removeprefix(calls.between)
+    return found
+
+
+def test_random_schemas(grammars: Grammars, client: RandomClient) -> None:
+    """20 of 20 answers of a client that takes any allowed token validate."""
+    for seed in FEW:
+        check_schema(grammars, client, seed)
+
+
+def test_random_calls(grammars: Grammars, client: RandomClient) -> None:
+    """20 of 20 forced answers are calls in the model's way of writing them, of all ways in turn."""
+    for seed in FEW:
+        check_calls(grammars, client, seed)
+
+
+@pytest.mark.long
+def test_many_random_schemas(grammars: Grammars, client: RandomClient) -> None:
+    """200 of 200."""
+    for seed in MANY:
+        check_schema(grammars, client, seed)
+
+
+@pytest.mark.long
+def test_many_random_calls(grammars: Grammars, client: RandomClient) -> None:
+    """200 of 200."""
+    for seed in MANY:
+        check_calls(grammars, client, seed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "definition", "pattern"),
+    [
+        ("regex", r"[A-Z]{2}-\d{3}", r"[A-Z]{2}-\d{3}"),
+        ("regex", r"(yes|no)( indeed)?", r"(yes|no)( indeed)?"),
+        ("lark", 'start: word ("," word)~2\nword: /[a-c]+/', r"[a-c]+,[a-c]+,[a-c]+"),
+        ("json_schema", '{"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}', r"\[ ?1 ?, ?1 ?\]"),
+    ],
+    ids=str,
+)
+def test_other_languages(grammars: Grammars, client: RandomClient, kind: str, definition: str, pattern: str) -> None:
+    """Regular expressions and grammars hold for the whole answer, and JSON has at most one blank between two parts."""
+    for seed in range(8):
+        written = client.write(formed(grammars, kind, definition), seed)
+        assert written.is_over
+        assert re.fullmatch(pattern, written.text)
+
+
+def test_json_object(grammars: Grammars, client: RandomClient) -> None:
+    """Any object, and nothing but an object."""
+    whole = [client.write(formed(grammars, "json_object"), seed) for seed in range(8)]
+    objects = [json.loads(written.text) for written in whole if written.is_over]
+    assert objects
+    assert all(isinstance(one, dict) for one in objects)
+    assert all(written.text.startswith("{") for written in whole)
+
+
+def test_the_end_is_allowed_exactly_where_the_grammar_is_satisfied(grammars: Grammars, tokenizer: HfTokenizer) -> None:
+    """Not before, and behind the end there is only the end: an answer that goes on regardless always has a token."""
+    constraint = formed(grammars, "regex", "ab?")
+    (stop,) = tokenizer.stop_ids
+    assert stop not in allowed_ids(constraint)
+    constraint.advance(tokenizer.encode("a")[0])
+    assert {stop, *tokenizer.encode("b")} == set(allowed_ids(constraint).tolist())
+    for _ in range(3):
+        constraint.advance(stop)
+        assert allowed_ids(constraint).tolist() == [stop]
+    assert constraint.failure is None
+
+
+def test_text_like_a_control_token_stays_text(grammars: Grammars, client: RandomClient, tokenizer: HfTokenizer) -> None:
+    """A constant that reads like the end of a turn is written with the tokens of its characters."""
+    written = client.write(formed(grammars, "json_schema", '{"const": "<|im_end|>"}'), 0)
+    assert json.loads(written.text) == "<|im_end|>"
+    assert not set(written.token_ids) & set(tokenizer.special_tokens.values())
+
+
+def test_tags_are_control_tokens_where_the_vocabulary_has_them() -> None:
+    """The same frame is written as one token or as text, as the model knows it."""
+    tools = [Tool("f", "", {"type": "object", "additionalProperties": False})]
+    calls = FORMATS["mistral"]
+    for tokenizer, tag in (
+        (ByteTokenizer(("<|im_end|>", "[TOOL_CALLS]")), (257,)),
+        (ByteTokenizer(("<|im_end|>",)), tuple(b"[TOOL_CALLS]")),
+    ):
+        written = RandomClient(tokenizer).write(forced(Grammars(tokenizer), calls, tools, ToolChoice("required")), 0, 5000)
+        assert written.token_ids[: len(tag)] == tag
+        assert written.text.startswith('[TOOL_CALLS] [{"name": "f", "arguments": {')
+
+
+@pytest.mark.parametrize(
+    ("kind", "definition", "words"),
+    [
+        ("json_schema", '{"if": {"type": "string"}}', "Unimplemented keys"),
+        ("json_schema", '{"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}}', "uniqueItems"),
+        ("json_schema", '{"type": "thing"}', "Invalid type: thing"),
+        ("json_schema", '{"$ref": "#/$defs/missing"}', "does not exist"),
+        ("json_schema", '{"$ref": "https://example.com/schema"}', "not"),
+        ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "Unsatisfiable"),
+        ("json_schema", "[]", "not a JSON object"),
+        ("json_schema", "{", "not a JSON object"),
+        ("regex", "[a", "unclosed"),
+        ("regex", "(?=a)b", "look-around"),
+        ("lark", 'start: "a" nothing', "nothing"),
+        ("lark", "", "Empty grammar"),
+        ("regex", "a" * (MAX_CHARACTERS + 1), "characters"),
+    ],
+    ids=str,
+)
+def test_refusals(grammars: Grammars, kind: Any, definition: str, words: str) -> None:
+    """What is broken or cannot be kept is refused with a short reason, before anything is generated."""
+    with pytest.raises(BadFormat, match=re.escape(words)) as caught:
+        formed(grammars, kind, definition)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_model_without_an_end_is_refused() -> None:
+    """An answer that cannot end cannot be kept in a form."""
+    with pytest.raises(BadFormat, match="ends an answer"):
+        formed(Grammars(ByteTokenizer(stops=())), "json_object")
+
+
+def test_arguments_are_kept_as_far_as_they_can_be(grammars: Grammars, client: RandomClient) -> None:
+    """A keyword of a tool's schema that cannot be kept is left out, and one that is no schema leaves an object."""
+    half = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "additionalProperties": False, "if": {}}
+    for schema, expected in ((half, {"n": 1}), ({"type": "object", "$ref": "#/nowhere", "maxProperties": 0}, None), ({}, None)):
+        tools = [Tool("f", "", schema)]
+        calls = FORMATS["hermes"]
+        written = client.write(forced(grammars, calls, tools, ToolChoice("required", parallel=False)), 3, 3000)
+        ((name, arguments),) = parsed(calls, written)
+        assert name == "f"
+        assert isinstance(json.loads(arguments), dict)
+        assert expected is None or json.loads(arguments) == expected
+
+
+@pytest.mark.parametrize("choice", [ToolChoice(), ToolChoice("none"), ToolChoice("tool", "other")], ids=str)
+def test_nothing_is_forced_unasked(grammars: Grammars, choice: ToolChoice) -> None:
+    """With no call forced and no format asked for there is no constraint; nor is there one for a tool that isn't there."""
+    assert grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), [Tool("f", "", {})], FORMATS["hermes"]) is None
+
+
+def test_a_grammar_is_compiled_once_and_shared_by_no_two_answers(grammars: Grammars, tokenizer: HfTokenizer) -> None:
+    """Two answers in one format go their own ways."""
+    one, other = formed(grammars, "regex", "ab"), formed(grammars, "regex", "ab")
+    whole = list(tokenizer.encode("ab"))
+    for token_id in whole:
+        assert allowed_ids(one).tolist() == [token_id]
+        one.advance(token_id)
+    assert allowed_ids(one).tolist() == sorted(tokenizer.stop_ids)
+    assert allowed_ids(other).tolist() == whole[:1]
+
+
+def test_a_grammar_that_grows_too_complex_says_so(tokenizer: HfTokenizer, grammars: Grammars) -> None:
+    """What goes wrong while an answer is made never raises: the answer may only end, and the reason is there to tell."""
+    constraint = formed(grammars, "regex", "ab")
+    constraint.advance(tokenizer.encode("z")[0])
+    assert allowed_ids(constraint).tolist() == sorted(tokenizer.stop_ids)
+    assert constraint.failure is not None
