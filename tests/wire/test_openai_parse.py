@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from engine.prompt.types import CacheMark, Message, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
-from engine.types import ToolChoice
+from engine.types import OutputFormat, ToolChoice
 from gateway.errors import InvalidRequest
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.anthropic import AnthropicWire
@@ -228,10 +228,34 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         "Unsupported value: 'modalities' does not support 'audio' with this model.",
     ),
     (
-        body(response_format={"type": "json_schema", "json_schema": {}}),
+        body(response_format={"type": "json_schema"}),
+        "response_format.json_schema",
+        "missing_required_parameter",
+        "Missing required parameter: 'response_format.json_schema'.",
+    ),
+    (
+        body(response_format={"type": "json_schema", "json_schema": {"schema": {}}}),
+        "response_format.json_schema.name",
+        "missing_required_parameter",
+        "Missing required parameter: 'response_format.json_schema.name'.",
+    ),
+    (
+        body(response_format={"type": "xml"}),
         "response_format.type",
         "unsupported_value",
-        "Unsupported value: 'response_format.type' does not support 'json_schema' with this model.",
+        "Unsupported value: 'response_format.type' does not support 'xml' with this model.",
+    ),
+    (
+        body(structured_outputs={"regex": "a", "choice": ["b"]}),
+        "structured_outputs.choice",
+        "invalid_value",
+        "An answer can be kept in one form only.",
+    ),
+    (
+        body(guided_choice=[]),
+        "guided_choice",
+        "invalid_value",
+        "Invalid 'guided_choice': empty array. Expected at least one choice.",
     ),
     (body(tool_choice="required"), "tool_choice", None, "'tool_choice' is only allowed when 'tools' are specified."),
     (
@@ -427,6 +451,35 @@ def test_sampling() -> None:
     assert (sampling.repetition_penalty, sampling.ignore_eos) == (1.1, True)
     assert parse(body(max_tokens=2**40)).sampling.max_tokens == REST_OF_CONTEXT
     assert parse(body()).sampling.max_tokens == REST_OF_CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, OutputFormat("json_object")),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "strict": True, "schema": {"type": "array"}},
+                }
+            },
+            OutputFormat("json_schema", '{"type":"array"}'),
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, OutputFormat("regex", "a+")),
+        ({"structured_outputs": {"json": {"enum": ["값"]}}}, OutputFormat("json_schema", '{"enum": ["\\uac12"]}')),
+        ({"guided_json": '{"enum": [1]}'}, OutputFormat("json_schema", '{"enum": [1]}')),
+        ({"guided_choice": ["yes", 'a"b']}, OutputFormat("lark", 'start: "yes" | "a\\"b"')),
+        ({"guided_grammar": 'start: "x"'}, OutputFormat("lark", 'start: "x"')),
+    ],
+    ids=str,
+)
+def test_output_formats(fields: dict[str, Any], expected: OutputFormat | None) -> None:
+    """The form of an answer, in OpenAI's words and in those of vLLM's server; each has a cache of its own."""
+    request = parse(body(**fields))
+    assert request.sampling.output_format == expected
+    assert ("output_format" in request.parameters) == (expected is not None)
 
 
 def test_what_asks_for_nothing_is_accepted() -> None:

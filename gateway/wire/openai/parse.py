@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.types import Sampling
+from engine.types import OutputFormat, Sampling
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, clip, decode_body
@@ -21,6 +21,8 @@ from gateway.wire.openai.caching import (
 from gateway.wire.openai.choice import parameters as choice_parameters
 from gateway.wire.openai.choice import tool_choice
 from gateway.wire.openai.errors import from_field, invalid, unsupported, unsupported_value
+from gateway.wire.openai.format import format_parameters, output_format
+from gateway.wire.openai.guided import guided_format
 from gateway.wire.openai.messages import Turns
 
 MAX_STOPS: Final = 4
@@ -51,12 +53,15 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
     directives = cache_directives(headers)
     prompt = Turns(ttl=request_ttl(body) or DEFAULT_BREAKPOINT_TTL).prompt(body)
     choice = tool_choice(body, prompt.tools, nested=True)
+    form = output_format(body.child("response_format"), nested=True) or guided_format(body)
     return Request(
         id=request_id,
         wire="openai",
         model=model,
         prompt=prompt,
-        sampling=msgspec.structs.replace(sampling(body), num_logprobs=_num_logprobs(body), tool_choice=choice),
+        sampling=msgspec.structs.replace(
+            sampling(body), num_logprobs=_num_logprobs(body), tool_choice=choice, output_format=form
+        ),
         stream=stream,
         automatic=automatic.ttl_s if automatic is not None else None,
         num_choices=body.integer("n", 1, MAX_CHOICES) or 1,
@@ -64,7 +69,7 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         store_cache=directives.store,
         max_age_s=directives.max_age_s,
         only_if_cached=directives.only_if_cached,
-        parameters=choice_parameters(choice) | _parameters(body),
+        parameters=choice_parameters(choice) | _parameters(body, form),
         wire_options={"include_usage": options is not None and options.flag("include_usage")},
     )
 
@@ -77,9 +82,6 @@ def _check_answerable(body: Node) -> None:
     for modality in body.strings("modalities"):
         if modality != "text":
             raise unsupported_value(("modalities",), clip(modality))
-    response_format = body.child("response_format")
-    if response_format is not None and (kind := response_format.text("type")) != "text":
-        raise unsupported_value(("response_format", "type"), clip(kind))
 
 
 def _num_logprobs(body: Node) -> int | None:
@@ -148,6 +150,6 @@ def _logit_bias(body: Node) -> dict[int, float]:
     return biases
 
 
-def _parameters(body: Node) -> dict[str, Any]:
+def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
     """What is not rendered but has a cache of its own, in the dialects' words; defaults are left out."""
-    return caching_parameters(body) | effort_parameters(body, "reasoning_effort", body)
+    return caching_parameters(body) | effort_parameters(body, "reasoning_effort", body) | format_parameters(form)
