@@ -184,7 +184,9 @@ class StepLoop:
         assert self._scheduler.num_running or self._scheduler.num_waiting == num_patient
         self._admission.restore()
         with self.stats.timed("engine_cache_seconds_total"):
-            slices = self._draft(self._room.reserve(self._scheduler.next_step()))
+            slices = self._room.reserve(self._scheduler.next_step())
+        slices = self._draft(slices)
+        with self.stats.timed("engine_cache_seconds_total"):
             self._room.cover(slices)
         if slices:
             self._compute(slices)

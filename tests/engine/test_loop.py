@@ -286,6 +286,33 @@ def test_the_end_of_turn_is_not_counted() -> None:
     assert (outcome.finished.num_output, outcome.token_ids) == (3, [*b"abc"])
 
 
+class Grammar:
+    """Remembers what it was told. Everything is allowed."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def allowed(self) -> bytes:
+        return b"\xff" * 64
+
+    def advance(self, token_id: int) -> None:
+        self.told.append(token_id)
+
+
+def test_a_constraint_is_told_every_token() -> None:
+    """In order, the end of turn included, and the runner sees it with the sequence; nothing is guessed meanwhile."""
+    stepper = scripted("abcabcabcabc")
+    seen: list[object] = []
+    stepper.runner.before_step = lambda slices: seen.extend(part.sequence.constraint for part in slices)
+    grammar = Grammar()
+    outcome = stepper.submit([*b"abcabc"], max_tokens=100, constraint=grammar)
+    stepper.run()
+    assert grammar.told == [*b"abcabcabcabc", stepper.runner.script_end]
+    assert outcome.text == "abcabcabcabc"
+    assert set(seen) == {grammar}
+    assert stepper.loop.stats.counters["engine_drafted_tokens_total"] == 0
+
+
 # Errors of the model ----------------------------------------------------------------------------------------------------
 
 
@@ -499,7 +526,9 @@ def test_answers_are_the_same_over_a_slow_and_faulty_tier(
 ) -> None:
     """The same, over a tier that answers late or never, loses, damages and drops what it likes; in the end it works."""
     tier = SlowTier()
-    stepper = Stepper(FakeRunner(num_pages=num_pages), tiers=tier.tiers, force_store=force_store)
+    answer_tokens = data.draw(st.sampled_from([1, 3, 256]), "answer_tokens")
+    runner = FakeRunner(num_pages=num_pages)
+    stepper = Stepper(runner, tiers=tier.tiers, force_store=force_store, answer_tokens=answer_tokens)
     play = Play(stepper, data, tier)
     for kind, value in actions:
         play.do(kind, value)

@@ -10,6 +10,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.model.load import load_runner
 from engine.prompt.render import Renderer
+from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Message, Prompt, TextPart
@@ -92,14 +93,18 @@ SAMPLINGS: tuple[dict[str, object], ...] = (
 
 
 def test_preempted_answers(model: RealModel, render: Renderer) -> None:
-    """Three answers in a pool for two, greedy, seeded and penalized: bit-equal to those of an engine of their own."""
-    prompts = [tokens(render, TEXT * 30 + f"Question {i}: what does the keeper do next?") for i in range(len(SAMPLINGS))]
-    prompts = [[*prompt[:60], i + 1000, *prompt[60:]] for i, prompt in enumerate(prompts)]
+    """Three answers in a pool too small for them, greedy, seeded and penalized: bit-equal to those of an engine alone."""
+    prompts = [[1000 + i, *tokens(render, TEXT * 4 + "What does the keeper do next?")] for i in range(len(SAMPLINGS))]
     engine = stepper(model, answer_tokens=16)
+    num_first = sum(-(-(len(prompt) + 16) // model.block_size) for prompt in prompts)
+    num_others = (model.runner.num_pages - num_first - len(prompts)) * model.block_size
+    others = engine.cache.admit("others", RenderedPrompt((1,), {}, 0), NO_CACHE, 1000.0, num_reserve=num_others)
+    assert others is not None
     asked = list(zip(prompts, SAMPLINGS, strict=True))
-    outcomes = [engine.submit(prompt, max_tokens=48, ignore_eos=True, **sampling) for prompt, sampling in asked]
+    outcomes = [engine.submit(prompt, max_tokens=48, ignore_eos=True, **sampling) for prompt, sampling in asked]  # type: ignore[arg-type]
     run(engine)
     assert engine.loop.stats.counters["engine_preempted_total"] > 0
+    assert engine.loop.stats.counters["engine_recomputed_tokens_total"] > 0
     for (prompt, sampling), outcome in zip(asked, outcomes, strict=True):
         assert outcome.token_ids == alone(model, prompt, max_tokens=48, ignore_eos=True, **sampling)
 

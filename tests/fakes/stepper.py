@@ -18,6 +18,7 @@ from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Position, Prompt
 from engine.schedule.runner import Runner
+from engine.schedule.sequence import Constraint
 from engine.store.base import BlockStore, NamedStore
 from engine.types import CachePlan, PlannedEntry, Sampling
 from tests.fakes.runner import FakeRunner
@@ -144,6 +145,7 @@ class Stepper:
         started_at_s: float = 1000.0,
         plan: CachePlan | None = None,
         single_flight: Literal["off", "read", "write"] = "read",
+        constraint: Constraint | None = None,
         **sampling: object,
     ) -> Outcome:
         """Hand a prompt in, with an entry after each of the token counts in `marks`; it reads from the longest one."""
@@ -166,7 +168,8 @@ class Stepper:
             started_at_s,  # type: ignore[arg-type]
         )
         self.outcomes[request_id] = outcome = Outcome()
-        self.loop.accept(RenderedJob(submit, RenderedPrompt(tuple(token_ids), positions, 0), submitted_s=0.0, render_s=0.0))
+        rendered = RenderedPrompt(tuple(token_ids), positions, 0)
+        self.loop.accept(RenderedJob(submit, rendered, submitted_s=0.0, render_s=0.0, constraint=constraint))
         return outcome
 
     def id_of(self, outcome: Outcome) -> str:
