@@ -96,8 +96,7 @@ class Room:
     def _preempt(self, request: Request) -> None:
         """Give a decoding request's pages back and queue it again. What it computed stays cached, as long as there is room."""
         sequence, lease = request.sequence, request.pages
-        with self._stats.timed("engine_cache_seconds_total"):
-            self._cache.release(lease, sequence.token_ids, self.num_reusable(sequence, sequence.num_computed))
+        self._cache.release(lease, sequence.token_ids, self.num_reusable(sequence, sequence.num_computed))
         request.lease, request.last_lease = None, lease
         sequence.num_computed = 0
         sequence.block_table = []

@@ -101,12 +101,12 @@ def test_preempted_answers(model: RealModel, render: Renderer) -> None:
     others = engine.cache.admit("others", RenderedPrompt((1,), {}, 0), NO_CACHE, 1000.0, num_reserve=num_others)
     assert others is not None
     asked = list(zip(prompts, SAMPLINGS, strict=True))
-    outcomes = [engine.submit(prompt, max_tokens=48, ignore_eos=True, **sampling) for prompt, sampling in asked]  # type: ignore[arg-type]
+    outcomes = [engine.submit(prompt, max_tokens=64, ignore_eos=True, **sampling) for prompt, sampling in asked]  # type: ignore[arg-type]
     run(engine)
     assert engine.loop.stats.counters["engine_preempted_total"] > 0
     assert engine.loop.stats.counters["engine_recomputed_tokens_total"] > 0
     for (prompt, sampling), outcome in zip(asked, outcomes, strict=True):
-        assert outcome.token_ids == alone(model, prompt, max_tokens=48, ignore_eos=True, **sampling)
+        assert outcome.token_ids == alone(model, prompt, max_tokens=64, ignore_eos=True, **sampling)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "seeded", "penalized"])
