@@ -289,6 +289,8 @@ def test_the_end_of_turn_is_not_counted() -> None:
 class Grammar:
     """Remembers what it was told. Everything is allowed."""
 
+    failure: str | None = None
+
     def __init__(self) -> None:
         self.told: list[int] = []
 
