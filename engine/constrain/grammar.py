@@ -1,6 +1,7 @@
 """What an answer must look like, as the text of a grammar in llguidance's words. Knows no vocabulary.
 
-JSON has at most one space between two of its parts: a small model could go on with blanks for ever. Keywords of a schema
+JSON has at most one space between two of its parts, and exactly those of past calls in a call: a small model could go on with
+blanks for ever. Keywords of a schema
 that the grammar can't keep are refused for an output format, and left out for the arguments of a tool, which has no word to
 say that they are a mere hint; a schema that is none at all leaves an object.
 
@@ -25,6 +26,8 @@ MAX_CALLS: Final = 16
 """Calls in one forced answer: a small model could go on calling for ever."""
 
 _JSON: Final = {"whitespace_flexible": True, "whitespace_pattern": " ?", "coerce_one_of": False, "lenient": False}
+_CALL_JSON: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As past calls are rendered (`engine/prompt/canonical.py`), so that the next turn hits through a forced one."""
 
 
 def format_grammar(output: OutputFormat) -> str:
@@ -65,9 +68,9 @@ def calls_grammar(
 
 def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments: what can be kept of its parameters, and always an object."""
-    schema = {**parameters, "type": "object", "x-guidance": {**_JSON, "lenient": True, "coerce_one_of": True}}
+    schema = {**parameters, "type": "object", "x-guidance": {**_CALL_JSON, "lenient": True, "coerce_one_of": True}}
     if LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))[0]:
-        return {"type": "object", "x-guidance": _JSON}
+        return {"type": "object", "x-guidance": _CALL_JSON}
     return schema
 
 
