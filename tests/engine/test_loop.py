@@ -287,32 +287,45 @@ def test_the_end_of_turn_is_not_counted() -> None:
 
 
 class Grammar:
-    """Remembers what it was told. Everything is allowed."""
+    """Allows a text and then the end of the turn, and remembers what it was told; fails after `patience` tokens."""
 
-    failure: str | None = None
-
-    def __init__(self) -> None:
+    def __init__(self, text: str, end: int, patience: int = 1000) -> None:
+        self.left = [*text.encode(), end]
         self.told: list[int] = []
+        self.patience = patience
 
     def allowed(self) -> bytes:
-        return b"\xff" * 64
+        return (1 << self.left[0]).to_bytes(64, "little")
 
     def advance(self, token_id: int) -> None:
         self.told.append(token_id)
+        assert token_id == self.left.pop(0)
+
+    @property
+    def failure(self) -> str | None:
+        return "too long" if len(self.told) >= self.patience else None
 
 
 def test_a_constraint_is_told_every_token() -> None:
-    """In order, the end of turn included, and the runner sees it with the sequence; nothing is guessed meanwhile."""
-    stepper = scripted("abcabcabcabc")
-    seen: list[object] = []
-    stepper.runner.before_step = lambda slices: seen.extend(part.sequence.constraint for part in slices)
-    grammar = Grammar()
+    """In order, the end of turn included; nothing is guessed meanwhile."""
+    stepper = Stepper()
+    end = min(stepper.tokenizer.stop_ids)
+    grammar = Grammar("abcabcabcabc", end)
     outcome = stepper.submit([*b"abcabc"], max_tokens=100, constraint=grammar)
     stepper.run()
-    assert grammar.told == [*b"abcabcabcabc", stepper.runner.script_end]
-    assert outcome.text == "abcabcabcabc"
-    assert set(seen) == {grammar}
+    assert (outcome.text, outcome.finished.reason) == ("abcabcabcabc", "stop")
+    assert grammar.told == [*b"abcabcabcabc", end]
     assert stepper.loop.stats.counters["engine_drafted_tokens_total"] == 0
+
+
+def test_a_constraint_that_fails_ends_the_request() -> None:
+    """With the reason, once, and its pages come back."""
+    stepper = Stepper()
+    outcome = stepper.submit([1, 2], max_tokens=100, constraint=Grammar("abcdef", 300, patience=4))
+    stepper.run()
+    assert (outcome.failed.kind, outcome.failed.message) == ("bad_format", "too long")
+    assert outcome.text == "abc"
+    assert_nothing_leaks(stepper)
 
 
 # Errors of the model ----------------------------------------------------------------------------------------------------
