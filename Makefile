@@ -63,7 +63,7 @@ fmt: $(INSTALLED) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff check --fix $(OURS)
 	@$(BIN)/ruff format $(OURS)
 
-bench: model ## measure cold and warm requests on the default model; ARGS='--json FILE' keeps the figures
+bench: model ## measure the default model in sections, six minutes; ARGS='--only lengths tiers --json FILE'
 	@exec $(BIN)/python -m bench.run $(ARGS)
 
 soak: model ## 500 turns of 20 conversations over tiny tiers against the uncached run; ARGS='--turns N'

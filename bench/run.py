@@ -1,7 +1,6 @@
-"""`make bench`: cold and warm requests on the default model through a real gateway, and hits on every tier, as ratios.
+"""`make bench`: the default model through real gateways, in sections; each prints its table and the targets it has.
 
-Every cold prompt begins with a random word, so nothing is measured twice. Seconds on a shared machine are noise; read the
-ratios. `--json FILE` keeps the figures.
+Texts are new in every run, so nothing is measured twice. Seconds on a shared machine are noise; read the ratios.
 """
 
 from __future__ import annotations
@@ -10,147 +9,90 @@ import argparse
 import asyncio
 import json
 import signal
-import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Final
 
-import aiohttp
 from rich.console import Console
-from rich.table import Table
 
+from bench.clients import measure_clients, show_clients
 from bench.index import IndexFigures, measure_index
+from bench.lengths import LENGTHS, measure_lengths, measure_overhead, show_pairs
 from bench.machine import describe
+from bench.misses import measure_misses, show_misses
+from bench.modes import measure_modes, mode_policy, show_modes
 from bench.tiers import measure_tiers, show_tiers
-from bench.traffic import Client, Measured
-from tools.serving import POLICY, serving
-
-LENGTHS = (500, 1000, 2000, 4000)
-TARGET_LENGTH, TARGET_RATIO = 4000, 0.08
-"""Warm time to first token over cold, at this prompt length, is to stay below this."""
-MAX_UNBILLED = 32
-"""Skipped prefill exceeds the billed read by less than two blocks."""
-MODE_LENGTH, MODE_TOKENS = 2000, 64
-QUESTIONS = ("What does prefill do?", "What is an entry?", "What is a page?")
+from tools.serving import serving
 
 console = Console(width=110)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A cold request and the warm one after it, each the median of its repetitions in time to first token."""
+class Outcome:
+    """What a section measured, as JSON takes it, and whether its targets are met."""
 
-    num_tokens: int
-    cold: Measured
-    warm: Measured
-
-    @property
-    def ratio(self) -> float:
-        return self.warm.ttft_s / self.cold.ttft_s
-
-    @property
-    def counts_agree(self) -> bool:
-        """What was written is read, and the billed read is what was skipped, but for less than two blocks."""
-        warm = self.warm
-        return warm.num_read == self.cold.num_written and 0 <= warm.num_skipped - warm.num_read < MAX_UNBILLED
+    figures: Any
+    good: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """What one setting of `engine.exact` costs."""
-
-    exact: str
-    cold_s: float
-    warm_s: float
-    decode_s: float
-
-
-def median_of(runs: Sequence[Measured]) -> Measured:
-    """The run in the middle by time to first token."""
-    return sorted(runs, key=lambda run: run.ttft_s)[len(runs) // 2]
+def lengths_section(arguments: argparse.Namespace) -> Outcome:
+    """Cold and warm time to first token by prompt length, and the time around the computing."""
+    with serving() as base_url:
+        pairs = asyncio.run(measure_lengths(base_url, arguments.lengths, arguments.repetitions))
+        overhead_s = asyncio.run(measure_overhead(base_url, max(arguments.lengths)))
+    good = show_pairs(console, pairs)
+    told = f"a warm request of {max(arguments.lengths)} tokens spends {1000 * overhead_s:.1f} ms besides computing tokens"
+    console.print(f"{told}\n")
+    return Outcome({"pairs": pairs, "overhead_s": overhead_s}, good)
 
 
-async def measure_pair(client: Client, num_tokens: int, repetitions: int, max_tokens: int = 8) -> Pair:
-    """`repetitions` times: a prompt nobody has seen, then another question behind the same system text."""
-    cold, warm = [], []
-    for _ in range(repetitions):
-        system = await client.system_of(num_tokens, QUESTIONS[0])
-        cold.append(await client.ask(system, QUESTIONS[0], max_tokens=max_tokens))
-        warm += [await client.ask(system, question, max_tokens=max_tokens) for question in QUESTIONS[1:]]
-    return Pair(num_tokens, median_of(cold), median_of(warm))
+def modes_section(arguments: argparse.Namespace) -> Outcome:
+    """Exact mode against fast mode, in turns."""
+    with serving(mode_policy("off")) as fast, serving(mode_policy("on")) as exact:
+        modes = asyncio.run(measure_modes({"off": fast, "on": exact}, arguments.repetitions))
+    show_modes(console, modes)
+    return Outcome(modes)
 
 
-async def measure_lengths(base_url: str, lengths: Iterable[int], repetitions: int) -> list[Pair]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
-        return [await measure_pair(Client(session, base_url), num_tokens, repetitions) for num_tokens in lengths]
+def clients_section(arguments: argparse.Namespace) -> Outcome:
+    """One, four and eight clients on a shared prefix and on conversations."""
+    with serving(mode_policy("auto")) as base_url:
+        figures = asyncio.run(measure_clients(base_url, arguments.seed))
+    return Outcome(figures, show_clients(console, figures))
 
 
-async def measure_overhead(base_url: str, num_tokens: int, num_answers: int = 20) -> float:
-    """Median seconds that a warm request spends besides computing: HTTP, parsing, rendering, matching, billing."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
-        client = Client(session, base_url)
-        system = await client.system_of(num_tokens, QUESTIONS[0])
-        await client.ask(system, QUESTIONS[0])
-        return statistics.median([await client.overhead(system, QUESTIONS[0]) for _ in range(num_answers)])
+def misses_section(arguments: argparse.Namespace) -> Outcome:
+    """A workload without hits, kept and not kept, in turns."""
+    with serving(mode_policy("auto")) as base_url:
+        figures = asyncio.run(measure_misses(base_url, arguments.seed))
+    return Outcome(figures, show_misses(console, figures))
 
 
-async def measure_modes(base_urls: Mapping[str, str], repetitions: int) -> list[Mode]:
-    """One mode per gateway. They take turns, so that whatever else the machine does slows down all of them."""
-    runs: dict[str, list[Pair]] = {exact: [] for exact in base_urls}
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
-        for _ in range(repetitions):
-            for exact, base_url in base_urls.items():
-                runs[exact].append(await measure_pair(Client(session, base_url), MODE_LENGTH, 1, MODE_TOKENS))
-    return [mode_of(exact, pairs) for exact, pairs in runs.items()]
+def tiers_section(arguments: argparse.Namespace) -> Outcome:
+    """A prefix read back from every tier, against the speed of its medium."""
+    figures = measure_tiers()
+    return Outcome(figures, show_tiers(console, figures))
 
 
-def mode_of(exact: str, pairs: Sequence[Pair]) -> Mode:
-    """Medians over repetitions."""
-    return Mode(
-        exact,
-        cold_s=statistics.median(pair.cold.ttft_s for pair in pairs),
-        warm_s=statistics.median(pair.warm.ttft_s for pair in pairs),
-        decode_s=statistics.median(answer.decode_s for pair in pairs for answer in (pair.cold, pair.warm)),
-    )
+def index_section(arguments: argparse.Namespace) -> Outcome:
+    """The cache alone, without a model."""
+    figures = measure_index()
+    show_index(figures)
+    return Outcome(figures)
 
 
-def mode_policy(exact: str) -> str:
-    return f"{POLICY}models: [{{engine: {{exact: {exact}, kv_bytes: 1GiB}}}}]\n"
-
-
-def show_pairs(pairs: Sequence[Pair]) -> bool:
-    """Print the table of lengths and the targets; true if all are met."""
-    table = Table(title="one client, system text marked for five minutes", title_justify="left")
-    for column in ("prompt tokens", "cold TTFT", "warm TTFT", "warm/cold", "written", "read", "skipped", "decode"):
-        table.add_column(column, justify="right")
-    for pair in pairs:
-        cold, warm = pair.cold, pair.warm
-        counts = (str(cold.num_written), str(warm.num_read), str(warm.num_skipped))
-        times = (f"{cold.ttft_s:.2f} s", f"{warm.ttft_s:.3f} s", f"{pair.ratio:.1%}")
-        table.add_row(str(warm.num_prompt), *times, *counts, f"{1000 * warm.decode_s:.0f} ms")
-    console.print(table)
-    targets = {f"read == written, 0 <= skipped - read < {MAX_UNBILLED}": all(pair.counts_agree for pair in pairs)}
-    for pair in pairs:
-        if pair.num_tokens == TARGET_LENGTH:
-            targets[f"warm TTFT <= {TARGET_RATIO:.0%} of cold at {TARGET_LENGTH} tokens"] = pair.ratio <= TARGET_RATIO
-    for target, met in targets.items():
-        console.print(f"{'PASS' if met else 'FAIL'}: {target}", highlight=False)
-    console.print()
-    return all(targets.values())
-
-
-def show_modes(modes: Sequence[Mode]) -> None:
-    """Print what exact mode costs against fast mode."""
-    table = Table(title=f"exact mode, {MODE_LENGTH} tokens", title_justify="left")
-    for column in ("engine.exact", "cold TTFT", "warm TTFT", "decode per token"):
-        table.add_column(column, justify="right")
-    for mode in modes:
-        table.add_row(mode.exact, f"{mode.cold_s:.2f} s", f"{mode.warm_s:.3f} s", f"{1000 * mode.decode_s:.1f} ms")
-    console.print(table)
-    fast, exact = modes
-    cold, decode = exact.cold_s / fast.cold_s - 1, exact.decode_s / fast.decode_s - 1
-    console.print(f"exact mode costs {cold:+.0%} of cold TTFT and {decode:+.0%} of decode\n")
+SECTIONS: Final[Mapping[str, Callable[[argparse.Namespace], Outcome]]] = {
+    "lengths": lengths_section,
+    "modes": modes_section,
+    "clients": clients_section,
+    "misses": misses_section,
+    "tiers": tiers_section,
+    "index": index_section,
+}
 
 
 def show_index(figures: IndexFigures) -> None:
@@ -161,44 +103,45 @@ def show_index(figures: IndexFigures) -> None:
     )
 
 
-def show_machine(machine: Mapping[str, str]) -> None:
-    for name, value in machine.items():
-        console.print(f"{name:>14}: {value}", highlight=False)
-    console.print()
+def run_sections(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Outcome]:
+    """The sections of these names in their usual order, each announced before and timed after."""
+    chosen = [name for name in SECTIONS if name in names]
+    outcomes = {}
+    for i, name in enumerate(chosen, 1):
+        console.rule(f"{name}, {i} of {len(chosen)}", align="left")
+        begin_s = time.monotonic()
+        outcomes[name] = SECTIONS[name](arguments)
+        console.print(f"{name}: {time.monotonic() - begin_s:.0f} s\n", highlight=False)
+    return outcomes
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command's arguments; ends the program for wrong ones."""
+    whole = argparse.RawDescriptionHelpFormatter
+    about = "\n".join(f"  {name:9}{section.__doc__}" for name, section in SECTIONS.items())
+    parser = argparse.ArgumentParser(prog="make bench", description=f"{__doc__}\n\nsections:\n{about}", formatter_class=whole)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION", help="only these")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--repetitions", type=int, default=2, help="cold prompts per length and per mode")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="prompt lengths in tokens")
+    parser.add_argument("--seed", default=uuid.uuid4().hex, help="of the texts of `clients` and `misses`")
+    return parser.parse_args(words)
 
 
 def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the gateways started here are stopped, too
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--repetitions", type=int, default=3, help="cold prompts per length")
-    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS, help="prompt lengths in tokens")
-    parser.add_argument("--no-modes", action="store_true", help="leave out the comparison of exact and fast mode")
-    parser.add_argument("--no-tiers", action="store_true", help="leave out memory, SSD and Redis")
-    arguments = parser.parse_args()
+    arguments = parse()
     machine = describe()
-    show_machine(machine)
-    with serving() as base_url:
-        pairs = asyncio.run(measure_lengths(base_url, arguments.lengths, arguments.repetitions))
-        overhead_s = asyncio.run(measure_overhead(base_url, max(arguments.lengths)))
-    good = show_pairs(pairs)
-    console.print(
-        f"a warm request of {max(arguments.lengths)} tokens spends {1000 * overhead_s:.1f} ms besides computing tokens\n"
-    )
-    modes = []
-    if not arguments.no_modes:
-        with serving(mode_policy("off")) as fast, serving(mode_policy("on")) as exact:
-            modes = asyncio.run(measure_modes({"off": fast, "on": exact}, arguments.repetitions))
-        show_modes(modes)
-    tiers = [] if arguments.no_tiers else measure_tiers()
-    if tiers:
-        good &= show_tiers(console, tiers)
-    index = measure_index()
-    show_index(index)
+    for name, value in machine.items():
+        console.print(f"{name:>14}: {value}", highlight=False)
+    outcomes = run_sections(arguments.only, arguments)
     if arguments.json:
-        figures = {"machine": machine, "pairs": pairs, "overhead_s": overhead_s, "modes": modes, "tiers": tiers, "index": index}
+        figures = {"machine": machine} | {name: outcome.figures for name, outcome in outcomes.items()}
         arguments.json.write_text(json.dumps(figures, default=asdict, indent=2) + "\n", encoding="utf-8")
-    return 0 if good else 1
+    missed = [name for name, outcome in outcomes.items() if not outcome.good]
+    if missed:
+        console.print(f"targets missed in: {', '.join(missed)}")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.lengths import Pair, median_of
 from bench.machine import processor
-from bench.run import Pair, median_of
 from bench.traffic import Measured, server_timings
 
 
