@@ -108,7 +108,10 @@ def test_anthropic_zero_is_zero() -> None:
         "cache_read_input_tokens": 0,
         "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "output_tokens": 0,
+        "output_tokens_details": {"thinking_tokens": 0},
+        "server_tool_use": None,
         "service_tier": "standard",
+        "inference_geo": None,
     }
 
 

@@ -32,7 +32,8 @@ INVALID_JSON: Final = "INVALID_JSON"
 
 def encode_answer(request: Request, answer: Answer) -> bytes:
     """One whole Message. A request that only warmed the cache has no content and stopped at its zero tokens."""
-    return orjson.dumps(message(request, answer.usage) | {"content": _content(request, answer)} | end(request, answer))
+    told = {"content": _content(request, answer), "usage": usage(request, answer.usage, answer.num_thinking)}
+    return orjson.dumps(message(request, answer.usage) | told | end(request, answer))
 
 
 def message_id(request: Request) -> str:
@@ -74,7 +75,11 @@ def message(request: Request, counts: Usage) -> dict[str, Any]:
 
 
 def end(request: Request, answer: Answer) -> dict[str, str | None]:
-    """Why the answer ended. A turn that ends in calls waits for their results."""
+    """Why the answer ended. A turn that ends in calls waits for their results. `stop_details` is for refusals."""
+    return _stop(request, answer) | {"stop_details": None}
+
+
+def _stop(request: Request, answer: Answer) -> dict[str, str | None]:
     if request.prewarm:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if answer.calls and answer.reason == "stop":
@@ -83,8 +88,8 @@ def end(request: Request, answer: Answer) -> dict[str, str | None]:
     return {"stop_reason": STOP_REASONS[answer.reason], "stop_sequence": stop}
 
 
-def usage(request: Request, counts: Usage) -> dict[str, Any]:
-    """Anthropic's `input_tokens` leaves out what was read and written."""
+def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> dict[str, Any]:
+    """Anthropic's `input_tokens` leaves out what was read and written. `num_thinking` of the output were reasoning."""
     short_s = request.ttl_classes.get(SHORT_CLASS, parse_duration(SHORT_CLASS))
     short = sum(tokens for ttl_s, tokens in counts.cache_write if ttl_s == short_s)
     return {
@@ -96,7 +101,10 @@ def usage(request: Request, counts: Usage) -> dict[str, Any]:
             "ephemeral_1h_input_tokens": counts.num_written - short,
         },
         "output_tokens": counts.output,
+        "output_tokens_details": None if num_thinking is None else {"thinking_tokens": num_thinking},
+        "server_tool_use": None,
         "service_tier": "standard",
+        "inference_geo": None,
     }
 
 

@@ -18,7 +18,14 @@ from policies.pricing import Usage
 
 PING: Final = encode_event(b'{"type":"ping"}', "ping")
 
-_CUMULATIVE: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+_CUMULATIVE: Final = (
+    "input_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "output_tokens",
+    "output_tokens_details",
+    "server_tool_use",
+)
 
 _Open: TypeAlias = Literal["text", "thinking"] | int | None
 """The block that is open: text, reasoning, or the tool call of that number."""
@@ -65,7 +72,7 @@ class MessageStream:
 
     def finish(self, answer: Answer) -> bytes:
         """`message_delta` repeats the cumulative counters; it has no TTL breakdown, which `message_start` carried."""
-        counts = usage(self._request, answer.usage)
+        counts = usage(self._request, answer.usage, answer.num_thinking)
         delta = {
             "type": "message_delta",
             "delta": end(self._request, answer),
