@@ -61,6 +61,7 @@ class KvPool:
         dims = (shape.num_layers, 2, self.pad_slot + PAD_SLOTS, shape.num_kv_heads, shape.head_dim)
         self._slots = _zeros(dims, shape.dtype, device)
         self._planes = tuple((layer[0], layer[1]) for layer in self._slots)
+        self._flat = tuple((key.flatten(1), value.flatten(1)) for key, value in self._planes)
         by_head = self._slots.transpose(2, 3).unsqueeze(2)
         self._sides = tuple((by_head[layer, 0], by_head[layer, 1]) for layer in range(shape.num_layers))
         self._slot_nbytes = shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
@@ -99,6 +100,10 @@ class KvPool:
     def sides(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All slots' keys and values in place, as `[1, num_kv_heads, num_slots, head_dim]` each."""
         return self._sides[layer]
+
+    def flat(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All slots' keys and values in place, as `[num_slots, num_kv_heads * head_dim]` each."""
+        return self._flat[layer]
 
     def gather(self, layer: int, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `runs`, shaped as `sides`; see `read` for how long they last."""

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from engine.model.kv_pool import KvPool, slots_of
-from engine.model.lean_attention import LeanAttention, Rows
+from engine.model.lean_attention import LeanAttention, Plan
+from engine.model.lean_rows import Rows
 from engine.model.lean_weights import LeanLayer, LeanWeights
 from engine.model.runner import Identity
-from engine.model.runs import RunTables
+from engine.model.runs import Run, RunTables
 from engine.schedule.sequence import Slice
 
 
@@ -20,16 +21,17 @@ from engine.schedule.sequence import Slice
 class Batch:
     """One forward pass: all rows, and the rows to sample from.
 
-    `written` are the slots of the rows' tokens; `sampled [num_sampled]` the rows whose logits are wanted, which
-    `sampled_spans` describes as rows of a pass of their own.
+    `written` are the slots of the rows' tokens. `sampled` are the rows whose logits are wanted, `sampled_plan` how they
+    attend as rows of a pass of their own, `answer` where among them those of each slice are, in the order of slices.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     written: slice | torch.Tensor
-    spans: tuple[Rows, ...]
+    plan: Plan
     sampled: torch.Tensor
-    sampled_spans: tuple[Rows, ...]
+    sampled_plan: Plan
+    answer: torch.Tensor
 
 
 class LeanForward:
@@ -54,43 +56,49 @@ class LeanForward:
             for index, layer in enumerate(weights.layers):
                 query = self._project(index, layer, rows, turns, batch.written)
                 if index < last:
-                    rows = self._finish(layer, rows, self._attention(index, query, batch.spans))
-                elif batch.sampled_spans:
+                    rows = self._finish(layer, rows, self._attention(index, query, batch.plan))
+                elif len(batch.sampled):
                     # Of the last layer nobody needs more than KV and the sampled rows.
                     query = query[batch.sampled]
-                    rows = self._finish(layer, rows[batch.sampled], self._attention(index, query, batch.sampled_spans))
+                    rows = self._finish(layer, rows[batch.sampled], self._attention(index, query, batch.sampled_plan))
             self._pool.keep_finite(batch.written)
-            if not batch.sampled_spans:
+            if not len(batch.sampled):
                 return torch.empty((0, weights.embedding.shape[0]))
-            return weights.head(self._normed(rows, weights.norm)).float()
+            return weights.head(self._normed(rows[batch.answer], weights.norm)).float()
 
     def _batch(self, slices: Seq[Slice]) -> Batch:
-        """Rows of all slices, in order."""
-        self._tables.renew(piece.sequence for piece in slices)
+        """Rows of all slices: single ones first, those of sequences that begin alike side by side."""
+        tables = self._tables
+        tables.renew(piece.sequence for piece in slices)
         token_ids: list[int] = []
         positions: list[int] = []
+        written: list[Run] = []
         spans: list[Rows] = []
         sampled: list[int] = []
         sampled_spans: list[Rows] = []
-        for piece in slices:
-            runs = self._tables.cover(piece.sequence, 0, piece.end)
+        places: dict[int, range] = {}
+        for index in sorted(range(len(slices)), key=lambda index: _kind(slices[index])):
+            piece = slices[index]
+            runs = tables.cover(piece.sequence, 0, piece.end)
             spans.append(Rows(len(token_ids), piece.end - piece.start, piece.start, runs))
             token_ids += piece.sequence.token_ids[piece.start : piece.start + piece.num_tokens]
             token_ids += piece.draft
             positions += range(piece.start, piece.end)
+            written += tables.cover(piece.sequence, piece.start, piece.end)
             if piece.sample:
                 num_sampled = 1 + len(piece.draft)
                 sampled_spans.append(Rows(len(sampled), num_sampled, piece.end - num_sampled, runs))
+                places[index] = range(len(sampled), len(sampled) + num_sampled)
                 sampled += range(len(token_ids) - num_sampled, len(token_ids))
-        written = [run for piece in slices for run in self._tables.cover(piece.sequence, piece.start, piece.end)]
         device = self._pool.device
         return Batch(
             token_ids=torch.tensor(token_ids, device=device),
             positions=torch.tensor(positions, device=device),
             written=slots_of(written, device),
-            spans=tuple(spans),
+            plan=self._attention.plan(spans),
             sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
-            sampled_spans=tuple(sampled_spans),
+            sampled_plan=self._attention.plan(sampled_spans),
+            answer=torch.tensor([row for index in sorted(places) for row in places[index]], dtype=torch.int64, device=device),
         )
 
     def _turns(self, positions: torch.Tensor) -> torch.Tensor:
@@ -121,3 +129,8 @@ class LeanForward:
 
     def _normed(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(rows, weight.shape, weight, self._weights.shape.eps)
+
+
+def _kind(piece: Slice) -> tuple[bool, int]:
+    """Sorts single rows before others, and by the page their sequence begins with."""
+    return piece.end - piece.start > 1, piece.sequence.block_table[0]

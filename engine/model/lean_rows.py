@@ -1,0 +1,90 @@
+"""How the lean attention takes the rows of a pass: single rows of sequences that begin alike together. Knows no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, TypeAlias
+
+from engine.model.runs import Run, skip_runs
+
+MAX_RUNS: Final = 6
+"""More runs than this are copied together rather than attended one by one."""
+
+MIN_SHARED: Final = 64
+"""Fewer slots than this are not worth reading together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive rows of one sequence: `num_rows` from `row` on, the first of them at position `start`.
+
+    `runs` hold the sequence's tokens `[0, start + num_rows)`.
+    """
+
+    row: int
+    num_rows: int
+    start: int
+    runs: tuple[Run, ...]
+
+    @property
+    def end(self) -> int:
+        """Tokens the last row attends to."""
+        return self.start + self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Single rows from `row` on, of sequences that all begin with the slots of `shared`; `own` are each one's other slots."""
+
+    row: int
+    shared: Run
+    own: tuple[tuple[Run, ...], ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.own)
+
+    @property
+    def num_own(self) -> int:
+        """Slots of the row that has the most of its own."""
+        return max(sum(run.num_slots for run in runs) for runs in self.own)
+
+
+Part: TypeAlias = Rows | Together
+
+
+def plan_parts(spans: Seq[Rows], window: int | None, max_together: int) -> tuple[Part, ...]:
+    """All rows in order, as parts to attend one by one; what a window hides from a single row is left out."""
+    parts: list[Part] = []
+    for begins, same in groupby(spans, _begins):
+        group = list(same)
+        if begins is None:
+            parts += group
+        elif len(group) > 1 and (window is None or all(span.end <= window for span in group)):
+            for at in range(0, len(group), max_together):
+                parts += _together(group[at : at + max_together])
+        else:
+            parts += [_alone(span, window) for span in group]
+    return tuple(parts)
+
+
+def _begins(span: Rows) -> int | None:
+    """Equal for single rows that could be taken together; None for several rows. Slots are never negative."""
+    if span.num_rows > 1:
+        return None
+    return span.runs[0].first if len(span.runs) <= MAX_RUNS else -1 - span.row
+
+
+def _together(spans: Seq[Rows]) -> list[Part]:
+    num_shared = min(span.runs[0].num_slots for span in spans)
+    if num_shared < MIN_SHARED:
+        return [_alone(span, None) for span in spans]
+    shared = Run(spans[0].runs[0].first, num_shared)
+    return [Together(spans[0].row, shared, tuple(skip_runs(span.runs, num_shared) for span in spans))]
+
+
+def _alone(span: Rows, window: int | None) -> Together:
+    runs = span.runs if window is None else skip_runs(span.runs, max(0, span.end - window))
+    return Together(span.row, runs[0], (runs[1:],))

@@ -1,0 +1,130 @@
+"""The lean runner's ways of attending: single rows that begin alike together, long ones in products, pages in any order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.model.lean_rows import MAX_RUNS, MIN_SHARED, Rows, Together, plan_parts
+from engine.model.runs import Run
+from engine.schedule.sequence import Slice
+from tests.fakes.tiny_models import VOCABULARY
+from tests.fakes.torch_driver import Driver
+
+pytestmark = pytest.mark.engine
+
+TOKENS: Final = tuple(random.Random(9).randrange(VOCABULARY) for _ in range(760))
+BOUND: Final = 1e-4
+"""Largest difference of a logit between two ways of attending, as a share of the row's spread, in float32."""
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral"])
+def pair(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Iterator[tuple[Driver, Driver]]:
+    """One family in float32 by both runners, without a window and with one."""
+    drivers = tuple(
+        Driver(tiny_folder(request.param), dtype="float32", exact="off", runner=name) for name in ("lean", "generic")
+    )
+    yield drivers[0], drivers[1]
+    for driver in drivers:
+        driver.runner.close()
+
+
+def check_same(ours: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor], num_rows: int) -> None:
+    """Both gave the same rows, and the same logits but for rounding."""
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == num_rows
+    for num_seen, row in theirs.items():
+        assert float((ours[num_seen] - row).abs().max()) < BOUND * float(row.max() - row.min())
+
+
+@pytest.mark.parametrize("order", ["one run", "few runs", "scattered"])
+def test_one_long_sequence(pair: tuple[Driver, Driver], order: str) -> None:
+    """Decoding behind 700 tokens gives what the generic runner gives, wherever the pages are."""
+    pages = list(range(48))
+    pages = {"one run": pages, "few runs": pages[20:] + pages[:20], "scattered": pages[::-1]}[order]
+    for driver in pair:
+        sequence = driver.sequence("long", TOKENS[:700], pages)
+        driver.prefill(sequence, 0, (512,))
+        driver.force(sequence, TOKENS[700:704])
+    check_same(pair[0].logits["long"], pair[1].logits["long"], 5)
+
+
+@pytest.mark.parametrize("num_shared", [48, 160, 640])
+def test_sequences_that_share_pages(pair: tuple[Driver, Driver], num_shared: int) -> None:
+    """A batch whose first pages are the same, a stranger in it, gives every sequence what it gets alone elsewhere."""
+    names = ("a", "stranger", "b", "c")
+    for driver in pair:
+        first = driver.sequence("first", TOKENS[:num_shared], range(48))
+        driver.prefill(first)
+        batch = []
+        for index, name in enumerate(names):
+            own = list(range(60 + 20 * index, 80 + 20 * index))[:: 1 if index else -1]
+            ids = TOKENS[:num_shared] + TOKENS[num_shared + index : num_shared + 40 + 3 * index]
+            if name == "stranger":
+                sequence = driver.sequence(name, ids[::-1], range(140, 190))
+                driver.prefill(sequence)
+            else:
+                sequence = driver.sequence(name, ids, [*range(num_shared // 16), *own])
+                driver.prefill(sequence, num_shared)
+            sequence.token_ids[-1:] = [TOKENS[index]]
+            batch.append(sequence)
+        for token in TOKENS[:3]:
+            driver.runner.step([Slice(one, len(one.token_ids) - 1, 1, sample=True) for one in batch])
+            for one in batch:
+                one.token_ids.append(token)
+    for name in names:
+        check_same(pair[0].logits[name], pair[1].logits[name], 4)
+
+
+def test_step_of_everything(pair: tuple[Driver, Driver]) -> None:
+    """Decoding, a draft, a prefill that goes on and one that ends in a single step: every row is the generic runner's."""
+    for driver in pair:
+        decoding = [driver.sequence(f"d{i}", TOKENS[i : 90 + i], range(10 * i, 10 * i + 10)) for i in range(3)]
+        for sequence in decoding:
+            driver.prefill(sequence)
+        going, ending = (
+            driver.sequence("going", TOKENS[:300], range(40, 60)),
+            driver.sequence("ending", TOKENS[9:60], range(70, 75)),
+        )
+        driver.runner.step([Slice(going, 0, 100, sample=False)])
+        for sequence in decoding:
+            sequence.token_ids[-1:] = [7]
+        slices = [Slice(one, len(one.token_ids) - 1, 1, sample=True) for one in decoding]
+        slices[1] = Slice(decoding[1], slices[1].start, 1, sample=True, draft=(5, 6))
+        driver.runner.step([slices[0], Slice(going, 100, 150, sample=False), *slices[1:], Slice(ending, 0, 51, sample=True)])
+    for name, num_rows in (("d0", 2), ("d1", 4), ("d2", 2), ("ending", 1)):
+        check_same(pair[0].logits[name], pair[1].logits[name], num_rows)
+
+
+@given(data=st.data())
+def test_parts_hold_every_visible_slot_once(data: st.DataObject) -> None:
+    """Whatever is taken together, each single row sees its own slots, all that its window leaves, in order."""
+    window = data.draw(st.sampled_from([None, 5, 200]))
+    spans = []
+    for row in range(data.draw(st.integers(1, 6))):
+        shared = data.draw(st.sampled_from([Run(0, 100), Run(0, 70), Run(500, MIN_SHARED - 1)]))
+        own = tuple(Run(1000 * (row + 1) + 50 * i, 7) for i in range(data.draw(st.integers(0, MAX_RUNS + 1))))
+        runs = (shared, *own)
+        spans.append(Rows(row, 1, sum(run.num_slots for run in runs) - 1, runs))
+    spans.append(Rows(len(spans), 9, 20, (Run(9000, 29),)))
+    parts = plan_parts(spans, window, max_together=3)
+    assert parts[-1] == spans[-1]
+    seen: list[list[int]] = []
+    for part in parts[:-1]:
+        assert isinstance(part, Together)
+        assert part.num_rows <= 3
+        assert part.row == len(seen)
+        seen += [slots((part.shared, *own)) for own in part.own]
+    assert seen == [slots(span.runs)[-window if window else 0 :] for span in spans[:-1]]
+
+
+def slots(runs: tuple[Run, ...]) -> list[int]:
+    """All slots of the runs, in order."""
+    return [slot for run in runs for slot in range(run.first, run.first + run.num_slots)]
