@@ -20,7 +20,7 @@ from engine.model.kv_pool import KvPool
 from engine.model.lean_rows import MAX_RUNS, Part, Rows, Together, plan_parts
 from engine.model.runs import Run, cut_runs, skip_runs
 
-PRODUCT_ROWS: Final = 192
+PRODUCT_ROWS: Final = 384
 """Rows of one matrix product, the query heads of a KV head counted apart: enough for its speed, few enough for the cache."""
 
 MIN_WIDE: Final = 512

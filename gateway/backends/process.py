@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -19,6 +21,9 @@ from engine.errors import ModelError
 from engine.messages import PROTOCOL_VERSION, Failed, Hello
 from gateway.backends.link import Link, ProtocolError, read_frame
 from gateway.waits import first_of
+
+_WORKER_ENVIRON: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""What a worker gets where the gateway's own environment says nothing else: huge pages, as it streams through its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ async def run_worker(command: Sequence[str], config: EngineConfig, limits: Limit
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             start_new_session=True,
+            env=_WORKER_ENVIRON | os.environ,
         )
         try:
             hello, link = await _load(process, listener, config, limits.load_s)
