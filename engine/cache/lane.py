@@ -229,7 +229,8 @@ class Lane:
         def tell() -> None:
             found = self._store.find_many(list(expiries), 0.0)
             pairs = zip(expiries.items(), found, strict=True)
-            items = [Item(key, None, until_s) for (key, until_s), there in pairs if there and there.expires_at_s < until_s]
+            # What is not found may have expired since it was refreshed here: the store may have it still.
+            items = [Item(key, None, until_s) for (key, until_s), there in pairs if not there or there.expires_at_s < until_s]
             if items:
                 self._store.put_many(items)
 

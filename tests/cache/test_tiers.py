@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from engine.cache import reads
 from engine.cache.fetch import Fetch
+from engine.cache.io import InlineIo
 from engine.cache.lane import STALL_S
 from engine.cache.lease import Lease
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.tiers import Tiers
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Position
+from engine.store.disk.store import DiskStore
 from engine.store.memory import MemoryStore
 from engine.types import CachePlan, PlannedEntry
 from tests.fakes.device import FakeDevice
@@ -213,3 +216,22 @@ def test_a_store_that_drops_is_counted_and_tried_again() -> None:
     store.drop_puts = False
     host.answer(marked())
     assert Host(inline_tiers(("ssd", store))).answer(marked()).report.tiers["ssd"] >= 50
+
+
+def test_a_refresh_reaches_a_tier_after_the_old_expiry(tmp_path: Path) -> None:
+    """A request that reads is ahead of the refreshes that wait among the writes; nothing it sees expired is lost by that."""
+    writer = ManualIo()
+    with DiskStore(tmp_path, nbytes=1 << 24) as store:
+        tiers = manual_tiers(("ssd", store, InlineIo(), writer))
+        host = Host(tiers)
+        lease = host.answer(marked(60.0, unmarked_ttl_s=60.0))
+        ends = {key: found.expires_at_s for key, found in store.scan()}
+        writer.is_open = False
+        for key in ends:
+            tiers.refresh(key, 1200.0)
+        host.cache.abandon(host.seek(BARE, 1100.0))
+        writer.is_open = True
+        writer.run()
+        assert lease.report.hit is None
+        assert set(ends.values()) == {1060.0}
+        assert {key: found.expires_at_s for key, found in store.scan()} == dict.fromkeys(ends, 1200.0)

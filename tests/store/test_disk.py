@@ -256,6 +256,7 @@ def test_expired_go_before_the_least_recently_used(tmp_path: Path) -> None:
     with open_store(tmp_path, 500_000) as store:
         store.put_many([Item(A, bytes(100_000), T0 + 60), Item(B, bytes(100_000), T0 + 60), Item(C, bytes(100_000), T0 + 5)])
         store.get_many([A], T0 + 5)
+        store.find_many([], T0 + 5)
         store.put_many([Item(b"d" * 32, bytes(100_000), T0 + 60)])
         assert {key for key, _ in store.scan()} == {A, B, b"d" * 32}
         assert store.stats.num_evictions == 0
@@ -344,3 +345,15 @@ def test_page_cache_can_be_dropped(tmp_path: Path) -> None:
         assert resident_nbytes(tmp_path) == 0
         store.get_many([A], T0)
         assert resident_nbytes(tmp_path) >= MIB
+
+
+def test_a_refresh_that_comes_late_is_not_lost(tmp_path: Path) -> None:
+    """Readers are told a later time than the writes before it have reached: what expired in between lives on."""
+    with open_store(tmp_path) as store:
+        store.put_many([Item(A, b"x", T0 + 10)])
+        assert store.get_many([A], T0 + 11) == [None]
+        assert store.find_many([A], T0 + 11) == [None]
+        store.put_many([Item(B, b"y", T0 + 60), Item(A, None, T0 + 60)])
+        assert store.get_many([A], T0 + 11) == [b"x"]
+        store.find_many([], T0 + 61)
+        assert store.stats.num_items == 0

@@ -63,13 +63,9 @@ class Holdings:
         self._count()
 
     def live(self, key: bytes, now_s: float) -> Record | None:
-        """The record under `key`; one that has expired is deleted instead."""
+        """The record under `key` unless it has expired. It stays: a refresh may be on its way."""
         record = self.index.get(key)
-        if record is not None and record.expires_at_s <= now_s:
-            self._stats.num_expired += 1
-            self.remove(record)
-            return None
-        return record
+        return record if record is not None and record.expires_at_s > now_s else None
 
     def reserve(self, payload_nbytes: int, now_s: float) -> int | None:
         """Bytes set aside for an object of this size and all it may entail, others evicted for it; None when it can't fit."""

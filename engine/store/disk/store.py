@@ -28,8 +28,7 @@ from engine.store.object import HEADER_NBYTES, decode_header, encode_header
 
 REOPEN_S: Final = 5.0
 """How long a folder that could not be opened is left alone."""
-SWEEP_READ: Final = 4
-SWEEP_WRITE: Final = 16
+SWEEP: Final = 16
 """How many expired objects a call deletes at most, beside its own work."""
 
 
@@ -41,8 +40,9 @@ class DiskStore:
     """At most `nbytes` of a folder: objects, folders, foreign files and writes under way, in allocated blocks.
 
     What must go goes expired first, then least recently used; what is being read stays. Nothing is written while less
-    than `min_free_nbytes` would be left on the file system. Expired means: by the largest `now_s` seen. After a restart
-    the order of use is the order of writing. Foreign files are never touched.
+    than `min_free_nbytes` would be left on the file system. Expired means: by the largest `now_s` seen. What has expired
+    is deleted only by the largest `now_s` that a find for nothing told: a reader may be ahead of a refresh that waits
+    among the writes. After a restart the order of use is the order of writing. Foreign files are never touched.
 
     The bulk of a read or write happens outside the lock, all changes of names inside.
     """
@@ -75,27 +75,29 @@ class DiskStore:
         self._lock = threading.Lock()
         self._lock_fd: int | None = None
         self._closed = False
-        self._now_s = float("-inf")
+        self._now_s = self._told_s = float("-inf")
         self._tried_at_s = float("-inf")
         self._part_numbers = itertools.count()
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
         """One answer per key, from memory; does not count as use."""
         with self._lock:
-            self._begin(now_s, SWEEP_READ)
+            if not keys:
+                self._told_s = max(self._told_s, now_s)
+            self._begin(now_s, 0 if keys else SWEEP)
             records = [self._held.live(key, self._now_s) for key in keys]
             return [None if record is None else Found(record.payload_nbytes, record.expires_at_s) for record in records]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key, its checksum verified; counts as use. What turns out damaged is deleted."""
         with self._lock:
-            self._begin(now_s, SWEEP_READ)
+            self._begin(now_s, 0)
         return [self._get(key) for key in keys]
 
     def put_many(self, items: Sequence[Item]) -> None:
         """Store or refresh, in order. Without `fsync`, done means safe from the death of this process."""
         with self._lock:
-            self._begin(self._now_s, SWEEP_WRITE)
+            self._begin(self._now_s, SWEEP)
         for item in items:
             if item.payload is None:
                 self._refresh(item)
@@ -105,14 +107,14 @@ class DiskStore:
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys and unlink their files. A file that can't be unlinked now is tried again at later calls."""
         with self._lock:
-            self._begin(self._now_s, 0)
+            self._begin(self._now_s)
             for key in keys:
                 self._discard(key)
 
     def scan(self) -> Iterator[tuple[bytes, Found]]:
         """Every object held when the scan began, expired ones included, least recently used first."""
         with self._lock:
-            self._begin(self._now_s, 0)
+            self._begin(self._now_s)
             return iter([(record.key, Found(record.payload_nbytes, record.expires_at_s)) for record in self._held.index])
 
     def check(self) -> None:
@@ -141,7 +143,7 @@ class DiskStore:
                 self._files.unlock(self._lock_fd)
                 self._lock_fd = None
 
-    def _begin(self, now_s: float, num_sweep: int) -> None:
+    def _begin(self, now_s: float, num_sweep: int | None = None) -> None:
         self._now_s = self._health.now_s = max(self._now_s, now_s)
         tried_lately = self._tried_at_s <= self._now_s < self._tried_at_s + REOPEN_S
         if self._lock_fd is None and not self._closed and not tried_lately:
@@ -149,8 +151,8 @@ class DiskStore:
                 self._open()
             except StoreBusy as error:
                 self._health.failed("open", str(error))
-        if num_sweep:
-            self._held.sweep(self._now_s, num_sweep)
+        if num_sweep is not None:
+            self._held.sweep(self._told_s, num_sweep)
 
     def _open(self) -> None:
         self._tried_at_s = self._now_s
@@ -220,7 +222,7 @@ class DiskStore:
                 self._abandon(key, part, reserved_nbytes, error)
                 return
             self._held.release(reserved_nbytes)
-            self._held.shrink(self._now_s)
+            self._held.shrink(self._told_s)
             self.stats.num_puts += 1
             self._health.worked("put")
 
@@ -233,7 +235,7 @@ class DiskStore:
             elif self._files.free_nbytes(self._layout.root) < self._min_free_nbytes + nbytes:
                 self._health.failed("put", "too little space is free on the file system")
             else:
-                reserved_nbytes = self._held.reserve(nbytes, self._now_s)
+                reserved_nbytes = self._held.reserve(nbytes, self._told_s)
                 self._held.make_folders(key)
         except OSError as error:
             self._health.failed("put", error)
