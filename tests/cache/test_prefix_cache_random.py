@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from engine.cache.eviction import SCORES
@@ -246,6 +246,9 @@ class Life:
         if not request.flushed and request.num_kept:
             self.note_computed(request)
             self.note_promised(request)
+            if self.has_tier:  # so is the longer block, if there is one, that holds the prompt's last tokens
+                prompt = request.token_ids[: int(min(len(request.rendered.token_ids), request.num_kept))]
+                self.plain[request.tenant].keep(prompt, request.started_at_s + request.plan.unmarked_ttl_s)
 
     def release(self) -> None:
         """The end of a request, whether done or not."""
@@ -484,6 +487,8 @@ def live(seed: int, options: dict[str, Any], num_steps: int = 200) -> CacheCount
 @pytest.mark.parametrize("options", CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
 @settings(max_examples=25, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(seed=st.integers(0, 2**32 - 1))
+@example(seed=16582290)
+@example(seed=5684611)
 def test_random_lives_agree_with_plain_dictionaries(options: dict[str, Any], seed: int) -> None:
     """Skipped tokens, hits, boundaries and broken promises are those of the model; no page leaks; all KV is exact."""
     live(seed, options)
