@@ -20,7 +20,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from bench.clients import measure_clients, show_clients
-from bench.index import IndexFigures, measure_index
+from bench.index import measure_index, show_index
 from bench.lengths import LENGTHS, measure_lengths, measure_overhead, show_pairs
 from bench.machine import describe
 from bench.misses import measure_misses, show_misses
@@ -81,8 +81,7 @@ def tiers_section(arguments: argparse.Namespace) -> Outcome:
 def index_section(arguments: argparse.Namespace) -> Outcome:
     """The cache alone, without a model."""
     figures = measure_index()
-    show_index(figures)
-    return Outcome(figures)
+    return Outcome(figures, show_index(console, figures))
 
 
 SECTIONS: Final[Mapping[str, Callable[[argparse.Namespace], Outcome]]] = {
@@ -93,14 +92,6 @@ SECTIONS: Final[Mapping[str, Callable[[argparse.Namespace], Outcome]]] = {
     "tiers": tiers_section,
     "index": index_section,
 }
-
-
-def show_index(figures: IndexFigures) -> None:
-    """Print the cache's own times."""
-    console.print(
-        f"cache alone, {figures.num_tokens} tokens: cold admit {1000 * figures.cold_s:.1f} ms, insert "
-        f"{1000 * figures.insert_s:.1f} ms, warm admit {1000 * figures.warm_s:.1f} ms\n"
-    )
 
 
 def run_sections(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Outcome]:
