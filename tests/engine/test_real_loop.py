@@ -95,7 +95,7 @@ SAMPLINGS: tuple[dict[str, object], ...] = (
 def test_preempted_answers(model: RealModel, render: Renderer) -> None:
     """Three answers in a pool too small for them, greedy, seeded and penalized: bit-equal to those of an engine alone."""
     prompts = [[1000 + i, *tokens(render, TEXT * 4 + "What does the keeper do next?")] for i in range(len(SAMPLINGS))]
-    engine = stepper(model, answer_tokens=16)
+    engine = stepper(model, answer_tokens=16, speculation=False)
     num_first = sum(-(-(len(prompt) + 16) // model.block_size) for prompt in prompts)
     num_others = (model.runner.num_pages - num_first - len(prompts)) * model.block_size
     others = engine.cache.admit("others", RenderedPrompt((1,), {}, 0), NO_CACHE, 1000.0, num_reserve=num_others)
