@@ -34,6 +34,7 @@ from gateway.waits import first_of
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Wire
 from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai.completions import CompletionsWire
 from gateway.wire.openai.responses import ResponsesWire
 from policies.schema import Policy
 
@@ -81,7 +82,12 @@ def build_app(
         metrics.add(finished)
         on_record(finished)
 
-    wires: dict[WireKey, Wire] = {"anthropic": AnthropicWire(), "openai": OpenAIWire(), "responses": ResponsesWire()}
+    wires: dict[WireKey, Wire] = {
+        "anthropic": AnthropicWire(),
+        "openai": OpenAIWire(),
+        "responses": ResponsesWire(),
+        "completions": CompletionsWire(),
+    }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     server = Server(Handler(policy, Catalogue(policy, backends), in_flight, record, archive), wires, clock)
     admin = Admin(policy, backends, metrics, ledger, in_flight)

@@ -57,7 +57,7 @@ class Handler:
     # The routes -------------------------------------------------------------------------------------------------------
 
     async def generate(self, call: Call, client: Client) -> None:
-        """POST /v1/messages, /v1/chat/completions, /v1/responses."""
+        """POST /v1/messages, /v1/chat/completions, /v1/responses, /v1/completions."""
         progress = Progress(call)
         async with self._recorded(progress, client):
             with self.in_flight.slot():

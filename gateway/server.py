@@ -26,11 +26,12 @@ ADMIN: Final = "/admin/"
 GREETING: Final = (
     "Prompt Cache Gateway\n\n"
     "POST /v1/messages, /v1/messages/count_tokens   Anthropic's format\n"
-    "POST /v1/chat/completions, /v1/responses       OpenAI's formats\n"
+    "POST /v1/chat/completions, /v1/responses,\n"
+    "     /v1/completions                           OpenAI's formats\n"
     "GET  /v1/models, /metrics, /readyz\n"
 )
 
-WireKey: TypeAlias = Literal["anthropic", "openai", "responses"]
+WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "completions"]
 """Which of the wire formats; a provider may have several."""
 
 Route = Callable[[Call, "HttpClient"], Awaitable[None]]
@@ -95,6 +96,7 @@ class Server:
         app.router.add_post("/v1/messages", self._route("messages", self._handler.generate))
         app.router.add_post("/v1/messages/count_tokens", self._route("count_tokens", self._handler.count))
         app.router.add_post("/v1/chat/completions", self._route("chat_completions", self._handler.generate))
+        app.router.add_post("/v1/completions", self._route("completions", self._handler.generate))
         app.router.add_post("/v1/responses", self._route("responses", self._handler.generate))
         app.router.add_post("/v1/responses/input_tokens", self._route("input_tokens", self._handler.count))
         app.router.add_get("/v1/responses/{id}", self._named("response", self._handler.response))
@@ -192,6 +194,8 @@ def wire_for(path: str, headers: Mapping[str, str]) -> WireKey:
         return "anthropic"
     if path.startswith("/v1/responses"):
         return "responses"
+    if path.startswith("/v1/completions"):
+        return "completions"
     if path.startswith("/v1/chat/"):
         return "openai"
     return "anthropic" if "anthropic-version" in headers or "x-api-key" in headers else "openai"

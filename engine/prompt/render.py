@@ -57,6 +57,8 @@ class Renderer:
         """Token ids and offsets of `prompt`. Raises `BadPrompt` when the template refuses it or its text is no Unicode."""
         if prompt.continue_final and (not prompt.messages or prompt.messages[-1].role != "assistant"):
             raise BadPrompt("only an assistant message can be continued")
+        if prompt.raw is not None:
+            return self._encode_raw(prompt, prompt.raw)
         guarded = self._guard.apply(prompt)
         try:
             return self._encode(prompt, self._lay_out(guarded), guarded.breaker)
@@ -166,6 +168,18 @@ class Renderer:
             reasoning = replace(reasoning, begun=tail.rfind(reasoning.open) > tail.rfind(reasoning.close))
         calls = self._template.abilities.calls if prompt.tools else None
         return Speech(calls, frozenset(tool.name for tool in prompt.tools), reasoning)
+
+    def _encode_raw(self, prompt: Prompt, raw: str | tuple[int, ...]) -> RenderedPrompt:
+        """What the client wrote, control tokens and all. Its positions end before the last token, which is always computed."""
+        try:
+            ids = self._tokenizer.encode(raw) if isinstance(raw, str) else raw
+        except UnicodeEncodeError as error:
+            raise BadPrompt("the prompt holds half a surrogate pair, which is no character") from error
+        if not ids:
+            raise BadPrompt("the prompt is empty")
+        if not isinstance(raw, str) and not all(map(self._tokenizer.token_bytes, raw)):
+            raise BadPrompt("the prompt has a token id that the model does not know")
+        return RenderedPrompt(ids, dict.fromkeys((position for position, _ in prompt.positions()), len(ids) - 1), 0)
 
     def _encode(self, prompt: Prompt, layout: _Layout, breaker: str) -> RenderedPrompt:
         ids: list[int] = []

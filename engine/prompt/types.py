@@ -99,7 +99,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """Everything the model is asked.
 
     `template_options` are passed to the chat template by name (for example `enable_thinking`). With `continue_final` the
-    last message is an assistant message that generation continues instead of a new turn.
+    last message is an assistant message that generation continues instead of a new turn. With `raw` (a text, or token ids)
+    the model is given exactly that and no template; `messages` then hold one part, so that the prompt has a position.
     """
 
     messages: tuple[Message, ...]
@@ -107,6 +108,7 @@ class Prompt(msgspec.Struct, frozen=True):
     tools: tuple[Tool, ...] = ()
     template_options: dict[str, Any] = {}
     continue_final: bool = False
+    raw: str | tuple[int, ...] | None = None
 
     def positions(self) -> Iterator[tuple[Position, CacheMark | None]]:
         """Every position with its mark, in wire order."""

@@ -68,7 +68,7 @@ def error_fields(error: GatewayError, *, input_field: str = "messages") -> dict[
         if input_field == "input":
             message = "Your input exceeds the context window of this model. Please adjust your input and try again."
     elif isinstance(error, BadFormat):
-        path = path or FORMAT_PARAM[input_field]
+        path = path or FORMAT_PARAM.get(input_field)
     return {"message": message, "type": row.kind, "param": path, "code": error.code or row.code}
 
 

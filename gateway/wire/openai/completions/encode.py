@@ -1,0 +1,106 @@
+"""Answers in the shape of legacy Completions, whole and streamed. Source: openai 3.57 `types/completion.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from engine.types import TokenLogprobs
+from gateway.errors import GatewayError
+from gateway.request import Request
+from gateway.sse import KEEPALIVE_COMMENT, encode_event
+from gateway.wire.base import Answer, ToolCall
+from gateway.wire.openai.encode import DONE, FINISH_REASONS
+from gateway.wire.openai.errors import error_body
+from gateway.wire.openai.logprobs import logprob, token_text
+from gateway.wire.openai.usage import chat_usage
+from policies.pricing import Usage
+
+
+def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
+    """One whole `text_completion`; with `echo` the prompt stands before the text."""
+    echo: str = request.wire_options["echo"]
+    choices = [
+        {
+            "index": i,
+            "text": echo + each.text,
+            "logprobs": legacy_logprobs(each.logprobs, 0) if request.sampling.num_logprobs is not None else None,
+            "finish_reason": FINISH_REASONS[each.reason],
+        }
+        for i, each in enumerate((answer, *answer.others))
+    ]
+    return orjson.dumps(_envelope(request, created_at_s) | {"choices": choices, "usage": chat_usage(request, answer)})
+
+
+class TextStream:
+    """A `StreamEncoder`: pieces of text per choice, the finish reason, the usage if asked for, `[DONE]`."""
+
+    def __init__(self, request: Request, *, created_at_s: float) -> None:
+        self._request = request
+        self._envelope = _envelope(request, created_at_s)
+        self._include_usage = bool(request.wire_options["include_usage"])
+        self._num_characters = [0] * request.num_choices
+
+    def start(self, usage: Usage) -> bytes:
+        echo: str = self._request.wire_options["echo"]
+        return b"".join(self._chunk(echo, choice=i) for i in range(self._request.num_choices)) if echo else b""
+
+    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
+        return self._chunk(text, choice=choice, logprobs=logprobs) if text or logprobs else b""
+
+    def call(
+        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
+    ) -> bytes:
+        return b""  # a raw prompt offers no tools
+
+    def finish(self, answer: Answer) -> bytes:
+        every = enumerate((answer, *answer.others))
+        last = b"".join(self._chunk("", choice=i, finish_reason=FINISH_REASONS[each.reason]) for i, each in every)
+        if self._include_usage:
+            last += _event(self._envelope | {"choices": [], "usage": chat_usage(self._request, answer)})
+        return last + DONE
+
+    def error(self, error: GatewayError) -> bytes:
+        return encode_event(error_body(error, input_field="prompt")) + DONE
+
+    def keepalive(self) -> bytes:
+        return KEEPALIVE_COMMENT
+
+    def _chunk(
+        self, text: str, *, choice: int, finish_reason: str | None = None, logprobs: tuple[TokenLogprobs, ...] = ()
+    ) -> bytes:
+        told = legacy_logprobs(logprobs, self._num_characters[choice]) if logprobs else None
+        self._num_characters[choice] += sum(len(token_text(each.chosen)) for each in logprobs)
+        chosen = {"index": choice, "text": text, "logprobs": told, "finish_reason": finish_reason}
+        chunk = self._envelope | {"choices": [chosen]}
+        if self._include_usage:
+            chunk["usage"] = None
+        return _event(chunk)
+
+
+def legacy_logprobs(found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
+    """Four lists of one length. `text_offset` counts characters of the answer, from `offset` on."""
+    tokens = [token_text(each.chosen) for each in found]
+    offsets = [offset + sum(map(len, tokens[:i])) for i in range(len(tokens))]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [logprob(each.chosen) for each in found],
+        "top_logprobs": [{token_text(top): logprob(top) for top in each.top} for each in found],
+        "text_offset": offsets,
+    }
+
+
+def _envelope(request: Request, created_at_s: float) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{request.id.removeprefix('req_')}",
+        "object": "text_completion",
+        "created": int(created_at_s),
+        "model": request.model,
+        "system_fingerprint": None,
+    }
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return encode_event(orjson.dumps(data))
