@@ -116,7 +116,7 @@ class Turns:
         return tuple(self._tool(node) for node in body.children("tools"))
 
     def _tool(self, node: Node) -> Tool:
-        kind = node.text("type")
+        kind = node.text_or("type", "function")
         if kind != "function":
             raise unsupported_value(node.at("type"), clip(kind))
         function = node.child("function")
