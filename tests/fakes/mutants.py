@@ -1,10 +1,11 @@
-"""Bodies of Anthropic's format with a few places replaced, removed, doubled or torn: the same ones for the same seed."""
+"""Bodies with a few places replaced, removed, doubled or torn: the same ones for the same seed."""
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -81,24 +82,27 @@ SCALARS: Final[tuple[Any, ...]] = (
     *("ephemeral", "text", "image", "document", "thinking", "tool_use", "tool_result", "any", "tool", "none", "enabled"),
     *("user", "assistant", "system", "base64", "json_schema", "smollm2-135m-instruct", "claude-opus-5", "x" * 300),
 )
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 KEYS: Final = ("type", "text", "ttl", "role", "content", "cache_control", "source", "data", "name", "schema", "x")
 
 
-def mutants(seed: int, count: int) -> Iterator[bytes]:
-    """`count` bodies; the first is valid."""
-    yield orjson.dumps(VALID)
+def mutants(
+    seed: int, count: int, valid: Mapping[str, Any] = VALID, kept: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[bytes]:
+    """`count` bodies made of `valid`, which is the first. What is `kept` is put back where it was taken out."""
+    yield orjson.dumps(dict(valid))
     for i in range(1, count):
-        yield _mutant(random.Random(f"{seed}/{i}"))
+        yield _mutant(random.Random(f"{seed}/{i}"), valid, kept)
 
 
-def _mutant(draw: random.Random) -> bytes:
-    body = copy.deepcopy(VALID)
+def _mutant(draw: random.Random, valid: Mapping[str, Any], kept: Mapping[str, Any]) -> bytes:
+    body = copy.deepcopy(dict(valid))
     for _ in range(draw.randint(1, 3)):
         if known := _paths(body):
             _change(draw, body, draw.choice(known))
     if draw.random() < 0.5:
         body["stream"] = True
-    encoded = orjson.dumps(body)
+    encoded = orjson.dumps(body | {key: value for key, value in kept.items() if body.get(key) is None})
     if draw.random() < 0.05:
         at = draw.randrange(len(encoded))
         encoded = encoded[:at] if draw.random() < 0.5 else encoded[:at] + bytes([draw.randrange(256)]) + encoded[at + 1 :]

@@ -18,8 +18,10 @@ from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Answer, ToolCall, Wire
 from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai.completions import CompletionsWire
 from gateway.wire.openai.responses import ResponsesWire
 from policies.pricing import Usage
+from tests.fakes import openai_bodies
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
 CC: Final = {"type": "ephemeral", "ttl": "5m"}
@@ -56,61 +58,11 @@ ANTHROPIC_BODY: Final[dict[str, Any]] = {
         {"role": "system", "content": "late"},
     ],
 }
-OPENAI_BODY: Final[dict[str, Any]] = {
-    "model": "gpt-test",
-    "max_tokens": 5,
-    "stream": True,
-    "stream_options": {"include_usage": True},
-    "temperature": 1,
-    "seed": 3,
-    "stop": ["x"],
-    "n": 1,
-    "logit_bias": {"5": 1},
-    "response_format": {"type": "text"},
-    "tool_choice": "auto",
-    "reasoning_effort": "low",
-    "prompt_cache_key": "k",
-    "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
-    "messages": [
-        {"role": "developer", "content": "s"},
-        {"role": "user", "content": [{"type": "text", "text": "q", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
-        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "r", "cache_control": CC}]},
-    ],
-}  # fmt: skip
-
-RESPONSES_BODY: Final[dict[str, Any]] = {
-    "model": "gpt-test",
-    "stream": True,
-    "instructions": "s",
-    "max_output_tokens": 5,
-    "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
-    "reasoning": {"effort": "low"},
-    "text": {"verbosity": "low", "format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
-    "tool_choice": {"type": "function", "name": "f"},
-    "metadata": {"a": "b"},
-    "prompt_cache_key": "k",
-    "prompt_cache_retention": "24h",
-    "prompt_cache_options": {"mode": "explicit", "ttl": "12h", "comparison_response_id": "resp_1"},
-    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}, {"type": "custom", "name": "g"}],
-    "input": [
-        {"role": "developer", "content": "d"},
-        {"role": "user", "content": [{"type": "input_text", "text": "q", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "pcg1.eJzLyAUAAT8A1w=="},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
-        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "r"}]},
-        {"type": "custom_tool_call", "call_id": "e", "name": "g", "input": "x"},
-        {"type": "custom_tool_call_output", "call_id": "e", "output": "y"},
-    ],
-}
-
 SEEDS: Final[list[tuple[Wire, dict[str, Any]]]] = [
     (AnthropicWire(), ANTHROPIC_BODY),
-    (OpenAIWire(), OPENAI_BODY),
-    (ResponsesWire(), RESPONSES_BODY),
+    (OpenAIWire(), openai_bodies.CHAT),
+    (ResponsesWire(), openai_bodies.RESPONSES),
+    (CompletionsWire(), openai_bodies.COMPLETIONS),
 ]
 
 SCALARS = st.one_of(
