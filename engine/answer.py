@@ -175,5 +175,5 @@ class Answer:
 
 
 def _is_forced(sampling: Sampling) -> bool:
-    """Whether the answer must have a form from its first token on, which leaves no room for reasoning."""
-    return sampling.tool_choice.mode in ("required", "tool") or sampling.output_format is not None
+    """Whether the answer must be a call from its first token on, which leaves no room for reasoning."""
+    return sampling.tool_choice.mode in ("required", "tool")

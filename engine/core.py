@@ -51,8 +51,8 @@ from engine.messages import (
     Submit,
     Tick,
 )
-from engine.prompt.calls.format import CallFormat
 from engine.prompt.rendered import RenderedPrompt
+from engine.prompt.speech import Speech
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Prompt, Tool
 from engine.schedule.runner import Runner
@@ -79,7 +79,7 @@ class Renders(Protocol):
 class Constrains(Protocol):
     """Whatever turns what a request asks of its answer into a constraint; raises `BadFormat` where that cannot be kept."""
 
-    def constraint(self, sampling: Sampling, tools: Sequence[Tool], calls: CallFormat | None) -> Constraint | None: ...
+    def constraint(self, sampling: Sampling, tools: Sequence[Tool], speech: Speech) -> Constraint | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class Engine:
             rendered = self._parts.renderer.render(job.request.prompt)
             if isinstance(job.request, Submit):
                 request = job.request
-                constraint = self._parts.grammars.constraint(request.sampling, request.prompt.tools, rendered.speech.calls)
+                constraint = self._parts.grammars.constraint(request.sampling, request.prompt.tools, rendered.speech)
         except BadPrompt as error:
             self._emit(Failed(job.request_id, "bad_prompt", str(error)))
         except BadFormat as error:

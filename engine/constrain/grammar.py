@@ -19,6 +19,7 @@ from llguidance import LLMatcher
 from engine.errors import BadFormat
 from engine.prompt.calls.format import CallFormat
 from engine.prompt.guard import any_of
+from engine.prompt.reasoning import Reasoning
 from engine.prompt.types import Tool
 from engine.types import OutputFormat, ToolChoice
 
@@ -40,7 +41,7 @@ def format_grammar(output: OutputFormat) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(output.definition)
         case "lark":
-            return LLMatcher.grammar_from_lark(output.definition)
+            return _lark_grammar(output.definition)
 
 
 def calls_grammar(
@@ -63,7 +64,7 @@ def calls_grammar(
     for i, tool in enumerate(offered):
         rules.append(f"call_{i}: {write.text(calls.opening(tool.name))} arguments_{i} {write.text(calls.end)}")
         rules.append(f"arguments_{i}: %json {json.dumps(arguments_schema(tool.parameters))}")
-    return LLMatcher.grammar_from_lark("\n".join(rules))
+    return _lark_grammar("\n".join(rules))
 
 
 def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,11 +75,29 @@ def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return schema
 
 
+def behind_reasoning(grammar: str, reasoning: Reasoning, special_tokens: Mapping[str, int]) -> str:
+    """The grammar of an answer in a form with reasoning in front of it: open already, or as the model likes."""
+    tags = {tag: special_tokens[tag] for tag in (reasoning.open, reasoning.close) if tag in special_tokens}
+    write = _Writer(tags)
+    if reasoning.close in tags:
+        rules = [f"thought: TEXT {write.text(reasoning.close)}", "TEXT: /(.|\\n)*/"]
+    else:
+        rules = [f"thought[lazy]: /(.|\\n)*/ {write.text(reasoning.close)}"]
+    thinks = "thought BLANK" if reasoning.begun else f"({write.text(reasoning.open)} thought BLANK)?"
+    lark = "\n".join([f"start: {thinks} @form", *rules, "BLANK: /\\n{0,2}/"])
+    form, *others = json.loads(grammar)["grammars"]
+    return json.dumps({"grammars": [{"name": "answer", "lark_grammar": lark}, {**form, "name": "form"}, *others]})
+
+
 def _json_grammar(schema: str) -> str:
     try:
         return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)  # type: ignore[arg-type]
     except ValueError:
         raise BadFormat("the schema is not a JSON object") from None
+
+
+def _lark_grammar(definition: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": definition}]})
 
 
 class _Writer:

@@ -12,10 +12,10 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.constrain.grammar import calls_grammar, format_grammar
+from engine.constrain.grammar import behind_reasoning, calls_grammar, format_grammar
 from engine.constrain.vocabulary import open_vocabulary
 from engine.errors import BadFormat
-from engine.prompt.calls.format import CallFormat
+from engine.prompt.speech import PLAIN, Speech
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Tool
 from engine.types import Sampling
@@ -40,21 +40,21 @@ class Grammars:
         self._tokenizer = tokenizer
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def constraint(
-        self, sampling: Sampling, tools: Sequence[Tool] = (), calls: CallFormat | None = None
-    ) -> GrammarConstraint | None:
+    def constraint(self, sampling: Sampling, tools: Sequence[Tool] = (), speech: Speech = PLAIN) -> GrammarConstraint | None:
         """What keeps an answer to what `sampling` asks: calls of `tools` where they are forced, else the output format; None
-        where it asks for neither. `calls` is how this model writes them.
+        where it asks for neither. `speech` is how this model writes calls, and whether it reasons before an answer.
 
         Raises `BadFormat` for what is no grammar, cannot be kept or is too large.
         """
         grammar = None
-        if calls is not None:
-            grammar = calls_grammar(calls, tools, sampling.tool_choice, self._tokenizer.special_tokens)
+        if speech.calls is not None:
+            grammar = calls_grammar(speech.calls, tools, sampling.tool_choice, self._tokenizer.special_tokens)
         if grammar is None and sampling.output_format is not None:
             if len(sampling.output_format.definition) > MAX_CHARACTERS:
                 raise BadFormat(f"the definition has more than {MAX_CHARACTERS} characters")
             grammar = format_grammar(sampling.output_format)
+            if speech.reasoning is not None:
+                grammar = behind_reasoning(grammar, speech.reasoning, self._tokenizer.special_tokens)
         if grammar is None:
             return None
         return GrammarConstraint(self._compiled(grammar).deep_copy(), self._tokenizer.stop_ids, self._vocabulary.vocab_size)

@@ -33,7 +33,7 @@ def test_forced_calls_are_read_back(grammars: Grammars, tokenizer: HfTokenizer, 
         tools = tuple(Tool(f"tool_{i}", "", random_schema(100 * seed + i)) for i in range(1 + seed % 3))
         form = list(FORMATS.values())[seed % len(FORMATS)]
         sampling = Sampling(max_tokens=ROOM, tool_choice=CHOICES[seed % len(CHOICES)])
-        constraint = grammars.constraint(sampling, tools, form)
+        constraint = grammars.constraint(sampling, tools, Speech(form))
         assert constraint is not None
         written = client.write(constraint, seed, max_tokens=ROOM)
         assert written.is_over

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from jsonschema import Draft202012Validator
 
 from engine.constrain.grammars import MAX_CHARACTERS, Grammars
 from engine.errors import BadFormat
-from engine.prompt.calls.format import FORMATS, CallFormat
+from engine.prompt.calls.format import FORMATS, HERMES, CallFormat
+from engine.prompt.reasoning import THINK
+from engine.prompt.speech import Speech
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool
 from engine.schedule.sequence import Constraint
 from engine.types import OutputFormat, Sampling, ToolChoice
-from tests.fakes.random_client import RandomClient, Written, allowed_ids
+from tests.fakes.call_text import calls_in
+from tests.fakes.random_client import RandomClient, allowed_ids
 from tests.fakes.schemas import random_schema
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -39,7 +43,7 @@ def formed(grammars: Grammars, kind: Any, definition: str = "") -> Constraint:
 
 def forced(grammars: Grammars, calls: CallFormat, tools: Sequence[Tool], choice: ToolChoice) -> Constraint:
     """The constraint of an answer that has to call tools."""
-    constraint = grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), tools, calls)
+    constraint = grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), tools, Speech(calls))
     assert constraint is not None
     return constraint
 
@@ -58,7 +62,7 @@ def check_calls(grammars: Grammars, client: RandomClient, seed: int) -> None:
     calls = list(FORMATS.values())[seed % len(FORMATS)]
     written = client.write(forced(grammars, calls, tools, choice), seed, max_tokens=4000)
     assert written.is_over, written.text
-    found = parsed(calls, written)
+    found = calls_in(calls, written.text)
     assert found
     assert calls.text(found) == written.text
     if choice != ToolChoice("required"):
@@ -66,19 +70,6 @@ def check_calls(grammars: Grammars, client: RandomClient, seed: int) -> None:
     schemas = {tool.name: tool.parameters for tool in tools if choice.name in (None, tool.name)}
     for name, arguments in found:
         Draft202012Validator(schemas[name]).validate(json.loads(arguments))
-
-
-def parsed(calls: CallFormat, written: Written) -> list[tuple[str, str]]:
-    """Names and arguments, by the frame and a JSON parser."""
-    found, rest = [], written.text.removeprefix(calls.before)
-    while rest and rest != calls.after:
-        match = re.match(re.escape(calls.begin) + r'"?(\w+)"?' + re.escape(calls.middle), rest)
-        assert match is not None, rest
-        arguments_end = match.end() + json.JSONDecoder().raw_decode(rest[match.end() :])[1]
-        found.append((match[1], rest[match.end() : arguments_end]))
-        assert rest[arguments_end:].startswith(calls.end)
-        rest = rest[arguments_end + len(calls.end) :].removeprefix(calls.between)
-    return found
 
 
 def test_random_schemas(grammars: Grammars, client: RandomClient) -> None:
@@ -181,7 +172,7 @@ def test_tags_are_control_tokens_where_the_vocabulary_has_them() -> None:
         ("regex", "[a", "unclosed"),
         ("regex", "(?=a)b", "look-around"),
         ("lark", 'start: "a" nothing', "nothing"),
-        ("lark", "", "Empty grammar"),
+        ("lark", "", "no start rule"),
         ("regex", "a" * (MAX_CHARACTERS + 1), "characters"),
     ],
     ids=str,
@@ -191,6 +182,49 @@ def test_refusals(grammars: Grammars, kind: Any, definition: str, words: str) ->
     with pytest.raises(BadFormat, match=re.escape(words)) as caught:
         formed(grammars, kind, definition)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("special", [("<|im_end|>", "<think>", "</think>"), ("<|im_end|>",)], ids=["control", "text"])
+@pytest.mark.parametrize(
+    ("begun", "text", "fits"),
+    [
+        (False, '{"a":1}', True),
+        (False, '<think>{"a": </th\n</think>\n\n{"a":1}', True),
+        (False, '<think></think>{"a":1}', True),
+        (False, '<think>yes</think>\n\n\n{"a":1}', False),
+        (False, 'yes</think>{"a":1}', False),
+        (False, '<think>yes</think>{"b":1}', False),
+        (True, 'yes</think>\n\n{"a":1}', True),
+        (True, 'yes {"a":1}', False),
+    ],
+)
+def test_reasoning_comes_before_the_form(special: tuple[str, ...], begun: bool, text: str, fits: bool) -> None:
+    """A model that reasons may, or goes on where the prompt has begun it; what follows is in the form, and only that ends."""
+    tokenizer = ByteTokenizer(special)
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    sampling = Sampling(max_tokens=1, output_format=OutputFormat("json_schema", json.dumps(schema)))
+    constraint = Grammars(tokenizer).constraint(sampling, (), Speech(reasoning=replace(THINK, begun=begun)))
+    assert constraint is not None
+    for token_id in tokenizer.encode(text):
+        if token_id not in allowed_ids(constraint):
+            assert not fits
+            return
+        constraint.advance(token_id)
+    assert (min(tokenizer.stop_ids) in allowed_ids(constraint)) is fits
+
+
+@pytest.mark.parametrize("kind", ["regex", "lark"])
+def test_every_language_goes_behind_reasoning(kind: Any) -> None:
+    """Whatever its kind."""
+    tokenizer = ByteTokenizer()
+    grammars, speech = Grammars(tokenizer), Speech(reasoning=THINK)
+    definition = "ab" if kind == "regex" else 'start: "ab"'
+    constraint = grammars.constraint(Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)), (), speech)
+    assert constraint is not None
+    for token_id in b"<think>x</think>ab":
+        assert token_id in allowed_ids(constraint)
+        constraint.advance(token_id)
+    assert allowed_ids(constraint).tolist() == sorted(tokenizer.stop_ids)
 
 
 def test_a_model_without_an_end_is_refused() -> None:
@@ -204,9 +238,9 @@ def test_arguments_are_kept_as_far_as_they_can_be(grammars: Grammars, client: Ra
     half = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "additionalProperties": False, "if": {}}
     for schema, expected in ((half, {"n": 1}), ({"type": "object", "$ref": "#/nowhere", "maxProperties": 0}, None), ({}, None)):
         tools = [Tool("f", "", schema)]
-        calls = FORMATS["hermes"]
+        calls = HERMES
         written = client.write(forced(grammars, calls, tools, ToolChoice("required", parallel=False)), 3, 3000)
-        ((name, arguments),) = parsed(calls, written)
+        ((name, arguments),) = calls_in(calls, written.text)
         assert name == "f"
         assert isinstance(json.loads(arguments), dict)
         assert expected is None or json.loads(arguments) == expected
@@ -215,7 +249,7 @@ def test_arguments_are_kept_as_far_as_they_can_be(grammars: Grammars, client: Ra
 @pytest.mark.parametrize("choice", [ToolChoice(), ToolChoice("none"), ToolChoice("tool", "other")], ids=str)
 def test_nothing_is_forced_unasked(grammars: Grammars, choice: ToolChoice) -> None:
     """With no call forced and no format asked for there is no constraint; nor is there one for a tool that isn't there."""
-    assert grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), [Tool("f", "", {})], FORMATS["hermes"]) is None
+    assert grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), [Tool("f", "", {})], Speech(HERMES)) is None
 
 
 def test_a_grammar_is_compiled_once_and_shared_by_no_two_answers(grammars: Grammars, tokenizer: HfTokenizer) -> None:

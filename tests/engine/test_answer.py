@@ -224,13 +224,13 @@ def test_tokens_left_over_at_the_end_belong_to_what_was_last() -> None:
 
 
 def test_reasoning_that_the_prompt_opened() -> None:
-    """The first token is reasoning already, unless the answer is forced into a form from its first token on."""
+    """The first token is reasoning already, also in front of a form, unless the answer has to be a call."""
     speech = Speech(HERMES, frozenset({"f"}), replace(THINK, begun=True))
     assert told(play([*b"hm</think>a", STOP_ID], speech=speech)) == ("hm", "a", [])
     forced = play([*CALL.encode(), STOP_ID], speech=speech, tool_choice=ToolChoice("required"))
     assert told(forced) == ("", "", [("f", '{"a": "END"}')])
-    schema = play([*b"{}", STOP_ID], speech=speech, output_format=OutputFormat("json_object"))
-    assert told(schema) == ("", "{}", [])
+    schema = play([*b"hm</think>{}", STOP_ID], speech=speech, output_format=OutputFormat("json_object"))
+    assert told(schema) == ("hm", "{}", [])
 
 
 def test_control_tokens_open_calls_and_never_show() -> None:

@@ -6,9 +6,7 @@ import json
 
 import pytest
 
-from engine.inbox import RenderedJob
 from engine.messages import Failed, Finished, Submit, TextDelta, ToolCallDelta
-from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Message, Prompt, TextPart, Tool
 from engine.types import CachePlan, OutputFormat, Sampling, ToolChoice
 from tests.fakes.constraint import OnlyThese
@@ -93,9 +91,7 @@ def test_a_form_that_fails_ends_its_own_request_only() -> None:
     """The one is told why, after the text it had; the other's answer goes on."""
     stepper = Stepper()
     other = stepper.submit(list(b"hello"), max_tokens=6)
-    submit = Submit("x", "t", Prompt(()), CachePlan(), Sampling(max_tokens=6), 1000.0)
-    stepper.outcomes["x"] = failed = type(other)()
-    stepper.loop.accept(RenderedJob(submit, RenderedPrompt(tuple(b"what"), {}, 0), 0.0, 0.0, Exhausted({97})))
+    failed = stepper.submit(list(b"what"), max_tokens=6, constraint=Exhausted({97}))
     stepper.run()
     assert (failed.failed.kind, failed.failed.message, failed.text) == ("bad_format", "too complex", "a")
     assert len(other.token_ids) == 6
