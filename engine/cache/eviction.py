@@ -37,6 +37,11 @@ def cost(block: Block) -> Score:
     return (block.credit + block.num_uses * (1.0 + block.start / ATTENTION_TOKENS), block.last_used_s)
 
 
+def prefill_tokens(start: int, end: int) -> float:
+    """What it costs to compute the KV of tokens `[start, end)`, in tokens at a prompt's begin; see `cost`."""
+    return (end - start) * (1.0 + (start + end) / 2 / ATTENTION_TOKENS)
+
+
 SCORES: Final[Mapping[str, Callable[[Block], Score]]] = MappingProxyType({"lru": lru, "lfu": lfu, "cost": cost})
 
 

@@ -67,12 +67,13 @@ class Got:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unmade:
-    """An object to be stored, whose payload of about `nbytes` the tier's own thread makes. `replaces`: it is not always the
-    same, so what is under the key is overwritten."""
+    """An object to be stored, whose payload of about `nbytes` the tier's own thread makes; `worth` as in `Item`. `replaces`:
+    it is not always the same, so what is under the key is overwritten."""
 
     key: bytes
     expires_at_s: float
     nbytes: int
+    worth: float
     replaces: bool
     make: Callable[[], Payload]
 
@@ -210,7 +211,7 @@ class Lane:
             if there is not None and not item.replaces:
                 self._store.put_many([Item(key, None, expires_at_s)])
                 return 0
-            self._store.put_many([Item(key, item.make(), expires_at_s)])
+            self._store.put_many([Item(key, item.make(), expires_at_s, item.worth)])
             return item.nbytes if self._store.find_many([key], 0.0)[0] is not None else _NOT_STORED
 
         def told(nbytes: int | None, seconds: float) -> None:

@@ -29,11 +29,13 @@ REFRESH_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sealed:
-    """An object about to be written: what it is, whose, and until when it is kept. `replaces`: its body may change."""
+    """An object about to be written: what it is, whose, and until when it is kept. `prefill_tokens` is what it saves, see
+    `engine/cache/eviction.py`. `replaces`: its body may change."""
 
     label: Label
     seal: Seal
     expires_at_s: float
+    prefill_tokens: float = 0.0
     replaces: bool = False
 
 
@@ -147,7 +149,7 @@ class Tiers:
         self._fresh.pop(key, None)
         make = partial(encode_object, sealed.label, sealed.seal, body)
         for lane in lanes:
-            item = Unmade(key, sealed.expires_at_s, nbytes, sealed.replaces, make)
+            item = Unmade(key, sealed.expires_at_s, nbytes, sealed.prefill_tokens / nbytes, sealed.replaces, make)
             lane.put(item, partial(self._written, key, write, then))
 
     def refresh(self, key: bytes, expires_at_s: float) -> None:

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from engine.cache.block import Block
 from engine.cache.device import PageDevice
 from engine.cache.entries import Entry
+from engine.cache.eviction import prefill_tokens
 from engine.cache.geometry import Geometry
 from engine.cache.space import Space
 from engine.cache.stats import CacheCounters
@@ -148,7 +149,7 @@ class WriteBack:
         def lost() -> None:
             last.stored_until_s = 0.0
 
-        nbytes = self._hand_over(Sealed(label, space.seal, last.expires_at_s), path, lost)
+        nbytes = self._hand_over(Sealed(label, space.seal, last.expires_at_s, _saved(path)), path, lost)
         last.stored_until_s = last.expires_at_s if nbytes else 0.0
         return nbytes
 
@@ -165,7 +166,7 @@ class WriteBack:
 
         entry.has_tail = True
         # Written though a tier may have one: nobody read that one, or it was not what it should be.
-        sealed = Sealed(label, space.seal, self._kept_until_s(entry), replaces=True)
+        sealed = Sealed(label, space.seal, self._kept_until_s(entry), _saved(path), replaces=True)
         nbytes = self._hand_over(sealed, path, lost)
         entry.has_tail &= nbytes > 0
         return nbytes
@@ -178,7 +179,8 @@ class WriteBack:
         )
         label = Label(stored_entry_key(space.seal, entry.key), entry.tail)
         body = encode_entry(stored)
-        self._tiers.put(Sealed(label, space.seal, entry.expires_at_s, replaces=True), body, lambda is_stored: None)
+        saved = prefill_tokens(0, entry.offset)
+        self._tiers.put(Sealed(label, space.seal, entry.expires_at_s, saved, replaces=True), body, lambda is_stored: None)
         return len(body)
 
     def _hand_over(self, sealed: Sealed, path: list[Block], lost: Callable[[], None]) -> int:
@@ -213,3 +215,8 @@ class WriteBack:
         """A tail lives as long as its blocks."""
         block = entry.block
         return max(entry.expires_at_s, 0.0 if block is None or block.parent is None else block.expires_at_s)
+
+
+def _saved(path: Sequence[Block]) -> float:
+    """What the KV of consecutive blocks saves."""
+    return prefill_tokens(path[0].start, path[-1].start + path[-1].num_tokens)

@@ -19,11 +19,15 @@ class Found(NamedTuple):
 
 
 class Item(NamedTuple):
-    """Something to store under a key of 1 to 64 bytes. Without a payload: the expiry of what is there becomes this."""
+    """Something to store under a key of 1 to 64 bytes. Without a payload: the expiry of what is there becomes this.
+
+    `worth` is what it costs to make it again, per byte, in any unit; a store may ask it for whom to give up first.
+    """
 
     key: bytes
     payload: Payload | None
     expires_at_s: float
+    worth: float = 0.0
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 All integers are little-endian. The header has no byte that is not covered by a checksum:
 
     0   magic, 8 bytes
-    8   uint16 version, uint16 key length, uint32 zero
+    8   uint16 version, uint16 key length, float32 worth
     16  uint64 payload length, uint64 xxh3_64 of the payload
     32  key, 64 bytes, zero padded
     96  uint64 xxh3_64 of bytes 0 to 96
@@ -29,7 +29,7 @@ MAGIC: Final = b"pcg-obj\0"
 VERSION: Final = 1
 MAX_KEY_NBYTES: Final = 64
 
-_FIXED: Final = struct.Struct("<8sHHIQQ64s")
+_FIXED: Final = struct.Struct("<8sHHfQQ64s")
 _CHECKSUM: Final = struct.Struct("<Q")
 _EXPIRY: Final = struct.Struct("<d")
 
@@ -47,6 +47,7 @@ class ObjectHeader:
     payload_nbytes: int
     payload_checksum: int
     expires_at_s: float
+    worth: float = 0.0
 
     def describes(self, payload: Payload) -> bool:
         """Whether these are the bytes that were put."""
@@ -58,11 +59,11 @@ def checksum(data: Payload) -> int:
     return xxhash.xxh3_64_intdigest(data)  # type: ignore[no-any-return, unused-ignore]
 
 
-def encode_header(key: bytes, payload: Payload, expires_at_s: float) -> bytes:
+def encode_header(key: bytes, payload: Payload, expires_at_s: float, worth: float = 0.0) -> bytes:
     """The `HEADER_NBYTES` bytes that go before `payload`. Raises ValueError for a key that is empty or too long."""
     if not 1 <= len(key) <= MAX_KEY_NBYTES:
         raise ValueError(f"a key has 1 to {MAX_KEY_NBYTES} bytes, not {len(key)}")
-    fixed = _FIXED.pack(MAGIC, VERSION, len(key), 0, len(payload), checksum(payload), key)
+    fixed = _FIXED.pack(MAGIC, VERSION, len(key), worth, len(payload), checksum(payload), key)
     return fixed + _CHECKSUM.pack(checksum(fixed)) + encode_expiry(key, expires_at_s)
 
 
@@ -76,7 +77,7 @@ def decode_header(data: Payload) -> ObjectHeader | None:
     """What the first `HEADER_NBYTES` bytes of `data` say; None when they are short, damaged or not ours."""
     if len(data) < HEADER_NBYTES:
         return None
-    magic, version, key_nbytes, _, payload_nbytes, payload_checksum, padded = _FIXED.unpack_from(data)
+    magic, version, key_nbytes, worth, payload_nbytes, payload_checksum, padded = _FIXED.unpack_from(data)
     (fixed_checksum,) = _CHECKSUM.unpack_from(data, _FIXED.size)
     if (magic, version) != (MAGIC, VERSION) or checksum(data[: _FIXED.size]) != fixed_checksum:
         return None
@@ -84,4 +85,4 @@ def decode_header(data: Payload) -> ObjectHeader | None:
     (expires_at_s,) = _EXPIRY.unpack_from(data, EXPIRY_AT)
     if encode_expiry(key, expires_at_s) != data[EXPIRY_AT:HEADER_NBYTES]:
         return None
-    return ObjectHeader(key, payload_nbytes, payload_checksum, expires_at_s)
+    return ObjectHeader(key, payload_nbytes, payload_checksum, expires_at_s, worth)

@@ -54,6 +54,7 @@ def _configured(config: EngineConfig, progress: Progress, waits: bool) -> Iterat
             Path(config.ssd_path),
             nbytes=config.ssd_nbytes,
             min_free_nbytes=config.ssd_min_free_nbytes,
+            eviction=config.eviction,
             waits=waits,
             progress=lambda num_done, num_total: progress("ssd", num_done, num_total),
         )

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from engine.cache import reads
+from engine.cache.block import PromptKeys, pack
 from engine.cache.fetch import Fetch
 from engine.cache.io import InlineIo
 from engine.cache.lane import STALL_S
 from engine.cache.lease import Lease
 from engine.cache.prefix_cache import PrefixCache
+from engine.cache.stored import span_key
 from engine.cache.tiers import Tiers
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Position
+from engine.store.base import Item
 from engine.store.disk.store import DiskStore
 from engine.store.memory import MemoryStore
 from engine.types import CachePlan, PlannedEntry
@@ -235,3 +239,24 @@ def test_a_refresh_reaches_a_tier_after_the_old_expiry(tmp_path: Path) -> None:
         assert lease.report.hit is None
         assert set(ends.values()) == {1060.0}
         assert {key: found.expires_at_s for key, found in store.scan()} == dict.fromkeys(ends, 1200.0)
+
+
+def test_a_tier_is_told_what_each_object_saves() -> None:
+    """A span deep in a prompt is worth more per byte than the first, and an entry, a few bytes, more than all KV."""
+    store = MemoryStore(1 << 24)
+    worths: dict[bytes, float] = {}
+    put_many = store.put_many
+
+    def put(items: Sequence[Item]) -> None:
+        worths.update({item.key: item.worth for item in items if item.payload is not None})
+        put_many(items)
+
+    store.put_many = put  # type: ignore[method-assign]
+    host = Host(inline_tiers(("ssd", store)))
+    host.answer(marked())
+    space = host.cache._spaces["t"]
+    keys = PromptKeys(space.root, pack(TOKENS), BLOCK)
+    spans = [worths[span_key(space.seal, keys.ancestor(end))] for end in range(SPAN, LENGTH, SPAN)]
+    assert spans == sorted(set(spans))
+    entries = set(worths.values()) - set(spans)
+    assert max(entries) > max(spans) > 0

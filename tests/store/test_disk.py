@@ -357,3 +357,14 @@ def test_a_refresh_that_comes_late_is_not_lost(tmp_path: Path) -> None:
         assert store.get_many([A], T0 + 11) == [b"x"]
         store.find_many([], T0 + 61)
         assert store.stats.num_items == 0
+
+
+def test_what_an_object_is_worth_survives_a_restart(tmp_path: Path) -> None:
+    """By cost the cheap one goes, though it was written last and by a process that is gone."""
+    key = b"n" * 32
+    with DiskStore(tmp_path, nbytes=350_000, eviction="cost") as store:
+        store.put_many([Item(A, bytes(100_000), T0 + 60, 5.0), Item(B, bytes(100_000), T0 + 60, 1.0)])
+    with DiskStore(tmp_path, nbytes=350_000, eviction="cost") as store:
+        store.put_many([Item(key, bytes(150_000), T0 + 60, 2.0)])
+        assert {held for held, _ in store.scan()} == {A, key}
+        store.check()

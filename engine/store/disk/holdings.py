@@ -30,8 +30,8 @@ class Holdings:
     It never passes `cap_nbytes` once `take_over` has returned, unless there are foreign files or some resist deletion.
     """
 
-    def __init__(self, layout: Layout, files: Files, health: Health, cap_nbytes: int) -> None:
-        self.index = DiskIndex()
+    def __init__(self, layout: Layout, files: Files, health: Health, cap_nbytes: int, eviction: str) -> None:
+        self.index = DiskIndex(eviction)
         self._layout = layout
         self._files = files
         self._health = health

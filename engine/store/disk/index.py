@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 
 @dataclass(slots=True, eq=False)
@@ -16,16 +19,44 @@ class Record:
     payload_nbytes: int
     allocated_nbytes: int
     expires_at_s: float
+    worth: float = 0.0
     num_readers: int = 0
     removed: bool = False
+    num_uses: int = 1
+    last_use: int = 0
+    credit: float = 0.0
+    """The index's clock at the last use."""
+
+
+Score: TypeAlias = tuple[float, int]
+"""The lowest goes first. Using a record may only raise its score."""
+
+SCORES: Final[Mapping[str, Callable[[Record], Score]]] = MappingProxyType(
+    {
+        "lru": lambda record: (0.0, record.last_use),
+        "lfu": lambda record: (float(record.num_uses), record.last_use),
+        "cost": lambda record: (record.credit + record.num_uses * record.worth, record.last_use),
+    }
+)
+"""As on the device, see `engine/cache/eviction.py`: `cost` is uses x what it costs to make a byte again, on top of a clock."""
 
 
 class DiskIndex:
-    """Records in the order of their last use. Not thread-safe: the store calls it under its lock."""
+    """Records in the order of their last use. Not thread-safe: the store calls it under its lock.
 
-    def __init__(self) -> None:
+    `eviction` names a score. A record of the queue is not moved when it is used: it is looked at again when it comes up.
+    """
+
+    def __init__(self, eviction: str = "lru") -> None:
+        """Raises ValueError for a score of another name."""
+        if eviction not in SCORES:
+            raise ValueError(f"unknown eviction score {eviction!r}; known: {', '.join(SCORES)}")
+        self._score = SCORES[eviction]
         self._records: OrderedDict[bytes, Record] = OrderedDict()
         self._by_expiry: list[tuple[float, bytes]] = []
+        self._queue: list[tuple[Score, int, Record]] = []
+        self._uses = count()
+        self._clock = 0.0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -42,6 +73,8 @@ class DiskIndex:
         """Hold it as the most recently used, in the place of another under its key."""
         self._records[record.key] = record
         self._records.move_to_end(record.key)
+        record.last_use, record.credit = next(self._uses), self._clock
+        self._enqueue(record)
         self.expire_at(record, record.expires_at_s)
 
     def remove(self, record: Record) -> None:
@@ -51,7 +84,10 @@ class DiskIndex:
 
     def touch(self, record: Record) -> None:
         """It was used now."""
-        self._records.move_to_end(record.key)
+        if self._records.get(record.key) is record:
+            self._records.move_to_end(record.key)
+            record.num_uses += 1
+            record.last_use, record.credit = next(self._uses), self._clock
 
     def expire_at(self, record: Record, expires_at_s: float) -> None:
         """Its expiry is this."""
@@ -72,8 +108,28 @@ class DiskIndex:
         return None
 
     def victim(self, now_s: float) -> Record | None:
-        """What to give up next: what has expired, else what was used least recently; never what is being read."""
+        """What to give up next: what has expired, else what has the lowest score; never what is being read."""
         first = self.next_to_expire()
         if first is not None and first.expires_at_s <= now_s and first.num_readers == 0:
             return first
-        return next((record for record in self if record.num_readers == 0), None)
+        victim, being_read = None, []
+        while self._queue and victim is None:
+            score, _, record = heapq.heappop(self._queue)
+            if self._records.get(record.key) is not record:
+                continue
+            if record.num_readers:
+                being_read.append(record)
+            elif self._score(record) > score:
+                self._enqueue(record)
+            else:
+                victim = record
+                self._clock = max(self._clock, score[0])
+        for record in (*being_read, *([] if victim is None else [victim])):
+            self._enqueue(record)
+        return victim
+
+    def _enqueue(self, record: Record) -> None:
+        heapq.heappush(self._queue, (self._score(record), next(self._uses), record))
+        if len(self._queue) > 2 * len(self._records) + 64:
+            self._queue = [(self._score(held), next(self._uses), held) for held in self._records.values()]
+            heapq.heapify(self._queue)

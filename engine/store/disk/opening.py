@@ -95,4 +95,4 @@ def _record(file: FoundFile, layout: Layout, files: Files) -> Record | OSError |
     header = decode_header(data)
     if header is None or header.key != file.key or header.payload_nbytes != payload_nbytes:
         return None
-    return Record(file.key, payload_nbytes, file.allocated_nbytes, header.expires_at_s)
+    return Record(file.key, payload_nbytes, file.allocated_nbytes, header.expires_at_s, header.worth)

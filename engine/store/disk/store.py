@@ -39,10 +39,11 @@ def no_progress(num_done: int, num_total: int) -> None:
 class DiskStore:
     """At most `nbytes` of a folder: objects, folders, foreign files and writes under way, in allocated blocks.
 
-    What must go goes expired first, then least recently used; what is being read stays. Nothing is written while less
-    than `min_free_nbytes` would be left on the file system. Expired means: by the largest `now_s` seen. What has expired
-    is deleted only by the largest `now_s` that a find for nothing told: a reader may be ahead of a refresh that waits
-    among the writes. After a restart the order of use is the order of writing. Foreign files are never touched.
+    What must go goes expired first, then by the score `eviction` of `index.py`; what is being read stays. Nothing is
+    written while less than `min_free_nbytes` would be left on the file system. Expired means: by the largest `now_s` seen.
+    What has expired is deleted only by the largest `now_s` that a find for nothing told: a reader may be ahead of a refresh
+    that waits among the writes. After a restart the order of use is the order of writing, and each object was used once.
+    Foreign files are never touched.
 
     The bulk of a read or write happens outside the lock, all changes of names inside.
     """
@@ -53,6 +54,7 @@ class DiskStore:
         *,
         nbytes: int,
         min_free_nbytes: int = 0,
+        eviction: str = "lru",
         fsync: bool = False,
         waits: bool = False,
         progress: Progress = no_progress,
@@ -71,7 +73,7 @@ class DiskStore:
         self._waits = waits
         self._progress = progress
         self._health = Health("ssd", self.stats)
-        self._held = Holdings(self._layout, self._files, self._health, nbytes)
+        self._held = Holdings(self._layout, self._files, self._health, nbytes, eviction)
         self._lock = threading.Lock()
         self._lock_fd: int | None = None
         self._closed = False
@@ -102,7 +104,7 @@ class DiskStore:
             if item.payload is None:
                 self._refresh(item)
             else:
-                self._put(item.key, item.payload, item.expires_at_s)
+                self._put(item, item.payload)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys and unlink their files. A file that can't be unlinked now is tried again at later calls."""
@@ -202,8 +204,9 @@ class DiskStore:
             self.stats.num_damaged += 1
             self._held.remove(record)
 
-    def _put(self, key: bytes, payload: Payload, expires_at_s: float) -> None:
-        header = encode_header(key, payload, expires_at_s)
+    def _put(self, item: Item, payload: Payload) -> None:
+        key = item.key
+        header = encode_header(key, payload, item.expires_at_s, item.worth)
         part = self._layout.part(f"{os.getpid()}-{next(self._part_numbers)}")
         with self._lock:
             reserved_nbytes = self._prepare(key, HEADER_NBYTES + len(payload))
@@ -217,7 +220,7 @@ class DiskStore:
             return
         with self._lock:
             try:
-                self._held.install(Record(key, len(payload), nbytes, expires_at_s), part, fsync=self._fsync)
+                self._held.install(Record(key, len(payload), nbytes, item.expires_at_s, item.worth), part, fsync=self._fsync)
             except OSError as error:
                 self._abandon(key, part, reserved_nbytes, error)
                 return

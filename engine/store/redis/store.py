@@ -175,7 +175,7 @@ class RedisStore:
         for item in items:
             commands += self._put_commands(item) if item.payload is not None else self._refresh_commands(item)
         replies = iter(self._ask(self._writes, "put", commands) or [None] * len(commands))
-        for key, payload, _ in items:
+        for key, payload, *_ in items:
             done = [next(replies) for _ in range(1 if payload is not None else 2)]
             failed = any(reply is None or isinstance(reply, Exception) for reply in done)
             with self._lock:
@@ -188,7 +188,7 @@ class RedisStore:
 
     def _put_commands(self, item: Item) -> list[Command]:
         assert item.payload is not None
-        value = joined((encode_header(item.key, item.payload, item.expires_at_s), item.payload))
+        value = joined((encode_header(item.key, item.payload, item.expires_at_s, item.worth), item.payload))
         return [("SET", self._name(item.key), value, "PX", self._px_ms(item.expires_at_s))]
 
     def _refresh_commands(self, item: Item) -> list[Command]:
