@@ -103,8 +103,9 @@ def _checked(model: Any, pool: KvPool, identity: Identity, runner: str) -> Forwa
 def choose_exact(config: EngineConfig) -> bool:
     """The rule of `exact: auto`: off, because exact mode costs more than 10 % of cold TTFT wherever it was measured.
 
-    At 4,096 tokens on the default model (AVX512-BF16 CPU, torch 2.13): 17 to 21 % of cold TTFT, 3 to 7 % of decode. Most
-    of it is the padding of keys to a multiple of 512, which bit-equality needs.
+    On the default model with the generic runner (AVX512-BF16 CPU, torch 2.13): 42 % of cold TTFT at 2,000 tokens, 44 % at
+    4,000, 9 % of decode, and two thirds of a short warm prefill. Most of it is the padding of keys to a multiple of 512, which
+    bit-equality needs.
     """
     return config.exact == "on"
 

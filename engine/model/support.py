@@ -22,6 +22,9 @@ _FOREIGN: Final[dict[str, str]] = {
     "ssm_state_size": "recurrent (Mamba) layers",
     "state_size": "recurrent (Mamba) layers",
     "linear_num_key_heads": "recurrent (linear attention) layers",
+    "rescale_every": "recurrent (RWKV) layers",
+    "chunkwise_kernel": "recurrent (xLSTM) layers",
+    "conv_L_cache": "recurrent (short convolution) layers",
     "quantization_config": "quantized weights",
 }
 

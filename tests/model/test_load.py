@@ -341,3 +341,47 @@ def test_runners_have_fingerprints_of_their_own(tiny_folder: Folder) -> None:
     assert drivers[0].runner.fingerprint != drivers[1].runner.fingerprint
     for driver in drivers:
         driver.runner.close()
+
+
+CHECKPOINTED = {
+    "mamba": "MambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "falcon_mamba": "FalconMambaForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "bamba": "BambaForCausalLM",
+    "zamba2": "Zamba2ForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "recurrent_gemma": "RecurrentGemmaForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "minimax": "MiniMaxForCausalLM",
+    "rwkv": "RwkvForCausalLM",
+    "xlstm": "xLSTMForCausalLM",
+}
+"""Families with a state that exists only at the end of what was computed, or at checkpoints of it."""
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTED)
+def test_report_44_models_that_resume_only_at_checkpoints_are_refused_by_name(kind: str) -> None:
+    """A recurrent or hybrid model could not go on from any token of a cached prefix: it never loads, and the error says why."""
+    config = AutoConfig.for_model(kind)
+    config.architectures = [CHECKPOINTED[kind]]
+    with pytest.raises(ModelUnsupported, match=rf"{CHECKPOINTED[kind]}.*(recurrent|linear_attention)"):
+        check_supported(config)
+
+
+@pytest.mark.parametrize("runner", ["lean", "generic"])
+def test_report_44_sliding_windows_resume_at_any_token(tiny_folder: Folder, runner: str) -> None:
+    """All KV of a windowed layer is kept, so another ending continues from inside the prefix, as if nothing were cached."""
+    driver = Driver(tiny_folder("mistral"), dtype="float32", runner=runner)
+    first = driver.sequence("first", range(3, 203), range(13))
+    driver.prefill(first)
+    ids = [*range(3, 103), *range(210, 250)]
+    driver.prefill(driver.sequence("cold", ids, range(20, 29)))
+    driver.runner.copy_page(6, 40, 100 % 16)
+    driver.prefill(driver.sequence("hit", ids, [*range(6), 40, 41, 42]), 100)
+    cold, hit = driver.logits["cold"][140], driver.logits["hit"][140]
+    assert float((cold - hit).abs().max()) < 1e-4 * float(cold.max() - cold.min())
+    driver.runner.close()
