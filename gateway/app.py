@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -18,6 +19,8 @@ from gateway.admin import Admin
 from gateway.archive import Archive
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
+from gateway.batch_api import Batches
+from gateway.batches import BatchStore
 from gateway.cache_admin import CacheAdmin
 from gateway.catalogue import Catalogue
 from gateway.clock import Clock
@@ -61,6 +64,7 @@ class Gateway:
     in_flight: InFlight
     metrics: Metrics
     ledger: Ledger
+    batches: Batches | None = None
 
 
 def build_app(
@@ -72,8 +76,10 @@ def build_app(
     on_record: Callable[[Record], None] = log_record,
     inventory: Inventory | None = None,
     root_secret: bytes | None = None,
+    batches: Path | None = None,
 ) -> Gateway:
-    """A gateway over backends, one per model name of the policy. Starts nothing. `inventory` is what its tiers hold."""
+    """A gateway over backends, one per model name of the policy. Starts nothing. `inventory` is what its tiers hold, `batches`
+    the folder of message batches; without it there are none."""
     metrics, ledger = metrics or Metrics(), Ledger()
     in_flight = InFlight(sum(m.engine.max_queue + m.engine.max_sequences for m in policy.models))
 
@@ -89,13 +95,18 @@ def build_app(
         "completions": CompletionsWire(),
     }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
-    server = Server(Handler(policy, Catalogue(policy, backends), in_flight, record, archive), wires, clock)
+    handler = Handler(policy, Catalogue(policy, backends), in_flight, record, archive)
+    limits = policy.server.batches
+    later = None
+    if batches is not None and limits.bytes:
+        later = Batches(handler, wires["anthropic"], clock, BatchStore(batches, limits.bytes), limits.concurrency)
+    server = Server(handler, wires, clock, later)
     admin = Admin(policy, backends, metrics, ledger, in_flight)
     app = web.Application(client_max_size=policy.server.max_body)
     server.add_routes(app)
     admin.add_routes(app)
     CacheAdmin(policy, backends, clock, inventory or Inventory(), root_secret).add_routes(app)
-    return Gateway(policy, app, server, admin, in_flight, metrics, ledger)
+    return Gateway(policy, app, server, admin, in_flight, metrics, ledger, later)
 
 
 @dataclass(slots=True)
@@ -162,11 +173,13 @@ async def serve(
     on_ready: Callable[[str], None],
     *,
     command: Sequence[str] = WORKER,
+    batches: Path | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and return. SIGINT skips the delay, a second signal every wait.
 
     Raises `ModelError` when a model cannot be loaded at start, `OSError` when the port is taken. `on_ready` is told the
     base URL once every model is loaded; until then requests wait and `/readyz` says so. `command` starts a worker.
+    Message batches are kept in the folder `batches`, and gone on with by the next start.
     """
     metrics = Metrics()
     secret = next((config.root_secret for config in engines.values()), None)
@@ -176,12 +189,17 @@ async def serve(
     }
     try:
         with stop_signals() as stop, open_inventory(engines.values()) as inventory:
-            gateway = build_app(policy, backends, clock, metrics=metrics, inventory=inventory, root_secret=secret)
+            gateway = build_app(
+                policy, backends, clock, metrics=metrics, inventory=inventory, root_secret=secret, batches=batches
+            )
             async with listening(gateway) as listener, asyncio.TaskGroup() as group:
                 running = [group.create_task(backend.run()) for backend in backends.values()]
-                ready = group.create_task(_tell_ready(backends, listener, on_ready))
+                others = [group.create_task(_tell_ready(backends, listener, on_ready))]
+                if gateway.batches is not None:
+                    others.append(group.create_task(gateway.batches.run()))
                 await stop.asked.wait()
-                ready.cancel()
+                for task in others:
+                    task.cancel()
                 delay_s = 0.0 if stop.interrupted else policy.server.drain.delay
                 await drain(gateway, listener, delay_s=delay_s, hurry=stop.insisted)
                 for engine in running:

@@ -78,7 +78,11 @@ def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOpt
         for model in effective.models
     }
     names = {model.name: model.aliases for model in effective.models}
-    asyncio.run(serve_forever(effective, engines, clock, lambda url: _out.print(paste_block(url, names), markup=False)))
+
+    def tell(url: str) -> None:
+        _out.print(paste_block(url, names), markup=False)
+
+    asyncio.run(serve_forever(effective, engines, clock, tell, batches=settings.home / "batches"))
 
 
 @app.command

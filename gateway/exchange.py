@@ -14,7 +14,7 @@ class Call:
     """A request that has arrived and whose wire format is known. `headers` has lower-case names.
 
     `arrived_s` is on the event loop's monotonic clock, `started_at_s` is epoch seconds on the gateway's clock: the moment
-    every TTL of this request counts from.
+    every TTL of this request counts from. `tenant` is known already where no key came with the request: a batch's.
     """
 
     id: str
@@ -23,6 +23,7 @@ class Call:
     headers: Mapping[str, str]
     arrived_s: float
     started_at_s: float
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

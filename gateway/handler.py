@@ -12,6 +12,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Final
 
 import msgspec
@@ -39,6 +40,12 @@ from gateway.wire.base import Kept, RememberingWire, StreamEncoder, ToolCall
 from policies.schema import Policy
 
 JSON_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+
+BATCHED: Final = "batched"
+"""The route of a batch's requests, one by one."""
+
+BATCH_MULTIPLIER: Final = Decimal("0.5")
+"""Of every price (page "Batch processing", 2026-08)."""
 
 _log = structlog.get_logger("pcg.handler")
 
@@ -127,6 +134,14 @@ class Handler:
         async with self._recorded(Progress(call), client):
             raise error
 
+    @asynccontextmanager
+    async def recorded(self, call: Call, client: Client) -> AsyncIterator[None]:
+        """For routes that are served elsewhere: errors are told and the outcome is recorded as for every other."""
+        progress = Progress(call)
+        async with self._recorded(progress, client):
+            yield
+            progress.answered()
+
     async def _lookup(self, call: Call, client: Client, encode: Callable[[str], bytes]) -> None:
         """Answer from what is at hand. `encode` is given the tenant's name."""
         progress = Progress(call)
@@ -147,7 +162,7 @@ class Handler:
     async def _admit(self, progress: Progress, client: Client) -> tuple[Request, Backend]:
         """The request as the backend is to serve it: nothing downstream asks a policy again."""
         call = progress.call
-        progress.tenant = authenticate(self.policy, call.headers).name
+        progress.tenant = call.tenant or authenticate(self.policy, call.headers).name
         with progress.phase("read"):
             body = await client.read(self.policy.server.max_body)
         with progress.phase("parse"):
@@ -168,7 +183,11 @@ class Handler:
                 started_at_s=call.started_at_s,
             )
         request = self.diagnoses.diagnose(request)
-        progress.request, progress.rules, progress.prices = request, rules, self.policy.prices_for(request.model)
+        prices = self.policy.prices_for(request.model)
+        if call.route == BATCHED:
+            request = msgspec.structs.replace(request, wire_options={**request.wire_options, "service_tier": "batch"})
+            prices = prices.times(BATCH_MULTIPLIER)
+        progress.request, progress.rules, progress.prices = request, rules, prices
         progress.choices = [Choice() for _ in range(request.num_choices)]
         progress.context = None if served.backend.model is None else served.backend.model.context
         return request, served.backend

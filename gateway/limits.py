@@ -20,6 +20,7 @@ class InFlight:
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._freed = asyncio.Event()
 
     def __len__(self) -> int:
         return self._num
@@ -41,8 +42,15 @@ class InFlight:
             yield
         finally:
             self._num -= 1
+            self._freed.set()
             if self._num == 0:
                 self._idle.set()
+
+    async def wait_at_most(self, number: int) -> None:
+        """Returns when no more than so many requests are being served."""
+        while self._num > number:
+            self._freed.clear()
+            await self._freed.wait()
 
     async def wait_idle(self) -> None:
         """Returns when nothing is being served."""

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 from aiohttp import web
 
 from gateway.admin import problem
+from gateway.batch_api import Batches
 from gateway.body import read_body
 from gateway.clock import Clock
 from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
@@ -26,6 +27,7 @@ ADMIN: Final = "/admin/"
 GREETING: Final = (
     "Prompt Cache Gateway\n\n"
     "POST /v1/messages, /v1/messages/count_tokens   Anthropic's format\n"
+    "     /v1/messages/batches                      the same later, at half the price\n"
     "POST /v1/chat/completions, /v1/responses,\n"
     "     /v1/completions                           OpenAI's formats\n"
     "GET  /v1/models, /metrics, /readyz\n"
@@ -36,6 +38,7 @@ WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "completions"]
 
 Route = Callable[[Call, "HttpClient"], Awaitable[None]]
 NamedRoute = Callable[[Call, "HttpClient", str], Awaitable[None]]
+BatchRoute = Callable[[Call, "HttpClient", web.Request], Awaitable[None]]
 
 
 class HttpClient:
@@ -83,8 +86,9 @@ class HttpClient:
 class Server:
     """Turns aiohttp requests into calls of the handler."""
 
-    def __init__(self, handler: Handler, wires: Mapping[WireKey, Wire], clock: Clock) -> None:
+    def __init__(self, handler: Handler, wires: Mapping[WireKey, Wire], clock: Clock, batches: Batches | None = None) -> None:
         self._handler = handler
+        self._batches = batches
         self._wires = wires
         self._clock = clock
         self.closing = False
@@ -106,7 +110,38 @@ class Server:
         app.router.add_get("/v1/models", self._route("models", self._handler.models))
         app.router.add_get("/v1/models/{id:.+}", self._named("model", self._handler.model))
         app.router.add_get("/", self._greet)
+        if self._batches is not None:
+            self._add_batches(app, self._batches)
         app.on_response_prepare.append(self._sign)
+
+    def _add_batches(self, app: web.Application, batches: Batches) -> None:
+        """The routes of message batches."""
+        one = "/v1/messages/batches/{id}"
+
+        def listed(call: Call, client: HttpClient, http: web.Request) -> Awaitable[None]:
+            return batches.list(call, client, dict(http.query))
+
+        def named(route: NamedRoute) -> BatchRoute:
+            return lambda call, client, http: route(call, client, http.match_info["id"])
+
+        app.router.add_post("/v1/messages/batches", self._recorded(lambda call, client, _: batches.create(call, client)))
+        app.router.add_get("/v1/messages/batches", self._recorded(listed))
+        app.router.add_get(one, self._recorded(named(batches.show)))
+        app.router.add_get(f"{one}/results", self._recorded(named(batches.results)))
+        app.router.add_post(f"{one}/cancel", self._recorded(named(batches.cancel)))
+        app.router.add_delete(one, self._recorded(named(batches.delete)))
+
+    def _recorded(self, route: BatchRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """A route that leaves errors and records to the handler."""
+
+        async def serve(http: web.Request) -> web.StreamResponse:
+            async def recorded(call: Call, client: HttpClient) -> None:
+                async with self._handler.recorded(call, client):
+                    await route(call, client, http)
+
+            return await self._serve(http, "batches", recorded)
+
+        return serve
 
     def _route(self, name: str, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def serve(http: web.Request) -> web.StreamResponse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Context, Decimal, Inexact, localcontext
 from typing import Final
 
@@ -51,6 +51,15 @@ class Prices:
         if longer:
             return self.write_multipliers[min(longer)]
         return self.write_multipliers[max(self.write_multipliers)] if self.write_multipliers else _ONE
+
+    def times(self, multiplier: Decimal) -> Prices:
+        """Every price, so many times."""
+        with localcontext(_EXACT):
+            return replace(
+                self,
+                input_usd_per_mtok=self.input_usd_per_mtok * multiplier,
+                output_usd_per_mtok=self.output_usd_per_mtok * multiplier,
+            )
 
 
 @dataclass(frozen=True, slots=True)

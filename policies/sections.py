@@ -62,6 +62,17 @@ class ResponsesPolicy(Section):
     max_age: Duration = Field(default=30 * 86400.0, description="They are forgotten after this time, and at a restart.")
 
 
+class BatchesPolicy(Section):
+    bytes: NumBytes = Field(
+        default=1024**3,
+        description="Most bytes of message batches on disk, requests and results, in $PCG_HOME/batches. Further ones are "
+        "refused as overload. 0: no batches.",
+    )
+    concurrency: PositiveCount = Field(
+        default=2, description="Requests of batches served at a time, while clients leave room for them."
+    )
+
+
 class ServerPolicy(Section):
     host: Text = Field(default="127.0.0.1", description="Address to listen on. Anything but loopback needs tenants.")
     port: Port = Field(default=8080, description="TCP port; 0 takes a free one.")
@@ -71,6 +82,7 @@ class ServerPolicy(Section):
     max_body: NumBytes = Field(default=32 * 1024**2, description="Largest request body, decompressed. Larger ones get a 413.")
     sse: SsePolicy = Field(default=SsePolicy(), description="Streams.")
     drain: DrainPolicy = Field(default=DrainPolicy(), description="Shutdown.")
+    batches: BatchesPolicy = Field(default=BatchesPolicy(), description="Anthropic's message batches.")
     responses: ResponsesPolicy = Field(default=ResponsesPolicy(), description="What the Responses API stores.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,15 +42,35 @@ def make_policy(text: str = "") -> Policy:
 
 @asynccontextmanager
 async def serving(
-    backend: Backend, policy: str = "", *, inventory: Inventory | None = None, root_secret: bytes | None = None
+    backend: Backend,
+    policy: str = "",
+    *,
+    inventory: Inventory | None = None,
+    root_secret: bytes | None = None,
+    batches: Path | None = None,
 ) -> AsyncIterator[Served]:
-    """`backend` behind a real socket for the length of the block."""
+    """`backend` behind a real socket for the length of the block. `batches` is a folder for message batches, worked through."""
     clock = FakeClock()
     effective = make_policy(policy)
     backends = {model.name: backend for model in effective.models}
-    gateway = build_app(effective, backends, clock, on_record=lambda record: None, inventory=inventory, root_secret=root_secret)
-    async with listening(gateway) as listener, aiohttp.ClientSession(listener.url) as http:
+    gateway = build_app(
+        effective,
+        backends,
+        clock,
+        on_record=lambda record: None,
+        inventory=inventory,
+        root_secret=root_secret,
+        batches=batches,
+    )
+    async with (
+        listening(gateway) as listener,
+        aiohttp.ClientSession(listener.url) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        working = None if gateway.batches is None else group.create_task(gateway.batches.run())
         yield Served(gateway, listener, http, clock)
+        if working is not None:
+            working.cancel()
 
 
 def anthropic_body(**more: object) -> dict[str, object]:

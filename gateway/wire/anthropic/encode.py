@@ -103,7 +103,7 @@ def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> d
         "output_tokens": counts.output,
         "output_tokens_details": None if num_thinking is None else {"thinking_tokens": num_thinking},
         "server_tool_use": None,
-        "service_tier": "standard",
+        "service_tier": request.wire_options.get("service_tier", "standard"),
         "inference_geo": None,
     }
 

@@ -1,0 +1,203 @@
+"""Message batches on disk: what was asked, how far it is, and what came of it. Knows no HTTP server and no engine.
+
+A batch is a folder, `requests.jsonl` and `results.jsonl` in it, and `batch.json` with everything else, which is replaced as a
+whole. A result is written before it is counted, so that what `kill -9` leaves can be gone on with. Source of the shapes:
+anthropic 2.14 `types/messages/message_batch.py`; page "Batch processing" (2026-08).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import orjson
+
+LIFETIME_S: Final = 24 * 3600.0
+"""What has not been processed by then has expired."""
+
+KEPT_S: Final = 29 * 24 * 3600.0
+"""Results are there for so long."""
+
+Outcome: TypeAlias = Literal["succeeded", "errored", "canceled", "expired"]
+OUTCOMES: Final[tuple[Outcome, ...]] = ("succeeded", "errored", "canceled", "expired")
+
+
+class Full(Exception):
+    """The folder may hold no more bytes."""
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """The state of one batch; times are epoch seconds. `counts` are results by outcome."""
+
+    id: str
+    tenant: str
+    num_requests: int
+    created_at_s: float
+    headers: dict[str, str]
+    counts: dict[Outcome, int]
+    cancelled_at_s: float | None = None
+    ended_at_s: float | None = None
+
+    @property
+    def num_left(self) -> int:
+        return self.num_requests - sum(self.counts.values())
+
+    @property
+    def status(self) -> str:
+        if self.ended_at_s is not None:
+            return "ended"
+        return "in_progress" if self.cancelled_at_s is None else "canceling"
+
+
+class Item(msgspec.Struct):
+    """One request of a batch: the client's name for it, and the body of a `/v1/messages` request."""
+
+    custom_id: str
+    params: dict[str, Any]
+
+
+class BatchStore:
+    """The batches of all tenants below one folder, at most `max_nbytes` of requests and results. Owned by one task."""
+
+    def __init__(self, folder: Path, max_nbytes: int) -> None:
+        self._folder = folder
+        self._max_nbytes = max_nbytes
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._batches = {batch.id: batch for batch in self._load()}
+        self._nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    def create(self, batch: Batch, items: list[Item]) -> None:
+        """Take a batch in. Raises `Full`."""
+        lines = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
+        if self._nbytes + len(lines) > self._max_nbytes:
+            raise Full
+        folder = self._folder_of(batch)
+        folder.mkdir(parents=True, mode=0o700)
+        _write(folder / "requests.jsonl", lines)
+        self._nbytes += len(lines)
+        self._batches[batch.id] = batch
+        self.save(batch)
+
+    def find(self, tenant: str, batch_id: str) -> Batch | None:
+        batch = self._batches.get(batch_id)
+        return batch if batch is not None and batch.tenant == tenant else None
+
+    def of(self, tenant: str) -> list[Batch]:
+        """A tenant's batches, the newest first."""
+        mine = [batch for batch in self._batches.values() if batch.tenant == tenant]
+        return sorted(mine, key=lambda batch: (batch.created_at_s, batch.id), reverse=True)
+
+    def open(self) -> list[Batch]:
+        """Batches of all tenants that have not ended, the oldest first."""
+        return sorted((b for b in self._batches.values() if b.ended_at_s is None), key=lambda b: b.created_at_s)
+
+    def left(self, batch: Batch) -> Iterator[Item]:
+        """The requests that have no result yet, in order."""
+        done = {line["custom_id"] for line in map(orjson.loads, _lines(self._folder_of(batch) / "results.jsonl"))}
+        items = (msgspec.json.decode(line, type=Item) for line in _lines(self._folder_of(batch) / "requests.jsonl"))
+        return (item for item in items if item.custom_id not in done)
+
+    def add(self, batch: Batch, custom_id: str, outcome: Outcome, result: dict[str, Any]) -> None:
+        """Write one result down, past any limit: what was accepted is answered."""
+        line = orjson.dumps({"custom_id": custom_id, "result": {"type": outcome, **result}}) + b"\n"
+        with open(self._folder_of(batch) / "results.jsonl", "ab", opener=_private) as file:
+            file.write(line)
+        self._nbytes += len(line)
+        batch.counts[outcome] += 1
+
+    def end(self, batch: Batch, now_s: float) -> None:
+        """Every request has a result: the batch is over."""
+        batch.ended_at_s = now_s
+        self.save(batch)
+
+    def save(self, batch: Batch) -> None:
+        draft = self._folder_of(batch) / "batch.new"
+        _write(draft, msgspec.json.encode(batch))
+        draft.replace(draft.with_name("batch.json"))
+
+    def results(self, batch: Batch) -> bytes:
+        """The JSONL of all results."""
+        return b"".join(line + b"\n" for line in _lines(self._folder_of(batch) / "results.jsonl"))
+
+    def delete(self, batch: Batch) -> None:
+        folder = self._folder_of(batch)
+        self._nbytes -= sum(path.stat().st_size for path in folder.iterdir())
+        shutil.rmtree(folder)
+        del self._batches[batch.id]
+
+    def forget_old(self, now_s: float) -> None:
+        """Delete what ended too long ago."""
+        for batch in list(self._batches.values()):
+            if batch.ended_at_s is not None and batch.created_at_s + KEPT_S <= now_s:
+                self.delete(batch)
+
+    def _folder_of(self, batch: Batch) -> Path:
+        return self._folder / hashlib.sha256(batch.tenant.encode()).hexdigest()[:16] / batch.id
+
+    def _load(self) -> Iterator[Batch]:
+        for path in self._folder.glob("*/*/batch.json"):
+            batch = msgspec.json.decode(path.read_bytes(), type=Batch)
+            batch.counts = dict.fromkeys(OUTCOMES, 0)
+            _mend(path.with_name("results.jsonl"))
+            for line in _lines(path.with_name("results.jsonl")):
+                outcome: Outcome = orjson.loads(line)["result"]["type"]
+                batch.counts[outcome] += 1
+            yield batch
+
+
+def as_json(batch: Batch, base: str) -> dict[str, Any]:
+    """The batch as the API shows it; `base` is the URL the results are found under."""
+    ended = batch.ended_at_s is not None
+    counts = {"processing": batch.num_left} | {name: batch.counts[name] if ended else 0 for name in OUTCOMES}
+    if not ended:
+        counts["processing"] = batch.num_requests
+    return {
+        "id": batch.id,
+        "type": "message_batch",
+        "processing_status": batch.status,
+        "request_counts": counts,
+        "created_at": _time(batch.created_at_s),
+        "expires_at": _time(batch.created_at_s + LIFETIME_S),
+        "ended_at": _time(batch.ended_at_s),
+        "cancel_initiated_at": _time(batch.cancelled_at_s),
+        "archived_at": None,
+        "results_url": f"{base}/v1/messages/batches/{batch.id}/results" if ended else None,
+    }
+
+
+def _time(at_s: float | None) -> str | None:
+    return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Whole lines; one that `kill -9` left unfinished is none."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield line[:-1]
+
+
+def _mend(path: Path) -> None:
+    """Cut off a last line that `kill -9` left unfinished, so that the next one does not join it."""
+    if path.exists():
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(path, whole)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb", opener=_private) as file:
+        file.write(content)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
