@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -24,7 +25,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """One gateway for all conformance tests."""
     given = os.environ.get("PCG_CONFORMANCE_URL")
     if given is not None:
-        yield Served(given, None)
+        moved = os.environ.get("PCG_CONFORMANCE_CLOCK")
+        yield Served(given, None) if moved is None else Served(given, Path(moved), float(Path(moved).read_text()))
         return
     request.getfixturevalue("default_model")
     folder = tmp_path_factory.mktemp("conformance")
