@@ -12,7 +12,7 @@ from gateway.admin import problem
 from gateway.batch_api import Batches
 from gateway.body import read_body
 from gateway.clock import Clock
-from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
+from gateway.errors import GatewayError, InvalidRequest, MethodNotAllowed, UnknownPath
 from gateway.exchange import Call, Reply
 from gateway.handler import Handler
 from gateway.ids import request_id
@@ -103,7 +103,7 @@ class Server:
         app.router.add_post("/v1/completions", self._route("completions", self._handler.generate))
         app.router.add_post("/v1/responses", self._route("responses", self._handler.generate))
         app.router.add_post("/v1/responses/input_tokens", self._route("input_tokens", self._handler.count))
-        app.router.add_get("/v1/responses/{id}", self._named("response", self._handler.response))
+        app.router.add_get("/v1/responses/{id}", self._response)
         app.router.add_delete("/v1/responses/{id}", self._named("response", self._handler.forget_response))
         app.router.add_post("/v1/responses/{id}/cancel", self._named("cancel", self._handler.cancel_response))
         app.router.add_get("/v1/responses/{id}/input_items", self._response_items)
@@ -156,6 +156,14 @@ class Server:
             return await self._serve(http, name, lambda call, client: route(call, client, http.match_info["id"]))
 
         return serve
+
+    async def _response(self, http: web.Request) -> web.StreamResponse:
+        """A stored response is whole: a client that wants it as a stream would read events that are not there."""
+        if http.query.get("stream", "").lower() != "true":
+            return await self._named("response", self._handler.response)(http)
+        message = "Unsupported parameter: 'stream' is not supported for a stored response."
+        error = InvalidRequest(message, path="stream", code="unsupported_parameter")
+        return await self._serve(http, "response", lambda call, client: self._handler.refuse(call, client, error))
 
     async def _response_items(self, http: web.Request) -> web.StreamResponse:
         async def route(call: Call, client: HttpClient) -> None:

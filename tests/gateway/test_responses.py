@@ -165,6 +165,8 @@ async def test_what_is_kept_can_be_listed_and_deleted(gpt: openai.AsyncOpenAI) -
     assert [item.content[0].text async for item in gpt.responses.input_items.list(response.id, limit=1)] == ["q2", "q1", "q0"]
     with pytest.raises(openai.BadRequestError, match="Cannot cancel"):
         await gpt.responses.cancel(response.id)
+    with pytest.raises(openai.BadRequestError, match="'stream' is not supported"):
+        await gpt.responses.retrieve(response.id, stream=True)
     await gpt.responses.delete(response.id)
     for lost in (response.id, "resp_none", (await gpt.responses.create(model=MODEL, input="Hi", store=False)).id):
         with pytest.raises(openai.NotFoundError):
