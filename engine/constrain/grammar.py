@@ -1,9 +1,9 @@
 """What an answer must look like, as the text of a grammar in llguidance's words. Knows no vocabulary.
 
-JSON has at most one space between two of its parts, and exactly those of past calls in a call: a small model could go on with
-blanks for ever. Keywords of a schema
-that the grammar can't keep are refused for an output format, and left out for the arguments of a tool, which has no word to
-say that they are a mere hint; a schema that is none at all leaves an object.
+JSON has at most one space between two of its parts, and exactly those of past calls in a call, and its numbers have bounds: a
+small model could go on with blanks or digits for ever. Keywords of a schema that the grammar can't keep are refused for an
+output format, and left out for the arguments of a tool, which has no word to say that they are a mere hint; a schema that
+is none at all leaves an object.
 
 Source: https://github.com/guidance-ai/llguidance, docs/syntax.md and docs/json_schema.md (1.9, 2026-11).
 """
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher
 
+from engine.constrain.digits import ANY_OBJECT, bound_numbers
 from engine.errors import BadFormat
 from engine.prompt.calls.format import CallFormat
 from engine.prompt.guard import any_of
@@ -35,9 +36,9 @@ def format_grammar(output: OutputFormat) -> str:
     """The grammar of an output format. Raises `BadFormat` for a schema that is no JSON object; the rest is the compiler's."""
     match output.kind:
         case "json_object":
-            return _json_grammar('{"type": "object"}')
+            return _json_grammar(ANY_OBJECT)
         case "json_schema":
-            return _json_grammar(output.definition)
+            return _json_grammar(_decoded(output.definition))
         case "regex":
             return LLMatcher.grammar_from_regex(output.definition)
         case "lark":
@@ -69,9 +70,13 @@ def calls_grammar(
 
 def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of a tool's arguments: what can be kept of its parameters, and always an object."""
-    schema = {**parameters, "type": "object", "x-guidance": {**_CALL_JSON, "lenient": True, "coerce_one_of": True}}
+    schema = {
+        **bound_numbers(parameters),
+        "type": "object",
+        "x-guidance": {**_CALL_JSON, "lenient": True, "coerce_one_of": True},
+    }
     if LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))[0]:
-        return {"type": "object", "x-guidance": _CALL_JSON}
+        return {**ANY_OBJECT, "x-guidance": _CALL_JSON}
     return schema
 
 
@@ -89,11 +94,21 @@ def behind_reasoning(grammar: str, reasoning: Reasoning, special_tokens: Mapping
     return json.dumps({"grammars": [{"name": "answer", "lark_grammar": lark}, {**form, "name": "form"}, *others]})
 
 
-def _json_grammar(schema: str) -> str:
+def _decoded(definition: str) -> Any:
     try:
-        return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)  # type: ignore[arg-type]
-    except ValueError:
+        return json.loads(definition)
+    except (ValueError, RecursionError):
         raise BadFormat("the schema is not a JSON object") from None
+
+
+def _json_grammar(schema: Any) -> str:
+    if not isinstance(schema, Mapping):
+        raise BadFormat("the schema is not a JSON object")
+    try:
+        bounded = json.dumps(bound_numbers(schema))
+    except RecursionError:
+        raise BadFormat("the schema is nested too deeply") from None
+    return LLMatcher.grammar_from_json_schema(bounded, overrides=_JSON)  # type: ignore[arg-type]
 
 
 def _lark_grammar(definition: str) -> str:

@@ -1,0 +1,85 @@
+"""Bounds for the numbers of a JSON Schema that has none: a small model could go on with digits for ever. Pure data.
+
+What validates against the bounded schema validates against the client's own, never the other way round only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+LARGEST_INTEGER: Final = 2**53 - 1
+"""The largest integer that every JSON reader keeps exactly (RFC 8259 §6)."""
+
+LARGEST_NUMBER: Final = 10**15
+SMALLEST_STEP: Final = 1e-6
+"""Six digits behind the point, and no exponent."""
+
+ANY_OBJECT: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "additionalProperties": {"$ref": "#/$defs/value"},
+    "$defs": {
+        "value": {
+            "anyOf": [
+                {"type": ["null", "boolean", "string", "number"]},
+                {"type": "array", "items": {"$ref": "#/$defs/value"}},
+                {"type": "object", "additionalProperties": {"$ref": "#/$defs/value"}},
+            ]
+        }
+    },
+}
+"""Any object, in words that name every number."""
+
+_ONE: Final = frozenset({"items", "additionalProperties", "additionalItems", "contains", "if", "then", "else"})
+_LISTS: Final = frozenset({"prefixItems", "items", "anyOf", "oneOf", "allOf"})
+_NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+
+
+def bound_numbers(schema: Any) -> Any:
+    """The schema with bounds wherever it allows numbers by `type` and says nothing of their size or precision.
+
+    Only schemas are looked into, never values (`const`, `enum`, `default`) or names. What is no schema is left as it is.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    return {keyword: _within(keyword, value) for keyword, value in schema.items()} | _bounds(schema)
+
+
+def _within(keyword: str, value: Any) -> Any:
+    if keyword in _LISTS and isinstance(value, list):
+        return [bound_numbers(one) for one in value]
+    if keyword in _NAMED and isinstance(value, Mapping):
+        return {name: bound_numbers(one) for name, one in value.items()}
+    return bound_numbers(value) if keyword in _ONE else value
+
+
+def _bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if "number" in kinds:
+        largest: int = LARGEST_NUMBER
+    elif "integer" in kinds:
+        largest = LARGEST_INTEGER
+    else:
+        return {}
+    if "const" in schema or "enum" in schema:
+        return {}
+    bounds: dict[str, Any] = {}
+    least = schema.get("minimum", schema.get("exclusiveMinimum"))
+    most = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if least is None and not (_is_number(most) and most <= -largest):
+        bounds["minimum"] = -largest
+    if most is None and not (_is_number(least) and least >= largest):
+        bounds["maximum"] = largest
+    if "number" in kinds and "multipleOf" not in schema and not any(_is_fine(limit) for limit in (least, most)):
+        bounds["multipleOf"] = SMALLEST_STEP
+    return bounds
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_fine(limit: Any) -> bool:
+    """Whether a limit is so small that steps of `SMALLEST_STEP` may leave nothing within it."""
+    return _is_number(limit) and 0 < abs(limit) < 1000 * SMALLEST_STEP
