@@ -26,13 +26,8 @@ pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason="PCG_CLAUDE_CODE is not set"),
 ]
 
-POLICY = """
-models: [{context: 16384, aliases: ["claude-*"], engine: {kv_bytes: 2GiB}}]
-dialects: [{match: "claude-*", preset: anthropic, min_tokens: 64}]
-server: {drain: {delay: 0s, timeout: 5s}}
-tiers: {ssd: {bytes: 0}}
-"""
-"""A model of 8,192 positions stretched by RoPE scaling, which is for tests: its answers are words, not help."""
+EXAMPLE = Path(__file__).parents[2] / "examples" / "claude-code.yaml"
+"""The default model stretched by RoPE scaling, which is for tests: its answers are words, not help."""
 
 
 def turn(url: str, home: Path, words: str, *more: str) -> dict[str, Any]:
@@ -63,7 +58,8 @@ def turn(url: str, home: Path, words: str, *more: str) -> dict[str, Any]:
 
 def test_the_second_turn_reads_the_first(default_model: Path, tmp_path: Path) -> None:
     """Both turns complete, and the second reads most of what the first wrote."""
-    with serving(POLICY) as url:
+    stop_at_once = "server: {drain: {delay: 0s, timeout: 5s}}\ntiers: {ssd: {bytes: 0}}\n"
+    with serving(EXAMPLE.read_text(encoding="utf-8") + stop_at_once) as url:
         first = turn(url, tmp_path, "Say hello.")
         second = turn(url, tmp_path, "Say hello again.", "--continue")
     assert (first["is_error"], second["is_error"]) == (False, False)

@@ -103,6 +103,7 @@ def test_look_back_of_twenty_positions(ask: Asker) -> None:
     assert ask(messages=blocks(words, 24, 24)).read == written > 64
 
 
+@pytest.mark.long
 def test_two_marks_open_two_windows(ask: Asker) -> None:
     """Where the last mark's window ends before the entry, the mark before it is tried."""
     words = filler()
@@ -210,6 +211,7 @@ def test_an_hour_is_an_hour(ask: Asker, served: Served) -> None:
     assert ask(**body).read == 0
 
 
+@pytest.mark.long
 def test_the_clock_starts_with_the_request(served: Served) -> None:
     """Time spent answering is time of the entry: it ends five minutes after the request began, not after it ended."""
     for after_s, found in ((99, True), (101, False)):
@@ -237,6 +239,7 @@ def test_workspaces_share_nothing(ask: Asker) -> None:
     assert ask(**body).read == other(**body).read == written
 
 
+@pytest.mark.long
 def test_identical_requests_at_once(served: Served) -> None:
     """All are answered, every count adds up, and the prompt is written at least once and at most by each."""
     body: dict[str, Any] = {"system": [text(filler(200), CC)], "messages": [user("x")]}
