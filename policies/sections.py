@@ -121,7 +121,10 @@ class ModelPolicy(Section):
         default=("claude-*", "gpt-*", "o[0-9]*", "gemini-*"),
         description="Other ids this model serves; * ? [] are wildcards.",
     )
-    dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="Number format of weights and KV.")
+    dtype: Literal["bfloat16", "float32", "int4"] = Field(
+        default="bfloat16",
+        description="Number format of weights and KV. int4: weights in groups of 32, KV in bfloat16, lean runner only.",
+    )
     context: PositiveCount = Field(default=8192, description="Most tokens of prompt and answer together.")
     template: Text = Field(default="auto", description="Chat template: the name of a shipped one, model (its own) or auto.")
     engine: EnginePolicy = Field(default=EnginePolicy(), description="How the engine runs it.")

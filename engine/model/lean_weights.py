@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from transformers import PreTrainedConfig
 
-from engine.model.linear import Linear, make_linear
+from engine.errors import ModelUnsupported
+from engine.model.linear import Int4Linear, Linear, can_quantize, int4_values, make_linear
 
 ARCHITECTURES: Final = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary scalings whose frequencies are fixed when the model is loaded."""
+
+
+class Make(Protocol):
+    """Makes a linear of a weight `[num_out, num_in]`."""
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +82,10 @@ def why_not_lean(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def take_weights(model: Any) -> LeanWeights:
+def take_weights(model: Any, *, int4: bool = False) -> LeanWeights:
     """The weights of a transformers model that `why_not_lean` has nothing against; the model is of no use afterwards.
 
+    With `int4` the layers' matrices are quantized: the model went through `round_to_int4`.
     Each layer's own matrices are let go as soon as they are fused, so that the model is never in memory twice.
     """
     config, body = model.config, model.model
@@ -88,9 +96,10 @@ def take_weights(model: Any) -> LeanWeights:
         eps=config.rms_norm_eps,
     )
     layers = []
+    make: Make = Int4Linear if int4 else make_linear
     with torch.inference_mode():
         for index in range(len(body.layers)):
-            layers.append(_fused(body.layers[index], shape))
+            layers.append(_fused(body.layers[index], shape, make))
             body.layers[index] = torch.nn.Identity()
         rotary = body.rotary_emb
         return LeanWeights(
@@ -106,7 +115,23 @@ def take_weights(model: Any) -> LeanWeights:
         )
 
 
-def _fused(layer: Any, shape: Shape) -> LeanLayer:
+def round_to_int4(model: Any) -> None:
+    """Give the matrices of the model's layers the values that 4-bit weights have. Embedding and head stay as they are.
+
+    Raises `ModelUnsupported` for sizes that cannot be quantized.
+    """
+    with torch.inference_mode():
+        for layer in model.model.layers:
+            for module in layer.modules():
+                if isinstance(module, torch.nn.Linear):
+                    if not can_quantize(module.in_features, module.out_features):
+                        raise ModelUnsupported(
+                            f"dtype int4: a matrix of {module.out_features} x {module.in_features} cannot be quantized"
+                        )
+                    module.weight.data = int4_values(module.weight)
+
+
+def _fused(layer: Any, shape: Shape, make: Make) -> LeanLayer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     qk_norm = None
@@ -117,23 +142,23 @@ def _fused(layer: Any, shape: Shape) -> LeanLayer:
     heads = [shape.num_heads, shape.num_kv_heads, 0]
     return LeanLayer(
         attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=_joined(projections, heads),
+        qkv=_joined(make, projections, heads),
         qk_norm=qk_norm,
-        out=_joined([attention.o_proj], [0]),
+        out=_joined(make, [attention.o_proj], [0]),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_joined([mlp.gate_proj, mlp.up_proj], [0, 0]),
-        down=_joined([mlp.down_proj], [0]),
+        gate_up=_joined(make, [mlp.gate_proj, mlp.up_proj], [0, 0]),
+        down=_joined(make, [mlp.down_proj], [0]),
     )
 
 
-def _joined(linears: list[Any], heads: list[int]) -> Linear:
+def _joined(make: Make, linears: list[Any], heads: list[int]) -> Linear:
     """Several linears of one input as one; those with `heads` get their outputs paired for the rotation."""
     parts = zip(linears, heads, strict=True)
     weight = torch.cat([_paired(linear.weight.detach(), num) if num else linear.weight.detach() for linear, num in parts])
     if linears[0].bias is None:
-        return make_linear(weight)
+        return make(weight)
     parts = zip(linears, heads, strict=True)
-    return make_linear(
+    return make(
         weight, torch.cat([_paired(linear.bias.detach(), num) if num else linear.bias.detach() for linear, num in parts])
     )
 

@@ -20,7 +20,7 @@ from engine.model.check import check_exact, check_faithful, check_layers, refere
 from engine.model.generic import GenericForward
 from engine.model.kv_pool import KvPool, KvShape
 from engine.model.lean import LeanForward
-from engine.model.lean_weights import take_weights, why_not_lean
+from engine.model.lean_weights import round_to_int4, take_weights, why_not_lean
 from engine.model.manifest import ModelFiles, check_folder, content_digest
 from engine.model.rows import RowGroups
 from engine.model.runner import Forward, Identity, LogitsSink, TorchRunner
@@ -29,7 +29,12 @@ from engine.model.support import check_supported, fit_context, has_experts, laye
 LAYOUT_VERSION: Final = 1
 """Changes whenever equal tokens would get other KV bits, or other bytes in a page, from the same weights."""
 
-DTYPES: Final[dict[str, torch.dtype]] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES: Final[dict[str, torch.dtype]] = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "int4": torch.bfloat16,
+}
+"""What KV and activations are in, by the dtype asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None) -> 
     )
     shape = _kv_shape(model_config, placement)
     pool = KvPool(shape, _num_pages(config, shape), config.block_size, placement.device)
-    forward = _checked(model, pool, identity, runner)
+    forward = _checked(model, pool, identity, runner, int4=config.dtype == "int4")
     return TorchRunner(forward, pool, identity, logits_sink)
 
 
@@ -72,24 +77,30 @@ def choose_runner(config: EngineConfig, model_config: PreTrainedConfig, device: 
 
     Raises `ModelUnsupported` where lean is asked for and cannot do it.
     """
-    if config.runner == "generic":
-        return "generic"
     reason = why_not_lean(model_config)
+    if config.runner == "generic":
+        if config.dtype != "int4":
+            return "generic"
+        reason = "runner: generic is set"
     if reason is None and exact:
         reason = "exact mode is the generic runner's"
     if reason is None and device.type != "cpu":
         reason = f"it runs on the CPU, not on {device.type}"
+    if reason is not None and config.dtype == "int4":
+        raise ModelUnsupported(f"dtype int4 needs the lean runner, which cannot be used: {reason}")
     if reason is not None and config.runner == "lean":
         raise ModelUnsupported(f"runner: lean cannot be used: {reason}; set runner: auto")
     return "lean" if reason is None else "generic"
 
 
-def _checked(model: Any, pool: KvPool, identity: Identity, runner: str) -> Forward:
+def _checked(model: Any, pool: KvPool, identity: Identity, runner: str, *, int4: bool) -> Forward:
     """The model's forward pass, which has shown that it is transformers' own; of lean's model only the weights remain."""
     name, vocabulary = type(model).__name__, model.config.vocab_size
     if runner == "lean":
+        if int4:
+            round_to_int4(model)
         reference = reference_logits(model, pool.page_size)
-        forward: Forward = LeanForward(take_weights(model), pool, identity)
+        forward: Forward = LeanForward(take_weights(model, int4=int4), pool, identity)
     else:
         check_layers(model, pool, identity)
         reference = reference_logits(model, pool.page_size)

@@ -12,7 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.errors import ModelUnsupported
 from engine.model.lean_rows import MAX_RUNS, MIN_SHARED, Rows, Together, plan_parts
+from engine.model.linear import INT4_GROUP, INT4_ROWS, Int4Linear
 from engine.model.runs import Run
 from engine.schedule.sequence import Slice
 from tests.fakes.tiny_models import VOCABULARY
@@ -128,3 +130,39 @@ def test_parts_hold_every_visible_slot_once(data: st.DataObject) -> None:
 def slots(runs: tuple[Run, ...]) -> list[int]:
     """All slots of the runs, in order."""
     return [slot for run in runs for slot in range(run.first, run.first + run.num_slots)]
+
+
+@pytest.mark.parametrize("num_rows", [1, INT4_ROWS, INT4_ROWS + 1, 40])
+def test_int4_is_one_matrix_for_any_number_of_rows(num_rows: int) -> None:
+    """Few rows meet the codes and many their values in bf16: both are the quantized matrix, but for bf16's rounding."""
+    torch.manual_seed(3)
+    weight, bias = torch.randn(64, 96).bfloat16(), torch.randn(64).bfloat16()
+    rows = torch.randn(num_rows, 96).bfloat16()
+    linear = Int4Linear(weight, bias)
+    unit = torch.eye(96).bfloat16()
+    values = (linear(unit).float() - bias.float()).T
+    spread = weight.float().view(64, -1, INT4_GROUP)
+    step = ((spread.amax(2) - spread.amin(2)) / 15).repeat_interleave(INT4_GROUP, 1)
+    assert bool(((values - weight.float()).abs() <= 0.5 * step + 0.03).all())
+    truth = rows.float() @ values.T + bias.float()
+    assert float((linear(rows).float() - truth).abs().max()) < 0.02 * float(truth.abs().max())
+
+
+def test_int4_hits_stay_in_bound(tiny_folder: Callable[[str], Path]) -> None:
+    """Prefilled at once or token by token, a quantized model gives the same logits within bf16's bound."""
+    driver = Driver(tiny_folder("qwen2"), dtype="int4")
+    assert driver.runner.name == "lean"
+    whole, single = driver.sequence("whole", TOKENS[:90], range(6)), driver.sequence("single", TOKENS[:80], range(10, 16))
+    driver.prefill(whole)
+    driver.prefill(single)
+    driver.force(single, TOKENS[80:90])
+    ours, theirs = driver.logits["single"][90], driver.logits["whole"][90]
+    assert float((ours - theirs).abs().max()) < 0.08 * float(theirs.max() - theirs.min())
+    driver.runner.close()
+
+
+@pytest.mark.parametrize("options", [{"runner": "generic"}, {"exact": "on"}], ids=str)
+def test_int4_is_refused_where_lean_cannot_run(tiny_folder: Callable[[str], Path], options: dict[str, str]) -> None:
+    """Quantized weights are never silently plain ones."""
+    with pytest.raises(ModelUnsupported, match="int4"):
+        Driver(tiny_folder("llama"), dtype="int4", **options)
