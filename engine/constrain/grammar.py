@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher
 
+from engine.constrain.budget import Budget, check_lark, check_schema
 from engine.constrain.digits import ANY_OBJECT, bound_numbers
 from engine.errors import BadFormat
 from engine.prompt.calls.format import CallFormat
@@ -23,6 +24,12 @@ from engine.prompt.guard import any_of
 from engine.prompt.reasoning import Reasoning
 from engine.prompt.types import Tool
 from engine.types import OutputFormat, ToolChoice
+
+MAX_CHARACTERS: Final = 128 * 1024
+"""Of a grammar, a schema, or the schemas of all tools that may have to be called."""
+
+MAX_TOOLS: Final = 256
+"""Tools among which an answer may have to choose."""
 
 MAX_CALLS: Final = 16
 """Calls in one forced answer: a small model could go on calling for ever."""
@@ -33,15 +40,21 @@ _CALL_JSON: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_
 
 
 def format_grammar(output: OutputFormat) -> str:
-    """The grammar of an output format. Raises `BadFormat` for a schema that is no JSON object; the rest is the compiler's."""
+    """The grammar of an output format. Raises `BadFormat` for a schema that is no JSON object, and for what is too much to be
+    compiled; the rest is the compiler's."""
+    if len(output.definition) > MAX_CHARACTERS:
+        raise BadFormat(f"the definition has more than {MAX_CHARACTERS} characters")
     match output.kind:
         case "json_object":
             return _json_grammar(ANY_OBJECT)
         case "json_schema":
-            return _json_grammar(_decoded(output.definition))
+            schema = _decoded(output.definition)
+            check_schema(schema)
+            return _json_grammar(schema)
         case "regex":
             return LLMatcher.grammar_from_regex(output.definition)
         case "lark":
+            check_lark(output.definition)
             return _lark_grammar(output.definition)
 
 
@@ -50,11 +63,17 @@ def calls_grammar(
 ) -> str | None:
     """The grammar of an answer that is nothing but calls of `tools`; None where none has to be called.
 
-    One call where one tool is named or calls mustn't come together, else up to `MAX_CALLS`.
+    One call where one tool is named or calls mustn't come together, else up to `MAX_CALLS`. Raises `BadFormat` for more tools
+    than can be kept apart.
     """
     offered = [tool for tool in tools if choice.mode == "required" or tool.name == choice.name]
     if choice.mode not in ("required", "tool") or not offered:
         return None
+    if len(offered) > MAX_TOOLS:
+        raise BadFormat(f"tool_choice: more than {MAX_TOOLS} tools to choose from")
+    if sum(len(json.dumps(tool.parameters)) for tool in offered) > MAX_CHARACTERS:
+        raise BadFormat(f"tool_choice: the schemas of the tools have more than {MAX_CHARACTERS} characters")
+    budget = Budget()
     write = _Writer({tag: special_tokens[tag] for tag in calls.tags if tag in special_tokens})
     more = "" if choice.mode == "tool" or not choice.parallel else f"({write.text(calls.between)} call){{0,{MAX_CALLS - 1}}}"
     rules = [
@@ -64,12 +83,14 @@ def calls_grammar(
     ]
     for i, tool in enumerate(offered):
         rules.append(f"call_{i}: {write.text(calls.opening(tool.name))} arguments_{i} {write.text(calls.end)}")
-        rules.append(f"arguments_{i}: %json {json.dumps(arguments_schema(tool.parameters))}")
+        rules.append(f"arguments_{i}: %json {json.dumps(arguments_schema(tool.parameters, budget))}")
     return _lark_grammar("\n".join(rules))
 
 
-def arguments_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments: what can be kept of its parameters, and always an object."""
+def arguments_schema(parameters: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
+    """The schema of a tool's arguments: what can be kept of its parameters within the budget, and always an object."""
+    if budget.excess(parameters) is not None:
+        return {**ANY_OBJECT, "x-guidance": _CALL_JSON}
     schema = {
         **bound_numbers(parameters),
         "type": "object",
@@ -108,7 +129,10 @@ def _json_grammar(schema: Any) -> str:
         bounded = json.dumps(bound_numbers(schema))
     except RecursionError:
         raise BadFormat("the schema is nested too deeply") from None
-    return LLMatcher.grammar_from_json_schema(bounded, overrides=_JSON)  # type: ignore[arg-type]
+    try:
+        return LLMatcher.grammar_from_json_schema(bounded, overrides=_JSON)  # type: ignore[arg-type]
+    except ValueError:
+        raise BadFormat("the schema is not a JSON object") from None
 
 
 def _lark_grammar(definition: str) -> str:

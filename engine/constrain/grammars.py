@@ -23,9 +23,6 @@ from engine.types import Sampling
 NUM_KEPT: Final = 64
 """Compiled grammars that are kept, the least recently used goes first."""
 
-MAX_CHARACTERS: Final = 256 * 1024
-"""Of a grammar or schema. What a grammar may cost beyond its length is bounded by the compiler."""
-
 MAX_QUOTED: Final = 300
 """Characters of the compiler's message that a client is told."""
 
@@ -50,8 +47,6 @@ class Grammars:
         if speech.calls is not None:
             grammar = calls_grammar(speech.calls, tools, sampling.tool_choice, self._tokenizer.special_tokens)
         if grammar is None and sampling.output_format is not None:
-            if len(sampling.output_format.definition) > MAX_CHARACTERS:
-                raise BadFormat(f"the definition has more than {MAX_CHARACTERS} characters")
             grammar = format_grammar(sampling.output_format)
             if speech.reasoning is not None:
                 grammar = behind_reasoning(grammar, speech.reasoning, self._tokenizer.special_tokens)
@@ -109,6 +104,8 @@ class GrammarConstraint:
 
 
 def _told(error: str) -> str:
-    """The compiler's message, cut where it gets long."""
+    """The compiler's message, cut where it gets long. A panic's is about the compiler, and not about the grammar."""
+    if error.startswith("panic"):
+        return "the grammar is too large"
     text = " ".join(error.replace("<non-verbose/>", "").split())
     return text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "..."

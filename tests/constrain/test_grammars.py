@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.constrain.grammars import MAX_CHARACTERS, Grammars
+from engine.constrain.budget import MAX_MEMBERS, MAX_PATTERNS, Budget
+from engine.constrain.grammar import MAX_CHARACTERS, MAX_TOOLS, arguments_schema
+from engine.constrain.grammars import Grammars
 from engine.errors import BadFormat
 from engine.prompt.calls.format import FORMATS, HERMES, CallFormat
 from engine.prompt.reasoning import THINK
@@ -169,6 +171,7 @@ def test_tags_are_control_tokens_where_the_vocabulary_has_them() -> None:
         ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "Unsatisfiable"),
         ("json_schema", "[]", "not a JSON object"),
         ("json_schema", "{", "not a JSON object"),
+        ("json_schema", r'{"enum": ["\ud800"]}', "not a JSON object"),
         ("regex", "[a", "unclosed"),
         ("regex", "(?=a)b", "look-around"),
         ("lark", 'start: "a" nothing', "nothing"),
@@ -231,6 +234,64 @@ def test_a_model_without_an_end_is_refused() -> None:
     """An answer that cannot end cannot be kept in a form."""
     with pytest.raises(BadFormat, match="ends an answer"):
         formed(Grammars(ByteTokenizer(stops=())), "json_object")
+
+
+PAIR = {"allOf": [{"type": "integer", "multipleOf": 997}, {"multipleOf": 1009}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "definition", "words"),
+    [
+        ("json_schema", '{"type": "integer", "multipleOf": 99999989}', "multipleOf"),
+        ("json_schema", '{"type": "number", "multipleOf": 0.99999989}', "multipleOf"),
+        ("json_schema", json.dumps(PAIR), "multipleOf"),
+        ("json_schema", json.dumps({"anyOf": [{"multipleOf": 4999, "minimum": i} for i in range(5)]}), "multipleOf"),
+        ("lark", r'start: %json {"type": "integer", "multiple\u004ff": 99999989}', "multipleOf"),
+        ("lark", f"start: one | two\none: %json {json.dumps(PAIR['allOf'][0])}\ntwo: %json\n {json.dumps(PAIR)}", "multipleOf"),
+        ("lark", "start: %json nothing", "%json"),
+        (
+            "json_schema",
+            json.dumps({"patternProperties": {f"^{i}_": {} for i in range(MAX_PATTERNS + 1)}}),
+            "patternProperties",
+        ),
+        ("json_schema", json.dumps({"properties": {f"p{i}": {} for i in range(MAX_MEMBERS + 1)}}), "properties"),
+        ("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000, "not a JSON object"),
+    ],
+    ids=range(10),
+)
+def test_what_would_take_too_long_to_compile_is_refused(grammars: Grammars, kind: Any, definition: str, words: str) -> None:
+    """Nothing is compiled that would keep all other requests waiting, however short it is."""
+    with pytest.raises(BadFormat, match=words):
+        formed(grammars, kind, definition)
+
+
+def test_what_is_cheap_is_not_refused(grammars: Grammars) -> None:
+    """Ordinary steps, and an object with many members."""
+    steps = {f"p{i}": {"type": "number", "multipleOf": step} for i, step in enumerate((0.01, 0.25, 5, 60, 1000, 1_000_000))}
+    formed(grammars, "json_schema", json.dumps({"type": "object", "properties": steps}))
+    formed(grammars, "json_schema", json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(200)}}))
+
+
+def test_tools_that_cost_too_much_are_any_object(grammars: Grammars, client: RandomClient) -> None:
+    """Where calls are forced, the schema of a tool that is too much is left out, and that of the next one is kept."""
+    costly = Tool("a", "", {"type": "object", "properties": {"n": {"multipleOf": 99999989}}, "required": ["n"]})
+    cheap = Tool("b", "", {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "maxProperties": 1})
+    assert arguments_schema(costly.parameters, budget := Budget()) == arguments_schema({"$ref": "#/nowhere"}, Budget())
+    assert "properties" in arguments_schema(cheap.parameters, budget)
+    written = client.write(forced(grammars, HERMES, [costly, cheap], ToolChoice("required", parallel=False)), 3, 3000)
+    assert written.is_over
+    assert [name for name, _ in calls_in(HERMES, written.text)] in (["a"], ["b"])
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [[Tool(f"t{i}", "", {}) for i in range(MAX_TOOLS + 1)], [Tool("t", "", {"description": "x" * MAX_CHARACTERS})]],
+    ids=["many", "long"],
+)
+def test_too_many_tools_to_choose_from_are_refused(grammars: Grammars, tools: Sequence[Tool]) -> None:
+    """A forced choice among more tools than a grammar holds is the client's error, and found without compiling."""
+    with pytest.raises(BadFormat, match="tool_choice"):
+        forced(grammars, HERMES, tools, ToolChoice("required"))
 
 
 def test_arguments_are_kept_as_far_as_they_can_be(grammars: Grammars, client: RandomClient) -> None:
