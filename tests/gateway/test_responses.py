@@ -163,6 +163,9 @@ async def test_what_is_kept_can_be_listed_and_deleted(gpt: openai.AsyncOpenAI) -
     assert [item.content[0].text for item in page.data] == ["q0", "q1"]
     assert page.has_more
     assert [item.content[0].text async for item in gpt.responses.input_items.list(response.id, limit=1)] == ["q2", "q1", "q0"]
+    for limit in ("0", "x", "101", "0" * 5000 + "1", "9" * 5000):
+        with pytest.raises(openai.BadRequestError, match="Invalid 'limit'"):
+            await gpt.responses.input_items.list(response.id, extra_query={"limit": limit})
     with pytest.raises(openai.BadRequestError, match="Cannot cancel"):
         await gpt.responses.cancel(response.id)
     with pytest.raises(openai.BadRequestError, match="'stream' is not supported"):

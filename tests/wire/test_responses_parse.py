@@ -13,7 +13,7 @@ from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.openai import OpenAIWire
 from gateway.wire.openai.responses import ResponsesWire
-from gateway.wire.openai.responses.sealed import sealed, unsealed
+from gateway.wire.openai.responses.sealed import MAX_NBYTES, sealed, unsealed
 
 WIRE: Final = ResponsesWire(new_id=lambda: "1")
 BREAKPOINT: Final = {"mode": "explicit"}
@@ -195,6 +195,16 @@ def test_reasoning_of_others_is_tolerated() -> None:
     ).prompt
     assert prompt.messages[1:] == (Message("assistant", (ThinkingPart("hm é"), TextPart("a"))),)
     assert [unsealed(content) for content in ("pcg1.", "pcg1.!", "pcg1.AAAA", "")] == [""] * 4
+
+
+def test_sealed_reasoning_stays_small() -> None:
+    """What a body holds sealed is unpacked up to a bound for all of it: a thousand items are no way around it."""
+    large = {"type": "reasoning", "summary": [], "encrypted_content": sealed("a" * (MAX_NBYTES // 2))}
+    request = items(*[large] * 50, said("user", {"type": "input_text", "text": "x"}))
+    texts = [part.text for part in request.prompt.messages[0].parts if isinstance(part, ThinkingPart)]
+    assert sum(map(len, texts)) == MAX_NBYTES
+    assert unsealed(sealed("a" * (MAX_NBYTES + 1))) == ""
+
 
 
 def test_marks() -> None:

@@ -14,7 +14,7 @@ from gateway.wire.fields import Node, clip
 from gateway.wire.openai.caching import breakpoint_mark, cache_control
 from gateway.wire.openai.errors import invalid, unsupported_value
 from gateway.wire.openai.messages import INSTRUCTION_ROLES, decoded_arguments, empty_array, missing
-from gateway.wire.openai.responses.sealed import unsealed
+from gateway.wire.openai.responses.sealed import MAX_NBYTES, unsealed
 
 ROLES: Final = ("user", "assistant", "system", "developer")
 TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
@@ -24,13 +24,15 @@ TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
 class Turns:
     """Reads the items of one body. `ttl` is for breakpoints that name none.
 
-    With `continues` the items follow an earlier conversation: instructions among them stay where they are.
+    With `continues` the items follow an earlier conversation: instructions among them stay where they are. `sealed_room` is
+    how many bytes of sealed reasoning may still be unpacked.
     """
 
     ttl: str
     continues: bool
     system: list[TextPart] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    sealed_room: int = MAX_NBYTES
 
     def read(self, body: Node) -> None:
         """Raises `InvalidRequest` or `FieldError` with the path of the field."""
@@ -59,12 +61,21 @@ class Turns:
             case "function_call_output" | "custom_tool_call_output":
                 self.messages.append(Message("tool", (self._result(node),)))
             case "reasoning":
-                if text := _reasoning(node):
+                if text := self._reasoning(node):
                     self._assistant(ThinkingPart(text))
             case "item_reference":
                 raise invalid(node.at("id"), f"Item with id '{clip(node.text('id'))}' not found.", "item_not_found")
             case _:
                 raise unsupported_value(node.at("type"), clip(kind))
+
+    def _reasoning(self, node: Node) -> str:
+        """The reasoning as text, in the open or as we sealed it; empty where another provider sealed it or there is none."""
+        found = "".join(part.text("text") for part in node.children("content"))
+        if found:
+            return found
+        text = unsealed(node.text_or("encrypted_content", ""), self.sealed_room)
+        self.sealed_room -= len(text.encode())
+        return text
 
     def _message(self, node: Node) -> None:
         role = node.choice("role", ROLES)
@@ -140,11 +151,3 @@ def _listed(item: dict[str, Any], owner: str) -> dict[str, Any]:
                 {"type": part, "text": item["content"]} | ({"annotations": []} if part == "output_text" else {})
             ]
     return shown
-
-
-def _reasoning(node: Node) -> str:
-    """The reasoning as text, in the open or as we sealed it; empty where another provider sealed it or there is none."""
-    found = "".join(part.text("text") for part in node.children("content"))
-    if found:
-        return found
-    return unsealed(node.text_or("encrypted_content", ""))

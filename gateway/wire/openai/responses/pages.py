@@ -16,7 +16,7 @@ MAX_LIMIT: Final = 100
 def encode_items(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> bytes:
     """The page that `limit`, `order` and `after` ask for. Raises `InvalidRequest`."""
     limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_LIMIT):
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MAX_LIMIT):
         raise invalid(("limit",), f"Invalid 'limit': expected an integer between 1 and {MAX_LIMIT}.", "invalid_value")
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):

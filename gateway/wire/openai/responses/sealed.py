@@ -12,7 +12,7 @@ from typing import Final
 
 PREFIX: Final = "pcg1."
 MAX_NBYTES: Final = 4 * 1024 * 1024
-"""Of reasoning unpacked: a small body must not become a large prompt."""
+"""Of all reasoning of a body, unpacked: a small body must not become a large prompt."""
 
 
 def sealed(text: str) -> str:
@@ -20,12 +20,13 @@ def sealed(text: str) -> str:
     return PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
 
 
-def unsealed(content: str) -> str:
-    """What `sealed` was given; empty for anything else."""
+def unsealed(content: str, max_nbytes: int = MAX_NBYTES) -> str:
+    """What `sealed` was given, if it has no more bytes than that; empty for anything else."""
     if not content.startswith(PREFIX):
         return ""
     try:
         packed = base64.urlsafe_b64decode(content.removeprefix(PREFIX))
-        return zlib.decompressobj().decompress(packed, MAX_NBYTES).decode()
+        text = zlib.decompressobj().decompress(packed, max_nbytes + 1)
+        return text.decode() if len(text) <= max_nbytes else ""
     except (binascii.Error, zlib.error, ValueError):
         return ""
