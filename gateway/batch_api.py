@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,8 +28,11 @@ from gateway.wire.base import Wire
 
 MAX_TRIES: Final = 20
 RETRY_S: Final = 1.0
-BROKEN_DISK_S: Final = 30.0
-"""Until it is tried again to write results down."""
+STUCK_S: Final = 30.0
+"""Until it is tried again to go on with what failed: a disk that is full or broken, a bug."""
+
+TIDY_S: Final = 3600.0
+"""Between two looks for what is old while there is nothing to do."""
 
 _log = structlog.get_logger("pcg.batches")
 
@@ -138,16 +142,19 @@ class Batches:
         """Until cancelled: work through every batch, the oldest first. A restart goes on where this one ends."""
         while True:
             self.store.forget_old(self.clock())
-            batches = self.store.open()
-            try:
-                for batch in batches:
+            stuck = False
+            for batch in self.store.open():
+                try:
                     await self._work(batch)
-            except* OSError as errors:
-                _log.error("batches cannot be written", error=str(errors.exceptions[0]))
-                await asyncio.sleep(BROKEN_DISK_S)
-            if not batches:
+                except* Exception as errors:
+                    _log.error("batch cannot go on", id=batch.id, error=type(errors.exceptions[0]).__name__)
+                    stuck = True
+            if stuck:
+                await asyncio.sleep(STUCK_S)
+            elif not self.store.open():
                 self._wake.clear()
-                await self._wake.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), TIDY_S)
 
     async def _work(self, batch: Batch) -> None:
         room = asyncio.Semaphore(self.concurrency)

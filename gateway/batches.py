@@ -11,9 +11,10 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 import orjson
@@ -24,6 +25,7 @@ LIFETIME_S: Final = 24 * 3600.0
 KEPT_S: Final = 29 * 24 * 3600.0
 """Results are there for so long."""
 
+S = TypeVar("S", bound=msgspec.Struct)
 Outcome: TypeAlias = Literal["succeeded", "errored", "canceled", "expired"]
 OUTCOMES: Final[tuple[Outcome, ...]] = ("succeeded", "errored", "canceled", "expired")
 
@@ -62,6 +64,17 @@ class Item(msgspec.Struct):
     params: dict[str, Any]
 
 
+class _Kind(msgspec.Struct):
+    type: Outcome
+
+
+class _Result(msgspec.Struct):
+    """What is read back of a line of results."""
+
+    custom_id: str
+    result: _Kind
+
+
 class BatchStore:
     """The batches of all tenants below one folder, at most `max_nbytes` of requests and results. Owned by one task."""
 
@@ -73,16 +86,20 @@ class BatchStore:
         self._nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
     def create(self, batch: Batch, items: list[Item]) -> None:
-        """Take a batch in. Raises `Full`."""
+        """Take a batch in. Raises `Full` where the bound or the disk leaves no room, and nothing is kept."""
         lines = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
         if self._nbytes + len(lines) > self._max_nbytes:
             raise Full
         folder = self._folder_of(batch)
-        folder.mkdir(parents=True, mode=0o700)
-        _write(folder / "requests.jsonl", lines)
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+            _write(folder / "requests.jsonl", lines)
+            self.save(batch)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise Full from None
         self._nbytes += len(lines)
         self._batches[batch.id] = batch
-        self.save(batch)
 
     def find(self, tenant: str, batch_id: str) -> Batch | None:
         batch = self._batches.get(batch_id)
@@ -99,15 +116,20 @@ class BatchStore:
 
     def left(self, batch: Batch) -> Iterator[Item]:
         """The requests that have no result yet, in order."""
-        done = {line["custom_id"] for line in map(orjson.loads, _lines(self._folder_of(batch) / "results.jsonl"))}
-        items = (msgspec.json.decode(line, type=Item) for line in _lines(self._folder_of(batch) / "requests.jsonl"))
-        return (item for item in items if item.custom_id not in done)
+        folder = self._folder_of(batch)
+        done = {found.custom_id for found in _read(folder / "results.jsonl", _Result)}
+        return (item for item in _read(folder / "requests.jsonl", Item) if item.custom_id not in done)
 
     def add(self, batch: Batch, custom_id: str, outcome: Outcome, result: dict[str, Any]) -> None:
-        """Write one result down, past any limit: what was accepted is answered."""
+        """Write one result down, past any limit: what was accepted is answered. Raises `OSError`, and then it was not."""
+        path = self._folder_of(batch) / "results.jsonl"
         line = orjson.dumps({"custom_id": custom_id, "result": {"type": outcome, **result}}) + b"\n"
-        with open(self._folder_of(batch) / "results.jsonl", "ab", opener=_private) as file:
-            file.write(line)
+        try:
+            with open(path, "ab", opener=_private) as file:
+                file.write(line)
+        except OSError:
+            _mend(path)
+            raise
         self._nbytes += len(line)
         batch.counts[outcome] += 1
 
@@ -141,13 +163,16 @@ class BatchStore:
         return self._folder / hashlib.sha256(batch.tenant.encode()).hexdigest()[:16] / batch.id
 
     def _load(self) -> Iterator[Batch]:
+        """What is there and can be read: a damaged batch is none, and keeps no other from being served."""
         for path in self._folder.glob("*/*/batch.json"):
-            batch = msgspec.json.decode(path.read_bytes(), type=Batch)
+            try:
+                batch = msgspec.json.decode(path.read_bytes(), type=Batch)
+            except (OSError, msgspec.MsgspecError):
+                continue
             batch.counts = dict.fromkeys(OUTCOMES, 0)
             _mend(path.with_name("results.jsonl"))
-            for line in _lines(path.with_name("results.jsonl")):
-                outcome: Outcome = orjson.loads(line)["result"]["type"]
-                batch.counts[outcome] += 1
+            for found in _read(path.with_name("results.jsonl"), _Result):
+                batch.counts[found.result.type] += 1
             yield batch
 
 
@@ -183,6 +208,13 @@ def _lines(path: Path) -> Iterator[bytes]:
         for line in file:
             if line.endswith(b"\n"):
                 yield line[:-1]
+
+
+def _read(path: Path, kind: type[S]) -> Iterator[S]:
+    """The lines of a file, without those that are damaged."""
+    for line in _lines(path):
+        with suppress(msgspec.MsgspecError):
+            yield msgspec.json.decode(line, type=kind)
 
 
 def _mend(path: Path) -> None:

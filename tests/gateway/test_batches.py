@@ -13,6 +13,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from gateway.batches import BatchStore
 from gateway.errors import EngineFailed
 from gateway.request import Request
 from policies.pricing import Prices
@@ -220,3 +221,52 @@ async def test_bounds(tmp_path: Path) -> None:
     async with opened(tmp_path / "none", policy=f"{KEYS}\nserver: {{batches: {{bytes: 0}}}}") as (_, client):
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.batches.list()
+
+
+async def test_damage_costs_the_damaged_batch_alone(tmp_path: Path) -> None:
+    """A batch whose files were damaged keeps neither the gateway from starting nor other batches from being served."""
+    gate = asyncio.Event()
+    async with opened(tmp_path, ScriptedBackend(Script(before_started=gate))) as (_, client):
+        names = [(await client.messages.batches.create(requests=[item("a"), item("b")])).id for _ in range(3)]
+    lost, half, whole = (next(tmp_path.glob(f"*/{name}")) for name in names)
+    (lost / "batch.json").write_bytes(b"{")
+    (half / "results.jsonl").write_bytes(b"nonsense\n")
+    lines = (half / "requests.jsonl").read_bytes().splitlines(keepends=True)
+    (half / "requests.jsonl").write_bytes(b"nonsense\n" + lines[1])
+    async with opened(tmp_path) as (_, client):
+        await ended(client, whole.name)
+        await ended(client, half.name)
+        assert list(await outcomes(client, whole.name)) == ["a", "b"]
+        with pytest.raises(anthropic.NotFoundError):
+            await client.messages.batches.retrieve(lost.name)
+
+
+async def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be taken in is the provider's overload and leaves nothing; what cannot be written down is tried again."""
+    monkeypatch.setattr("gateway.batch_api.STUCK_S", 0.0)
+    failures = iter([OSError(28, "full")])
+
+    def add(store: BatchStore, *args: Any) -> None:
+        for failure in failures:
+            raise failure
+        real(store, *args)
+
+    real = BatchStore.add
+    async with opened(tmp_path) as (_, client):
+        with monkeypatch.context() as patch:
+            patch.setattr(BatchStore, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+            with pytest.raises(anthropic.APIStatusError) as caught:
+                await client.messages.batches.create(requests=[item("a")])
+        assert caught.value.status_code == 529
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+        monkeypatch.setattr(BatchStore, "add", add)
+        made = await client.messages.batches.create(requests=[item("a"), item("b")])
+        assert (await ended(client, made.id)).request_counts.succeeded == 2
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "x", "9" * 5000])
+async def test_a_limit_that_is_none(tmp_path: Path, limit: str) -> None:
+    """A page of no possible size is a 400."""
+    async with opened(tmp_path) as (_, client):
+        with pytest.raises(anthropic.BadRequestError):
+            await client.messages.batches.list(extra_query={"limit": limit})
