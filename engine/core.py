@@ -117,7 +117,7 @@ class Engine:
         config: EngineConfig,
         parts: EngineParts,
         emit: Callable[[FromEngine], None],
-        on_fatal: Callable[[Exception], None] = lambda error: None,
+        on_fatal: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._config = config
         self._parts = parts
@@ -125,7 +125,7 @@ class Engine:
         self._on_fatal = on_fatal
         self.context = min(config.context, parts.runner.num_pages * config.block_size)
         """The most tokens of prompt and answer together: what the model allows or the pool holds."""
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         """What made the engine useless."""
         limits = StepLimits(
             context=self.context,
@@ -241,7 +241,7 @@ class Engine:
             self._emit(Failed(job.request_id, "bad_prompt", str(error)))
         except BadFormat as error:
             self._emit(Failed(job.request_id, "bad_format", str(error)))
-        except Exception as error:
+        except BaseException as error:  # a panic in a library's Rust is no `Exception`; the next prompt may be fine
             _log.error("rendering failed", exc_info=error)
             self._emit(Failed(job.request_id, "internal", f"{type(error).__name__} while rendering the prompt"))
         else:
@@ -267,7 +267,7 @@ class Engine:
             stack.callback(self._loop.close, FLUSH_S)
             try:
                 self._serve()
-            except Exception as error:
+            except BaseException as error:  # a panic, too, must not leave requests waiting for a thread that is gone
                 self._die(error)
 
     def _serve(self) -> None:
@@ -308,7 +308,7 @@ class Engine:
         counters = self._loop.stats.counters | cache_counters(cache)
         return EngineStats(request_id, counters, gauges | cache_gauges(cache))
 
-    def _die(self, error: Exception) -> None:
+    def _die(self, error: BaseException) -> None:
         _log.critical("the engine cannot go on", exc_info=error)
         self.failure = error
         self.close()

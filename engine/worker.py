@@ -59,7 +59,7 @@ def build_engine(
     emit: Callable[[FromEngine], None],
     *,
     runner: Runner | None = None,
-    on_fatal: Callable[[Exception], None] = lambda error: None,
+    on_fatal: Callable[[BaseException], None] = lambda error: None,
 ) -> Engine:
     """An engine that has not started yet, of the model in `config.model_path` or around the given runner.
 

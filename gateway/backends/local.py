@@ -56,8 +56,9 @@ class Patience:
     """A worker that lived this long is restarted at once, whatever happened before it."""
     watch_s: float = 5.0
     """From one question whether the worker still gets on to the next."""
-    hang_s: float = 120.0
-    """A worker that has not answered for so long hangs: no step takes that long. It is replaced."""
+    hang_s: float = 600.0
+    """A worker that has not answered for so long hangs, and is replaced. A step of 512 tokens takes minutes where a large
+    model runs on few cores."""
     backoff_s: tuple[float, ...] = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
     """Waits before the first, second, ... restart in a row; the last repeats."""
 

@@ -15,17 +15,24 @@ class EngineHangs(Exception):
 
 async def watch(link: Link, *, every_s: float, hang_s: float) -> None:
     """Ask the engine for its counters again and again: it answers between any two steps. Runs until cancelled, or raises
-    `EngineHangs` when no answer has come for `hang_s`."""
-    loop = asyncio.get_running_loop()
-    answered_s = loop.time()
-    while True:
-        try:
-            async with asyncio.timeout_at(answered_s + hang_s):
-                if await _answers(link):
-                    answered_s = loop.time()
-        except TimeoutError:
-            raise EngineHangs(f"no answer for {hang_s:g} s") from None
-        await asyncio.sleep(every_s)
+    `EngineHangs` when no answer has come for `hang_s`.
+
+    Time is counted in looks, `every_s` apart: while this process itself was stopped (a suspended machine, a debugger) the
+    engine may have been too, and had no chance to answer.
+    """
+    num_silent = 0
+    asking = asyncio.create_task(_answers(link))
+    try:
+        while num_silent * every_s < hang_s:
+            done, _ = await asyncio.wait((asking,), timeout=every_s)
+            num_silent = 0 if done and asking.result() else num_silent + 1
+            if done:
+                await asyncio.sleep(every_s)
+                asking = asyncio.create_task(_answers(link))
+    finally:
+        asking.cancel()
+        await asyncio.wait((asking,))
+    raise EngineHangs(f"no answer for {hang_s:g} s")
 
 
 async def _answers(link: Link) -> bool:

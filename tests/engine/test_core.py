@@ -330,3 +330,46 @@ def test_no_thread_stays_behind(make_engine: MakeEngine) -> None:
     harness.engine.submit(submit("a"))
     harness.stop()
     assert set(threading.enumerate()) <= before
+
+
+class Panic(BaseException):
+    """As a panic of a library in Rust arrives: no `Exception`."""
+
+
+class PanickingRenderer:
+    """Panics at the first prompt."""
+
+    def __init__(self) -> None:
+        self.num_prompts = 0
+
+    def render(self, prompt: Prompt) -> RenderedPrompt:
+        self.num_prompts += 1
+        if self.num_prompts == 1:
+            raise Panic
+        return RenderedPrompt((1, 2, 3), {}, 0)
+
+
+def test_a_panic_while_rendering_costs_one_request(make_engine: MakeEngine) -> None:
+    """The render thread goes on with the next prompt."""
+    harness = make_engine(wiring=Wiring(PanickingRenderer()))
+    for name in "ab":
+        harness.engine.submit(submit(name))
+    first = harness.log.wait_last("a")
+    assert isinstance(first, Failed)
+    assert first.kind == "internal"
+    assert isinstance(harness.log.wait_last("b"), Finished)
+
+
+def test_a_panic_in_a_step_ends_the_engine_in_words(make_engine: MakeEngine) -> None:
+    """Nobody waits for a thread that is gone."""
+
+    def panic(slices: Seq[Slice]) -> None:
+        raise Panic
+
+    harness = make_engine()
+    harness.runner.before_step = panic
+    harness.engine.submit(submit("a"))
+    assert isinstance(harness.log.wait_last("a"), Failed)
+    assert harness.engine.join(30)
+    assert isinstance(harness.engine.failure, Panic)
+    assert harness.fatal == [harness.engine.failure]

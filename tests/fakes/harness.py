@@ -25,7 +25,7 @@ class Wiring:
 
     renderer: Renders | None = None
     emit: Callable[[FromEngine], None] | None = None
-    on_fatal: Callable[[Exception], None] | None = None
+    on_fatal: Callable[[BaseException], None] | None = None
     tiers: Tiers | None = None
 
 
@@ -55,7 +55,7 @@ class Harness:
         renderer = wiring.renderer or Renderer(tokenizer, template)
         grammars = Grammars(tokenizer)
         self.log = EventLog()
-        self.fatal: list[Exception] = []
+        self.fatal: list[BaseException] = []
         capabilities = Capabilities(tools_first=True, exact=True, runner="fake", dtype="none", device="none")
         parts = EngineParts(runner, self.cache, tokenizer, renderer, grammars, runner.fingerprint, capabilities)
         self.engine = Engine(config, parts, wiring.emit or self.log, wiring.on_fatal or self.fatal.append)

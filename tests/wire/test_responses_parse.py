@@ -206,7 +206,6 @@ def test_sealed_reasoning_stays_small() -> None:
     assert unsealed(sealed("a" * (MAX_NBYTES + 1))) == ""
 
 
-
 def test_marks() -> None:
     """On parts and in outputs, with the TTL each names or inherits."""
     prompt = items(
