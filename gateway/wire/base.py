@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from engine.prompt.types import Prompt
 from engine.types import FinishReason, TokenLogprobs
 from gateway.backends.base import ModelInfo
 from gateway.errors import GatewayError
@@ -46,15 +45,16 @@ class Kept:
     """What a finished request leaves for later ones to refer to by `id`.
 
     `body` is its answer and `items` its input as the client may ask for them again, `prompt` the conversation up to and with
-    the answer: all three None where the client wanted nothing stored. `traits` is what it can be compared by.
+    the answer, both as their format packs them: all three None where the client wanted nothing stored. `traits` is what it
+    can be compared by. All of it takes about `nbytes` of memory.
     """
 
     id: str
     traits: object
     nbytes: int
     body: bytes | None = None
-    items: tuple[dict[str, Any], ...] | None = None
-    prompt: Prompt | None = None
+    items: bytes | None = None
+    prompt: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

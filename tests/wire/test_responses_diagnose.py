@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -88,3 +90,29 @@ def test_unstored_responses_can_be_compared_with() -> None:
     unstored = WIRE.keep(parse(store=False), Answer("x", "stop", None, Usage(1)), created_at_s=0.0)
     assert (unstored.body, unstored.items, unstored.prompt) == (None, None, None)
     assert diagnosed(parse(store=False), read=500) == {"type": "cache_hit"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input": [{"role": "user", "content": "a"}] * 5000},
+        {"prompt_cache_key": "k" * 1_000_000, "store": False},
+        {"service_tier": "k" * 1_000_000, "store": False},
+        {"input": [{"role": "user", "content": "a"}] * 5000, "store": False},
+        {"input": "a" * 1_000_000},
+    ],
+    ids=["items", "key", "tier", "hashes", "text"],
+)
+def test_what_is_kept_takes_what_it_says(changes: dict[str, Any]) -> None:
+    """The bound of a tenant's memory holds, whatever the requests are made of."""
+    tracemalloc.start()
+    try:
+        request = parse(**changes)
+        answer = Answer("x", "stop", None, Usage(1))
+        kept = WIRE.keep(request, answer, created_at_s=0.0)
+        del request, answer
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+        assert taken < 1.5 * kept.nbytes + 10_000
+    finally:
+        tracemalloc.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 import orjson
@@ -22,6 +23,10 @@ from gateway.wire.openai.responses.parse import parse
 from gateway.wire.openai.responses.stream import ResponseStream
 
 __all__ = ["ResponsesWire"]
+
+FIXED_NBYTES: Final = 4096
+PART_NBYTES: Final = 128
+"""What the hashes of a request, and of each of its parts, take in memory."""
 
 
 class ResponsesWire(OpenAIWire):
@@ -55,7 +60,8 @@ class ResponsesWire(OpenAIWire):
             if kept is None or kept.prompt is None:
                 message = f"Previous response with id '{previous}' not found."
                 raise invalid(("previous_response_id",), message, "previous_response_not_found")
-            request = msgspec.structs.replace(request, prompt=_continued(kept.prompt, request.prompt))
+            earlier_prompt = msgspec.msgpack.decode(kept.prompt, type=Prompt)
+            request = msgspec.structs.replace(request, prompt=_continued(earlier_prompt, request.prompt))
         if earlier := options["comparison_response_id"]:
             kept = find(earlier)
             known = kept.traits if kept is not None and isinstance(kept.traits, Traits) else None
@@ -65,20 +71,25 @@ class ResponsesWire(OpenAIWire):
     def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> Kept:
         """Everything, or with `store: false` only hashes to compare later requests with."""
         known, options = traits(request), request.wire_options
-        nbytes = sum(map(len, known.input)) + 1024
+        nbytes = PART_NBYTES * len(known.input) + FIXED_NBYTES
         if not options["store"]:
             return Kept(options["response_id"], known, nbytes)
-        body = encode.encode_answer(request, answer, created_at_s=created_at_s)
-        prompt = _answered(request, answer)
-        items = tuple(options["items"])
-        nbytes += len(body) + len(orjson.dumps(items)) + len(msgspec.msgpack.encode(prompt))
+        body = _trimmed(encode.encode_answer(request, answer, created_at_s=created_at_s))
+        items = _trimmed(orjson.dumps(options["items"]))
+        prompt = _trimmed(msgspec.msgpack.encode(_answered(request, answer)))
+        nbytes += len(body) + len(items) + len(prompt)
         return Kept(options["response_id"], known, nbytes, body, items, prompt)
 
     def encode_items(self, kept: Kept, query: Mapping[str, str]) -> bytes:
-        return encode_items(kept.items or (), query)
+        return encode_items(orjson.loads(kept.items or b"[]"), query)
 
     def encode_deleted(self, kept: Kept) -> bytes:
         return orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
+
+
+def _trimmed(encoded: bytes) -> bytes:
+    """A copy without the room for eight times as much that orjson leaves behind its text."""
+    return bytes(memoryview(encoded))
 
 
 def _continued(earlier: Prompt, now: Prompt) -> Prompt:

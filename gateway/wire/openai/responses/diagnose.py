@@ -30,9 +30,9 @@ REASONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a request can be compared by: a word per setting, and for each part of the input its hash and length."""
+    """What a request can be compared by: a hash per setting, and for each part of the input its hash and length."""
 
-    settings: Mapping[str, str]
+    settings: Mapping[str, bytes]
     input: Sequence[bytes]
     lengths: Sequence[int]
 
@@ -51,8 +51,9 @@ def traits(request: Request) -> Traits:
     parts: list[tuple[bytes, Part]] = [(b"system", part) for part in prompt.system]
     parts += [(message.role.encode(), part) for message in prompt.messages for part in message.parts]
     tools = [(tool.name, tool.description, tool.parameters) for tool in prompt.tools]
-    settings = {name: str(words.get(name, "")) for name in REASONS} | {"model": request.model, "tools": _digest(tools).hex()}
-    settings["service_tier"] = request.wire_options["service_tier"]
+    told = {name: words.get(name) for name in REASONS}
+    told |= {"model": request.model, "tools": tools, "service_tier": request.wire_options["service_tier"]}
+    settings = {name: _digest(value) for name, value in told.items()}
     return Traits(settings, [_part_digest(role, part) for role, part in parts], [_length(part) for _, part in parts])
 
 
