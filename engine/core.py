@@ -21,6 +21,7 @@ import logging
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -242,7 +243,9 @@ class Engine:
         except BadFormat as error:
             self._emit(Failed(job.request_id, "bad_format", str(error)))
         except BaseException as error:  # a panic in a library's Rust is no `Exception`; the next prompt may be fine
-            _log.error("rendering failed", exc_info=error)
+            # By kind and place only: a message may quote the prompt.
+            fields = {"error": type(error).__name__, "at": traceback.format_tb(error.__traceback__)}
+            _log.error("rendering failed", extra={"fields": fields})
             self._emit(Failed(job.request_id, "internal", f"{type(error).__name__} while rendering the prompt"))
         else:
             if isinstance(job.request, Count):

@@ -14,6 +14,7 @@ from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.schedule.sequence import Slice
 from engine.stats import COUNTERS, GAUGES
 from engine.types import CachePlan, PlannedEntry, Sampling
+from engine.worker import JsonLines
 from tests.fakes.gate import Gate
 from tests.fakes.harness import MakeEngine, Wiring
 from tests.fakes.runner import FakeRunner
@@ -337,7 +338,7 @@ class Panic(BaseException):
 
 
 class PanickingRenderer:
-    """Panics at the first prompt."""
+    """Panics at the first prompt, with words from it."""
 
     def __init__(self) -> None:
         self.num_prompts = 0
@@ -345,19 +346,23 @@ class PanickingRenderer:
     def render(self, prompt: Prompt) -> RenderedPrompt:
         self.num_prompts += 1
         if self.num_prompts == 1:
-            raise Panic
+            raise Panic(f"byte index 5 is not a char boundary of {prompt!r}")
         return RenderedPrompt((1, 2, 3), {}, 0)
 
 
-def test_a_panic_while_rendering_costs_one_request(make_engine: MakeEngine) -> None:
-    """The render thread goes on with the next prompt."""
+def test_a_panic_while_rendering_costs_one_request(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """The render thread goes on with the next prompt. The log says what and where, and nothing of the prompt."""
     harness = make_engine(wiring=Wiring(PanickingRenderer()))
     for name in "ab":
-        harness.engine.submit(submit(name))
+        harness.engine.submit(submit(name, "a-secret"))
     first = harness.log.wait_last("a")
     assert isinstance(first, Failed)
     assert first.kind == "internal"
     assert isinstance(harness.log.wait_last("b"), Finished)
+    (line,) = [JsonLines().format(record) for record in caplog.records if record.levelname == "ERROR"]
+    assert "Panic" in line
+    assert "test_core.py" in line
+    assert "a-secret" not in line
 
 
 def test_a_panic_in_a_step_ends_the_engine_in_words(make_engine: MakeEngine) -> None:
