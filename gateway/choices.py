@@ -1,12 +1,14 @@
 """Several answers to one prompt (`n`): one engine request each, merged into one stream. Knows no wire format and no bill.
 
 The first request prefills. The others are submitted once its first token exists, so that they find its prefix cached and
-compute their answers only. The prompt is one, and so is its bill: `Started` of the first request stands for all.
+compute their answers only; a few at a time, so that one client's many answers leave room for others. The prompt is
+one, and so is its bill: `Started` of the first request stands for all.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +19,9 @@ from engine.messages import Finished, Started
 from gateway.backends.base import Backend, Event
 from gateway.feed import EventFeed
 from gateway.request import Request
+
+MAX_AT_ONCE: Final = 8
+"""Answers to one prompt that are in the engine at a time."""
 
 SEED_MASK: Final = 2**63 - 1
 
@@ -34,26 +39,31 @@ async def chosen(backend: Backend, request: Request) -> AsyncGenerator[Chosen, N
 
     What one answer fails with ends them all, and closing the generator aborts them all.
     """
-    feeds = [EventFeed(backend.generate(variant(request, 0)))]
+    feeds = {0: EventFeed(backend.generate(variant(request, 0)))}
     steps: dict[asyncio.Task[Event | None], int] = {_step(feeds[0]): 0}
+    waiting, begun = deque(range(1, request.num_choices)), False
     try:
         while steps:
             done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
             for step in sorted(done, key=lambda step: steps[step]):
                 index, event = steps.pop(step), step.result()
                 assert event is not None
-                if len(feeds) == 1 and not isinstance(event, Started):
-                    feeds += [EventFeed(backend.generate(variant(request, i))) for i in range(1, request.num_choices)]
-                    steps |= {_step(feeds[i]): i for i in range(1, request.num_choices)}
-                if not isinstance(event, Finished):
+                begun = begun or not isinstance(event, Started)
+                if isinstance(event, Finished):
+                    await feeds.pop(index).close()
+                else:
                     steps[_step(feeds[index])] = index
+                while begun and waiting and len(feeds) < MAX_AT_ONCE:
+                    other = waiting.popleft()
+                    feeds[other] = EventFeed(backend.generate(variant(request, other)))
+                    steps[_step(feeds[other])] = other
                 if index == 0 or not isinstance(event, Started):
                     yield Chosen(index, event)
     finally:
         for step in steps:
             step.cancel()
         await asyncio.gather(*steps, return_exceptions=True)  # seen: nobody is left to tell
-        for reader in feeds:
+        for reader in feeds.values():
             await reader.close()
 
 

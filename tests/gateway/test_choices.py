@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from engine.messages import Finished, Started, TextDelta
-from gateway.choices import chosen, variant
+from gateway.choices import MAX_AT_ONCE, chosen, variant
 from gateway.errors import EngineFailed
 from gateway.request import Request
 from gateway.wire.openai import OpenAIWire
@@ -70,6 +70,17 @@ async def test_one_failure_ends_them_all() -> None:
             pass
     assert backend.num_open == 0
     assert len(backend.requests) == 3
+
+
+async def test_many_answers_leave_room_for_others() -> None:
+    """A few are in the engine at a time, and every one is given in the end."""
+    backend, most, finished = scripts(), 0, []
+    async for event in chosen(backend, a_request(40)):
+        most = max(most, backend.num_open)
+        finished += [event.index] if isinstance(event.event, Finished) else []
+    assert most == MAX_AT_ONCE
+    assert sorted(finished) == list(range(40))
+    assert backend.num_open == 0
 
 
 async def test_leaving_aborts_them_all() -> None:
