@@ -184,6 +184,7 @@ BAD: list[tuple[Any, str]] = [
     (body(temperature=1.5), "temperature: Input should be less than or equal to 1"),
     (body(top_k=-1), "top_k: Input should be greater than or equal to 0"),
     (body(stop_sequences=["a", 1]), "stop_sequences.1: Input should be a valid string"),
+    (body(stop_sequences=["x"] * 1025), "stop_sequences: List should have at most 1024 items after validation"),
     (body(stop_sequences=[" "]), "stop_sequences: each stop sequence must contain non-whitespace"),
     (
         user(text(cache_control={"type": "persistent"})),

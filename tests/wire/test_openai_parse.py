@@ -202,6 +202,13 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an array with length 5 instead.",
     ),
     (body(stop=""), "stop", "invalid_value", "Invalid 'stop': empty string. A stop sequence has at least one character."),
+    (
+        body(logit_bias={str(i): 1 for i in range(4097)}),
+        "logit_bias",
+        "object_above_max_properties",
+        "Invalid 'logit_bias': too many properties. Expected an object with at most 4096 properties, but got an object with "
+        "4097 properties instead.",
+    ),
     (body(logit_bias={"x": 1}), "logit_bias", "invalid_value", "Invalid key in 'logit_bias': x. Expected a token id."),
     (
         body(top_logprobs=2),

@@ -23,6 +23,9 @@ VERSIONS: Final = (FIRST_VERSION, "2026-10-21")
 REMOVED_FIELDS: Final = ("temperature", "top_p", "top_k")
 """Fields of version 2023-06-01 that 2026-10-21 refuses, default values included."""
 
+MAX_STOPS: Final = 1024
+"""Stop sequences of one request: they are looked for after every token, while others wait."""
+
 CHANGES_THE_ANSWER: Final = ("mcp_servers", "thread")
 """Fields that would change what the model is asked or how it answers, and that are not there."""
 
@@ -114,6 +117,8 @@ def _max_tokens(body: Node) -> int:
 
 def _sampling(body: Node, max_tokens: int, wish: Wish) -> Sampling:
     stop = body.strings("stop_sequences")
+    if len(stop) > MAX_STOPS:
+        raise invalid(("stop_sequences",), f"List should have at most {MAX_STOPS} items after validation")
     if any(not text.strip() for text in stop):
         raise invalid(("stop_sequences",), "each stop sequence must contain non-whitespace")
     temperature = body.number("temperature", 0.0, 1.0)

@@ -27,6 +27,8 @@ from gateway.wire.openai.messages import Turns
 
 MAX_STOPS: Final = 4
 MAX_CHOICES: Final = 128
+MAX_BIASES: Final = 4096
+"""Of one request: they are added at every token, while others wait."""
 MAX_TOP_LOGPROBS: Final = 20
 
 CHANGES_THE_ANSWER: Final = ("audio", "functions", "function_call", "web_search_options")
@@ -140,6 +142,12 @@ def _logit_bias(body: Node) -> dict[int, float]:
     node = body.child("logit_bias")
     if node is None:
         return {}
+    if len(node.value) > MAX_BIASES:
+        message = (
+            f"Invalid 'logit_bias': too many properties. Expected an object with at most {MAX_BIASES} properties, but got an "
+            f"object with {len(node.value)} properties instead."
+        )
+        raise invalid(("logit_bias",), message, "object_above_max_properties")
     biases: dict[int, float] = {}
     for key in node.value:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
