@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.backends.base import Backend, ModelInfo
 from gateway.errors import UnknownModel
 from policies.schema import Policy
+
+MAX_MODEL_ID: Final = 256
+"""Characters of an id that may name a model: patterns match longer ones too, and records keep them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,9 @@ class Catalogue:
 
     def find(self, model_id: str) -> Served:
         """Raises `UnknownModel`."""
-        model = self._policy.resolve_model(model_id)
+        model = self._policy.resolve_model(model_id) if len(model_id) <= MAX_MODEL_ID else None
         if model is None:
-            raise UnknownModel(f"model: {model_id}", path="model")
+            raise UnknownModel(f"model: {model_id[:MAX_MODEL_ID]}", path="model")
         return Served(model.name, self._backends[model.name])
 
     def models(self) -> tuple[ModelInfo, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from engine.types import FinishReason, TokenLogprobs
 from gateway import dialects
+from gateway.catalogue import MAX_MODEL_ID
 from gateway.errors import GatewayError
 from gateway.exchange import Call
 from gateway.headers import Bill
@@ -185,7 +186,7 @@ class Progress:
             total_s=_now_s() - self.call.arrived_s,
             stream=self.request is not None and self.request.stream,
             tenant=self.tenant,
-            model=self.request.model if self.request else None,
+            model=self.request.model[:MAX_MODEL_ID] if self.request else None,
             served_by=self.served_by,
             error=self.error,
             bill=None if self.outcome == "failed" else self.bill(),

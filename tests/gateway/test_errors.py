@@ -96,6 +96,18 @@ async def test_errors_before_the_answer(path: str, stream: bool, error: Exceptio
 
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
+async def test_an_endless_model_id_names_no_model(path: str) -> None:
+    """Though a pattern of the policy matches it: it is told and remembered in part only."""
+    async with serving(ScriptedBackend()) as served:
+        name = ("claude-" if path == MESSAGES else "gpt-") + "x" * 100_000
+        status, (_, message), _ = await post(served, path, BODIES[path] | {"model": name})
+        assert status == 404
+        assert len(message) < 400
+        (record,) = served.gateway.ledger.recent
+        assert record.model == name[:256]
+
+
+@pytest.mark.parametrize("path", [MESSAGES, CHAT])
 async def test_oversized_bodies(path: str) -> None:
     """Too large as sent, announced or not, or once decompressed: a 413 either way."""
     async with serving(ScriptedBackend(), "server: {max_body: 1000}") as served:
