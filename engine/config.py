@@ -14,6 +14,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     (`engine/prompt/templates/<name>.jinja`), or `model` for the model's own. `kv_nbytes` is the size of the device pool.
     `exact` is promise 1's exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
     `max_mixed_tokens` is the share of prefills in a step in which something decodes; 0 is a quarter of `max_step_tokens`.
+    `pin_nbytes` is what pinned entries may take of the largest tier.
     `speculation` guesses tokens from what was said before and verifies them.
     `root_secret` keys every block of every tenant: whoever has it and the prompt can compute keys.
 
@@ -40,6 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue: int = 256
     num_threads: int = 0
     eviction: Literal["lru", "lfu", "cost"] = "lru"
+    pin_nbytes: int = 0
     ram_nbytes: int = 0
     force_ram: bool = False
     ssd_path: str | None = None

@@ -48,6 +48,8 @@ from engine.messages import (
     Flushed,
     FromEngine,
     Hello,
+    Pin,
+    Pinned,
     Snapshot,
     Submit,
     Tick,
@@ -184,6 +186,10 @@ class Engine:
         """Forget cached blocks; answered by `Flushed`. Raises `Overloaded` or `EngineError`."""
         self._inbox.ask(message)
 
+    def pin(self, message: Pin) -> None:
+        """Pin an entry, or unpin it; answered by `Pinned`. Raises `Overloaded` or `EngineError`."""
+        self._inbox.ask(message)
+
     def snapshot(self, message: Snapshot) -> None:
         """Answered by `EngineStats` (names in `engine/stats.py`). Raises `Overloaded` or `EngineError`."""
         self._inbox.ask(message)
@@ -290,10 +296,14 @@ class Engine:
         for request_id in mail.aborted:
             self._loop.abort(request_id)
         for question in mail.questions:
-            if isinstance(question, Flush):
-                self._flush(question)
-            else:
-                self._send(self._stats(question.request_id))
+            match question:
+                case Flush():
+                    self._flush(question)
+                case Pin():
+                    outcome, *nbytes = self._loop.pin(question.key, pinned=question.pinned)
+                    self._send(Pinned(question.request_id, outcome, *nbytes))
+                case Snapshot():
+                    self._send(self._stats(question.request_id))
 
     def _flush(self, question: Flush) -> None:
         """Answered once every tier has forgotten; what closes meanwhile is never answered."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from engine.errors import EngineError, Overloaded
-from engine.messages import Count, Flush, Snapshot, Submit
+from engine.messages import Count, Flush, Pin, Snapshot, Submit
 from engine.prompt.rendered import RenderedPrompt
 from engine.schedule.sequence import Constraint
 
 MAX_QUESTIONS: Final = 64
-"""Flushes and snapshots that may wait for an answer."""
+"""Flushes, pins and snapshots that may wait for an answer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +49,7 @@ class Mail:
 
     rendered: list[RenderedJob] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
-    questions: list[Flush | Snapshot] = field(default_factory=list)
+    questions: list[Flush | Pin | Snapshot] = field(default_factory=list)
     now_s: float | None = None
     woken: bool = False
     closed: bool = False
@@ -126,7 +126,7 @@ class Inbox:
             self._mail.now_s = now_s if self._mail.now_s is None else max(now_s, self._mail.now_s)
             self._changed.notify()
 
-    def ask(self, question: Flush | Snapshot) -> None:
+    def ask(self, question: Flush | Pin | Snapshot) -> None:
         """Leave a question; raises `Overloaded` when too many are waiting and `EngineError` after close."""
         with self._changed:
             self._refuse_closed()

@@ -31,7 +31,7 @@ from engine.schedule.draft import MAX_DRAFTING, Drafter
 from engine.schedule.runner import Runner
 from engine.schedule.scheduler import Scheduler
 from engine.schedule.sequence import Sampled, Sequence, Slice, Status
-from engine.types import FinishReason
+from engine.types import FinishReason, PinOutcome
 
 _log = logging.getLogger(__name__)
 
@@ -158,6 +158,11 @@ class StepLoop:
             num_blocks = self._cache.flush(tenant, then)
         self._admission.forget(tenant)
         return num_blocks
+
+    def pin(self, key: bytes, *, pinned: bool) -> tuple[PinOutcome, int, int]:
+        """See `PrefixCache.pin`."""
+        with self.stats.timed("engine_cache_seconds_total"):
+            return self._cache.pin(key, pinned=pinned)
 
     def check(self) -> None:
         """Raise AssertionError unless what is waiting, running and cached fits together. For tests."""

@@ -12,9 +12,9 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from engine.prompt.types import Prompt
-from engine.types import CachePlan, CacheReport, FinishReason, Sampling, TokenLogprobs
+from engine.types import CachePlan, CacheReport, FinishReason, PinOutcome, Sampling, TokenLogprobs
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MAX_FRAME_NBYTES: Final = 64 * 1024 * 1024
 LENGTH: Final = struct.Struct("<I")
 
@@ -69,6 +69,14 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
 
     request_id: str
     tenant: str | None = None
+
+
+class Pin(msgspec.Struct, frozen=True, tag=True):
+    """Keep the live entry whose stored object has this key until it is unpinned (`pinned` False)."""
+
+    request_id: str
+    key: bytes
+    pinned: bool = True
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag=True):
@@ -160,6 +168,15 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
     num_blocks: int
 
 
+class Pinned(msgspec.Struct, frozen=True, tag=True):
+    """What became of a `Pin`, and the KV under pinned entries now."""
+
+    request_id: str
+    outcome: PinOutcome
+    used_nbytes: int
+    budget_nbytes: int
+
+
 class EngineStats(msgspec.Struct, frozen=True, tag=True):
     """Counters since start and gauges now; names are those of `pcg_engine_*` and `pcg_kv_*` metrics."""
 
@@ -168,8 +185,10 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
     gauges: dict[str, float]
 
 
-ToEngine: TypeAlias = Submit | Count | Abort | Tick | Flush | Snapshot
-FromEngine: TypeAlias = Hello | Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | EngineStats
+ToEngine: TypeAlias = Submit | Count | Abort | Tick | Flush | Pin | Snapshot
+FromEngine: TypeAlias = (
+    Hello | Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | Pinned | EngineStats
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -32,6 +32,7 @@ _TIER_GAUGES: Final[dict[str, str]] = {
     "latency_s": "Seconds until the tier says what it has, a running average",
     "stuck": "1 while the tier owes an answer for too long and is not asked",
     "up": "1 while the tier works, 0 while it does not, -1 where it is not configured",
+    "pinned_nbytes": "Bytes of the objects held that are pinned",
 }
 
 COUNTERS: Final[dict[str, str]] = {
@@ -100,6 +101,8 @@ GAUGES: Final[dict[str, str]] = {
     "cache_device_nbytes": "Bytes of the pages in use, cached ones included",
     "cache_staged_nbytes": "Bytes read or being read from lower tiers and not yet on the device",
     "cache_unwritten": "Objects that wait to be copied for the lower tiers",
+    "cache_pinned_entries": "Entries that are pinned, as far as the engine has read them since it started",
+    "cache_pin_nbytes": "Bytes of KV under pinned entries",
     **{f"tier_{tier}_{name}": f"{text} ({tier})" for tier in TIERS for name, text in _TIER_GAUGES.items()},
 }
 """Gauges of the moment."""

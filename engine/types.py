@@ -106,6 +106,10 @@ class CacheReport(msgspec.Struct, frozen=True):
     shared: int = 0
 
 
+PinOutcome: TypeAlias = Literal["done", "unknown", "absent", "over_budget"]
+"""What became of a pin or unpin. `absent`: the entry's KV is not on the device now; `unknown`: no live entry has the key."""
+
+
 class ToolChoice(msgspec.Struct, frozen=True):
     """Whether the answer may, must or must not call tools. `tool` means: exactly the one called `name`."""
 

@@ -31,7 +31,7 @@ from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts
 from engine.errors import EngineError, ModelError, Overloaded
 from engine.frames import BrokenFrame, FrameWriter, read_frame
-from engine.messages import Abort, Capabilities, Count, Failed, Flush, FromEngine, Snapshot, Submit, Tick, ToEngine
+from engine.messages import Abort, Capabilities, Count, Failed, Flush, FromEngine, Pin, Snapshot, Submit, Tick, ToEngine
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer
@@ -83,6 +83,7 @@ def build_engine(
             tiers=Tiers(stores) if stores else None,
             eviction=config.eviction,
             force_store=config.force_ram,
+            pin_nbytes=config.pin_nbytes,
         )
         resources = opening.pop_all()
     capabilities = Capabilities(
@@ -143,6 +144,8 @@ def dispatch(engine: Engine, message: ToEngine, emit: Callable[[FromEngine], Non
                 engine.abort(message)
             case Flush():
                 engine.flush(message)
+            case Pin():
+                engine.pin(message)
             case Snapshot():
                 engine.snapshot(message)
             case _:

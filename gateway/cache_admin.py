@@ -1,7 +1,8 @@
 """The operators' routes about what is stored: `/admin/cache/*`. JSON out, RFC 9457 errors, never in a provider's format.
 
 Where the policy names tenants, a key sees and forgets its own tenant's objects; the operator's key, which follows from the
-gateway's secret, everyone's. Without tenants the routes answer loopback alone. A browser's page is never answered.
+gateway's secret, everyone's, and it alone pins. Without tenants the routes answer loopback alone. A browser's page is never
+answered.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 from aiohttp import web
@@ -19,6 +20,7 @@ from aiohttp import web
 from gateway.admin import engine_stats, json_reply, problem
 from gateway.auth import api_key, authenticate
 from gateway.backends.base import Backend
+from gateway.cache_pins import PinDone, PinRequest, change, named
 from gateway.clock import Clock
 from gateway.errors import EngineFailed, Forbidden, GatewayError, InvalidRequest, Overloaded, Unauthenticated
 from gateway.inventory import Contents, EntryLine, Inventory, Verified, tenant_hash
@@ -95,6 +97,8 @@ class Caller:
     tenant: str | None
 
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 Route: TypeAlias = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
 
 
@@ -117,6 +121,8 @@ class CacheAdmin:
         app.router.add_get("/admin/cache/stat", self._guarded(self.stat))
         app.router.add_get("/admin/cache/entries", self._guarded(self.entries))
         app.router.add_post("/admin/cache/flush", self._guarded(self.flush))
+        app.router.add_post("/admin/cache/pin", self._guarded(self.pin))
+        app.router.add_post("/admin/cache/unpin", self._guarded(self.unpin))
         app.router.add_post("/admin/cache/verify", self._guarded(self.verify))
 
     async def stat(self, http: web.Request, caller: Caller) -> web.StreamResponse:
@@ -144,12 +150,20 @@ class CacheAdmin:
 
     async def flush(self, http: web.Request, caller: Caller) -> web.StreamResponse:
         """Forget what is cached for a tenant, or for everyone, in every tier of every engine."""
-        wanted = await _body(http)
+        wanted = await _body(http, FlushRequest)
         if caller.tenant is not None and wanted.tenant not in (None, caller.tenant):
             raise Forbidden("a key forgets its own tenant's cache, no other's")
         tenant = caller.tenant or wanted.tenant
         able = [backend for backend in self.backends.values() if isinstance(backend, CanFlush)]
         return json_reply(Flushed(sum([await backend.flush(tenant) for backend in able])))
+
+    async def pin(self, http: web.Request, caller: Caller) -> web.StreamResponse:
+        """Keep an entry until it is unpinned."""
+        return await self._pin(http, caller, pinned=True)
+
+    async def unpin(self, http: web.Request, caller: Caller) -> web.StreamResponse:
+        """Let an entry expire again."""
+        return await self._pin(http, caller, pinned=False)
 
     async def verify(self, http: web.Request, caller: Caller) -> web.StreamResponse:
         """Read everything stored and check it: lines of JSON, progress first and the outcome last."""
@@ -167,6 +181,18 @@ class CacheAdmin:
             await response.write(_line(VerifyLine(reached[1], reached[1], await work)))
             await response.write_eof()
         return response
+
+    async def _pin(self, http: web.Request, caller: Caller, *, pinned: bool) -> web.StreamResponse:
+        digits = (await _body(http, PinRequest)).key
+        if caller.tenant is not None:
+            raise Forbidden("pins take from what all tenants share: only the operator's key sets and ends them")
+        lines = await asyncio.to_thread(lambda: list(self.inventory.entries(self.clock())))
+        found = named(lines, digits)
+        told = await change(found, self.backends.values(), pinned=pinned) if isinstance(found, EntryLine) else found
+        if isinstance(told, PinDone):
+            return json_reply(told)
+        content = {"type": "about:blank", "title": told.title, "status": told.status, "detail": told.detail}
+        return json_reply(content, told.status, "application/problem+json")
 
     def _guarded(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def serve(http: web.Request) -> web.StreamResponse:
@@ -194,12 +220,12 @@ class CacheAdmin:
         return None if tenant is None else tenant_hash(self.root_secret or b"", tenant)
 
 
-async def _body(http: web.Request) -> FlushRequest:
+async def _body(http: web.Request, kind: type[T]) -> T:
     body = await http.content.read(MAX_BODY_NBYTES + 1)
     if len(body) > MAX_BODY_NBYTES:
         raise InvalidRequest(f"the body must not exceed {MAX_BODY_NBYTES} bytes")
     try:
-        return msgspec.json.decode(body or b"{}", type=FlushRequest)
+        return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(str(error)) from None
 

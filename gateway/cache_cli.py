@@ -20,6 +20,7 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.store.errors import StoreBusy
 from gateway.cache_admin import EngineNumbers, Entries, Stat, operator_key
+from gateway.cache_pins import SHOWN_DIGITS, PinDone
 from gateway.cache_remote import Remote, is_gateway
 from gateway.config import ConfigError, engine_config, read_policy, read_settings, root_secret
 from gateway.inventory import Contents, Damage, EntryLine, Inventory, Verified, tenant_hash
@@ -56,6 +57,8 @@ class Source(Protocol):
 
     def flush(self, tenant: str | None) -> int: ...
 
+    def pin(self, key: str, *, pinned: bool) -> PinDone: ...
+
     def verify(self, progress: Reached) -> Verified: ...
 
 
@@ -79,6 +82,11 @@ class Local:
         except StoreBusy as error:
             raise ConfigError(f"{error}; if it runs at another address, name it with --url") from None
 
+    def pin(self, key: str, *, pinned: bool) -> PinDone:
+        """Raises `ConfigError`: only an engine that runs can pin."""
+        verb = "pin" if pinned else "unpin"
+        raise ConfigError(f"no gateway answers at the policy's address to {verb} {key}: start it, or name it with --url")
+
     def verify(self, progress: Reached) -> Verified:
         return self.inventory.verify(progress)
 
@@ -95,7 +103,7 @@ def stat(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption =
 
 @cache_app.command
 def ls(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption = None) -> None:
-    """The entries stored: place, tokens covered, time left. Never text."""
+    """The entries stored: place, tokens covered, time left, key. Never text."""
     with _source(policy, url, key) as (source, effective):
         told = source.entries()
     _out.print(_entries_table(told.entries, _names(effective)))
@@ -116,6 +124,40 @@ def flush(
         num_forgotten = source.flush(tenant)
     what = "blocks" if isinstance(source, Remote) else "objects"
     _out.print(f"forgot {num_forgotten} {what}{f' of {tenant}' if tenant else ''}", markup=False, highlight=False)
+
+
+@cache_app.command(name="pin")
+def pin_entry(
+    entry: Annotated[str, Parameter(help="The key that `pcg cache ls` shows, or its first digits.")],
+    /,
+    *,
+    policy: PolicyOption = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Keep an entry until it is unpinned: it does not expire, and is given up last."""
+    _pin(entry, policy, url, key, pinned=True)
+
+
+@cache_app.command
+def unpin(
+    entry: Annotated[str, Parameter(help="The key that `pcg cache ls` shows, or its first digits.")],
+    /,
+    *,
+    policy: PolicyOption = None,
+    url: UrlOption = None,
+    key: KeyOption = None,
+) -> None:
+    """Let a pinned entry expire again, its own time from now."""
+    _pin(entry, policy, url, key, pinned=False)
+
+
+def _pin(entry: str, policy: Path | None, url: str | None, key: str | None, *, pinned: bool) -> None:
+    with _source(policy, url, key) as (source, _):
+        told = source.pin(entry, pinned=pinned)
+    done = f"{'pinned' if pinned else 'unpinned'} {told.key[:SHOWN_DIGITS]}"
+    taken = f"pinned entries take {_size(told.used_nbytes)} of {_size(told.budget_nbytes)}"
+    _out.print(f"{done}; {taken}", markup=False, highlight=False)
 
 
 @cache_app.command
@@ -198,13 +240,14 @@ def _engine_table(model: str, numbers: EngineNumbers | None) -> Table:
 
 def _entries_table(entries: Iterable[EntryLine], names: Mapping[str, str]) -> Table:
     table = _table("entries", "")
-    for column in ("tier", "tenant", "up to", "tokens", "class", "time left", "bytes"):
+    for column in ("tier", "tenant", "up to", "tokens", "class", "time left", "bytes", "key"):
         table.add_column(column, justify="right" if column in ("tokens", "class", "time left", "bytes") else "left")
     for entry in sorted(entries, key=lambda entry: (entry.tenant, -entry.ttl_left_s)):
         left = format_duration(round(entry.ttl_left_s)) if entry.ttl_left_s > 0 else "expired"
+        left = "pinned" if entry.pinned else left
         tenant = names.get(entry.tenant, entry.tenant)
         place = (entry.tier, escape(tenant), entry.position, str(entry.offset))
-        table.add_row(*place, format_duration(entry.ttl_s), left, _size(entry.nbytes))
+        table.add_row(*place, format_duration(entry.ttl_s), left, _size(entry.nbytes), entry.key[:SHOWN_DIGITS])
     return table
 
 

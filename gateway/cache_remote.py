@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gateway.cache_admin import Entries, Flushed, FlushRequest, Stat, VerifyLine
+from gateway.cache_pins import PinDone, PinRequest
 from gateway.config import ConfigError
 from gateway.inventory import Progress, Verified
 
@@ -46,6 +47,10 @@ class Remote:
     def flush(self, tenant: str | None) -> int:
         """How many blocks the engines forgot."""
         return self._whole("POST", "flush", Flushed, msgspec.json.encode(FlushRequest(tenant))).num_blocks
+
+    def pin(self, key: str, *, pinned: bool) -> PinDone:
+        """What pinned entries take now."""
+        return self._whole("POST", "pin" if pinned else "unpin", PinDone, msgspec.json.encode(PinRequest(key)))
 
     def verify(self, progress: Progress) -> Verified:
         """Takes as long as it takes to read everything."""

@@ -108,6 +108,7 @@ def engine_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: 
     memory_nbytes = machine_memory_nbytes()
     engine, tiers = model.engine, policy.tiers
     ssd = ssd_share(policy, model.name)
+    kv_nbytes = engine.kv_bytes.resolve(memory_nbytes)
     return EngineConfig(
         model=model.name,
         model_path=str(model_path),
@@ -118,7 +119,7 @@ def engine_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: 
         template=model.template,
         exact=engine.exact,
         runner=engine.runner,
-        kv_nbytes=engine.kv_bytes.resolve(memory_nbytes),
+        kv_nbytes=kv_nbytes,
         block_size=engine.block_size,
         max_sequences=engine.max_sequences,
         max_step_tokens=engine.max_step_tokens,
@@ -127,6 +128,7 @@ def engine_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: 
         max_queue=engine.max_queue,
         num_threads=engine.num_threads,
         eviction=policy.eviction.score,
+        pin_nbytes=policy.eviction.pinned.resolve(kv_nbytes if ssd is None else ssd.nbytes),
         ram_nbytes=tiers.ram.bytes.resolve(memory_nbytes),
         force_ram=tiers.ram.force,
         ssd_path=None if ssd is None else str(ssd.folder),

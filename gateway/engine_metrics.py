@@ -50,6 +50,7 @@ _TIERS: Final = (
         Described("pcg_kv_bytes", "gauge", ("model", "tier"), "Bytes held, by tier. 0 for a Redis: it is shared."),
         {"cache_device_nbytes": ("device",)} | {f"tier_{tier}_nbytes": (tier,) for tier in TIERS},
     ),
+    _by_tier("pcg_kv_pinned_bytes", "gauge", "tier", "Bytes of a tier's objects that are pinned.", "tier_{}_pinned_nbytes"),
     _by_tier("pcg_kv_objects", "gauge", "tier", "Objects held by a tier.", "tier_{}_items"),
     _by_tier("pcg_kv_queued_bytes", "gauge", "tier", "Bytes waiting to be written to a tier.", "tier_{}_queued_nbytes"),
     _by_tier("pcg_kv_read_bytes_total", "counter", "tier", "Bytes of KV read from a tier.", "tier_{}_read_nbytes_total"),

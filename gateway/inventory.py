@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from engine.cache.stored import HEADER, NAMESPACE_NBYTES, StoredEntry, decode_entry, is_intact, namespace
 from engine.memory import Payload
+from engine.store.base import PINNED_UNTIL_S
 from gateway.shelves import Listed, Reading, Shelf
 
 MAX_ENTRY_NBYTES: Final = 16 * 1024
@@ -37,7 +38,9 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class EntryLine:
-    """One entry: its place in the request, how much it covers, how long it lives. Not live for `ttl_left_s` <= 0."""
+    """One entry: its place in the request, how much it covers, how long it lives. Not live for `ttl_left_s` <= 0.
+
+    `key` (hexadecimal) names it within its tenant. A pinned one lives for its `ttl_s` from when it is unpinned."""
 
     tier: str
     tenant: str
@@ -46,6 +49,13 @@ class EntryLine:
     ttl_s: float
     ttl_left_s: float
     nbytes: int
+    key: str = ""
+    pinned: bool = False
+
+    @property
+    def stored_key(self) -> bytes:
+        """The whole key of its object."""
+        return bytes.fromhex(self.tenant + self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +108,17 @@ class Inventory:
             for listed in _of(shelf, tenant):
                 entry = self._entry(shelf, listed)
                 if entry is not None:
+                    is_pinned = entry.expires_at_s >= PINNED_UNTIL_S
                     yield EntryLine(
                         tier=shelf.tier,
                         tenant=_tenant(listed.key),
                         position=entry.position,
                         offset=entry.offset,
                         ttl_s=entry.ttl_s,
-                        ttl_left_s=entry.expires_at_s - now_s,
+                        ttl_left_s=entry.ttl_s if is_pinned else entry.expires_at_s - now_s,
                         nbytes=listed.nbytes,
+                        key=listed.key[NAMESPACE_NBYTES:].hex(),
+                        pinned=is_pinned,
                     )
 
     def verify(self, progress: Progress, tenant: str | None = None) -> Verified:

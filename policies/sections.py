@@ -302,6 +302,10 @@ class EvictionPolicy(Section):
         default="cost",
         description="What goes first when the pool is full. cost: what saves least prefill time per byte.",
     )
+    pinned: ByteSize = Field(
+        default=Size.parse("25%"),
+        description="What pinned entries may take: bytes, or a share of a model's SSD tier; without one, of its KV pool.",
+    )
 
 
 class TenantPolicy(Section):

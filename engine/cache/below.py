@@ -101,6 +101,16 @@ class Below:
                 self._tiers.refresh(piece.label.key, entry.expires_at_s)
         self._write_back.entry(lease.space, entry)
 
+    def pin(self, space: Space, entry: Entry, path: Sequence[Block]) -> None:
+        """Have the tiers know a pinned entry at the end of `path`, and keep its KV as long."""
+        self._write_back.spans(space, path)
+        self._write_back.entry(space, entry)
+        self._tiers.tell_refreshes()  # at once: a kill must not leave a pinned entry whose KV expires
+
+    def unpin(self, space: Space, entry: Entry, path: Sequence[Block], until_s: float) -> None:
+        """The opposite: from here on nothing of it is kept longer than `until_s` or than the device keeps it."""
+        self._write_back.curtail(space, entry, path, until_s)
+
     def rescue(self, block: Block) -> None:
         """A live block is about to leave the device."""
         self._write_back.rescue(block)

@@ -12,6 +12,7 @@ from typing import Final
 
 from engine.cache.block import TOKEN_NBYTES, Block
 from engine.prompt.types import Position
+from engine.store.base import PINNED_UNTIL_S
 
 TOMBSTONE_S: Final = 3600.0
 """How long an expired entry is remembered, so that a miss can be explained."""
@@ -46,6 +47,15 @@ class Entry:
     def live(self, now_s: float) -> bool:
         """Whether it may be read."""
         return self.expires_at_s > now_s
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it lives until it is unpinned."""
+        return self.expires_at_s >= PINNED_UNTIL_S
+
+    def ttl_left_s(self, now_s: float) -> float:
+        """Seconds it lives if nobody reads it; a pinned one: those it would live if it were unpinned now."""
+        return self.ttl_s if self.is_pinned else max(0.0, self.expires_at_s - now_s)
 
     def renew(self, started_at_s: float, ttl_s: float = 0.0) -> None:
         """Take the longer of the two time classes and never a sooner expiry."""
@@ -106,6 +116,10 @@ class EntryTable:
             self._unplace(dead)
         self._live[entry.key] = entry
         self._places.setdefault(entry.ancestor, {}).setdefault(entry.tail, []).append(entry)
+        heapq.heappush(self._expiring, (entry.expires_at_s, next(self._serials), entry))
+
+    def reschedule(self, entry: Entry) -> None:
+        """Have `sweep` look at an entry that expires sooner than it did."""
         heapq.heappush(self._expiring, (entry.expires_at_s, next(self._serials), entry))
 
     def sweep(self, now_s: float, max_entries: int) -> None:

@@ -9,6 +9,10 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from engine.cache.block import Block
+from engine.store.base import PINNED_UNTIL_S
+
+Rank: TypeAlias = tuple[bool, float, float]
+"""Pinned or not, then the score."""
 
 Score: TypeAlias = tuple[float, float]
 """The lowest goes first. Using a block may only raise its score: the queue looks at a score again before it acts on it."""
@@ -48,8 +52,8 @@ SCORES: Final[Mapping[str, Callable[[Block], Score]]] = MappingProxyType({"lru":
 class EvictionQueue:
     """Blocks that may leave the device: unpinned leaves of the tree.
 
-    Blocks under no live entry come first, then the others, each by score. A record is not moved when its block is used,
-    pinned or promised: it is looked at again when it comes up.
+    Blocks under no live entry come first, then the others, each by score; those under a pinned entry last of all. A record
+    is not moved when its block is used, pinned or promised: it is looked at again when it comes up.
     """
 
     def __init__(self, score: str) -> None:
@@ -58,8 +62,8 @@ class EvictionQueue:
         self.clock = 0.0
         """Never falls: the first number of the highest score evicted so far."""
         self._score = SCORES[score]
-        self._plain: list[tuple[Score, int, Block]] = []
-        self._promised: list[tuple[Score, int, Block]] = []
+        self._plain: list[tuple[Rank, int, Block]] = []
+        self._promised: list[tuple[Rank, int, Block]] = []
         self._lapses: list[tuple[float, int, Block]] = []
         self._serials = count(1)
         self._num_queued = 0
@@ -78,16 +82,16 @@ class EvictionQueue:
         self._lapse(now_s)
         for heap in (self._plain, self._promised):
             while heap:
-                score, serial, block = heapq.heappop(heap)
+                rank, serial, block = heapq.heappop(heap)
                 if block.queued != serial:
                     continue
                 if not may_leave(block):
                     self._forget(block)
-                elif self._score(block) > score or (heap is self._plain and block.promised_until_s > now_s):
+                elif self._rank(block) > rank or (heap is self._plain and block.promised_until_s > now_s):
                     self._push(block, now_s)
                 else:
                     self._forget(block)
-                    self.clock = max(self.clock, score[0])
+                    self.clock = max(self.clock, rank[1])
                     return block
         return None
 
@@ -98,13 +102,21 @@ class EvictionQueue:
             assert block.queued or not may_leave(block), "a page nobody could ever reclaim"
             assert not block.queued or block.queued in records
 
+    def renew(self, block: Block, now_s: float) -> None:
+        """Look at the block anew, if it is in the queue: it is promised for less time than before."""
+        if block.queued:
+            self._push(block, now_s)
+
+    def _rank(self, block: Block) -> Rank:
+        return (block.promised_until_s >= PINNED_UNTIL_S, *self._score(block))
+
     def _push(self, block: Block, now_s: float) -> None:
         serial = block.queued = next(self._serials)
         if block.promised_until_s > now_s:
-            heapq.heappush(self._promised, (self._score(block), serial, block))
+            heapq.heappush(self._promised, (self._rank(block), serial, block))
             heapq.heappush(self._lapses, (block.promised_until_s, serial, block))
         else:
-            heapq.heappush(self._plain, (self._score(block), serial, block))
+            heapq.heappush(self._plain, (self._rank(block), serial, block))
 
     def _forget(self, block: Block) -> None:
         block.queued = 0

@@ -125,6 +125,7 @@ class Lane:
             latency_s=self.latency.value,
             stuck=int(self.is_stuck),
             up=int(stats.problem is None and not self.is_stuck),
+            pinned_nbytes=stats.pinned_nbytes,
         )
 
     @property
@@ -236,6 +237,11 @@ class Lane:
                 self._store.put_many(items)
 
         self._run(self._writer, tell, _ignore)
+
+    def curtail(self, expiries: Mapping[bytes, float]) -> None:
+        """Tell the tier until when objects are kept that were kept longer so far."""
+        items = [Item(key, None, until_s) for key, until_s in expiries.items()]
+        self._run(self._writer, lambda: self._store.put_many(items), _ignore)
 
     def tell_time(self, now_s: float) -> None:
         """Let the tier drop some of what has expired, though nobody asks it for anything."""

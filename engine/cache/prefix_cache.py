@@ -23,6 +23,7 @@ from engine.cache.lease import Lease
 from engine.cache.loading import Loader
 from engine.cache.pages import PagePool
 from engine.cache.pieces import Piece
+from engine.cache.pins import UNLIMITED, Pins
 from engine.cache.radix import Match, RadixIndex
 from engine.cache.reading import Reading, boundaries, is_too_old, live_entries, read, writes
 from engine.cache.sharing import Sharing
@@ -33,7 +34,8 @@ from engine.cache.supply import PageSupply
 from engine.cache.tiers import Tiers
 from engine.cache.writeback import WriteBack
 from engine.prompt.rendered import RenderedPrompt
-from engine.types import CachePlan, CacheReport, Hit, Miss, PlannedEntry
+from engine.store.base import PINNED_UNTIL_S
+from engine.types import CachePlan, CacheReport, Hit, Miss, PinOutcome, PlannedEntry
 
 DEVICE: Final = "device"
 """The name of the device's tier in reports."""
@@ -49,7 +51,7 @@ class PrefixCache:
     """See `engine/cache/lease.py` for what a lease holds and `engine/types.py` for plan and report.
 
     `tiers` are below the device. With `force_store` a released block leaves the device at once, so that every hit is read
-    from them. `eviction` names a score of `engine/cache/eviction.py`.
+    from them. `eviction` names a score of `engine/cache/eviction.py`. `pin_nbytes`: what pinned entries may take.
 
     A request that may find something below: `seek`, `poll` until its fetch is over, `admit` with it, `restore` until done.
     """
@@ -67,6 +69,7 @@ class PrefixCache:
         eviction: str = "lru",
         force_store: bool = False,
         span_tokens: int = SPAN_TOKENS,
+        pin_nbytes: int = UNLIMITED,
     ) -> None:
         if force_store and tiers is None:
             raise ValueError("force_store needs a tier below the device")
@@ -90,6 +93,7 @@ class PrefixCache:
             tiers.attach(self._geometry, self._counters)
             write_back = WriteBack(tiers, device, self._geometry, self._counters, lambda: self.now_s)
             self._below = Below(tiers, write_back, self._geometry)
+        self._pins = Pins(self._supply, self._geometry, self._below, pin_nbytes)
 
     @property
     def now_s(self) -> float:
@@ -321,6 +325,17 @@ class PrefixCache:
             self._below.purge(prefix, lambda num_objects: then(num_blocks + num_objects))
         return num_blocks
 
+    def pin(self, key: bytes, *, pinned: bool) -> tuple[PinOutcome, int, int]:
+        """Keep the live entry whose object has this key until it is unpinned (`pinned` False), or say why not; with the bytes
+        of KV under pinned entries now, and those there may be.
+
+        A pinned entry does not expire, its KV leaves the device only where a running request needs its page and nothing
+        else is left to give up, and its objects are given up last below.
+        """
+        spaces = self._spaces.values()
+        outcome = self._pins.pin(spaces, key) if pinned else self._pins.unpin(spaces, key)
+        return outcome, self._pins.used_nbytes(spaces), self._pins.budget_nbytes
+
     def stats(self) -> CacheStats:
         """Counters since the start and gauges now."""
         pool, supply, spaces = self._pool, self._supply, self._spaces.values()
@@ -336,6 +351,8 @@ class PrefixCache:
             device_nbytes=(pool.num_pages - pool.num_free) * self._page_nbytes,
             staged_nbytes=0 if self._below is None else self._below.staged_nbytes,
             num_unwritten=0 if self._below is None else self._below.num_unwritten,
+            num_pinned_entries=len(self._pins.entries(spaces)),
+            pin_nbytes=self._pins.used_nbytes(spaces),
         )
         return CacheStats(replace(self._counters), gauges, {} if self._below is None else self._below.stats())
 
@@ -466,12 +483,14 @@ class PrefixCache:
             entry.hits += 1
         assert lease.end is not None
         if entry is not None:
-            expires_at_s = entry.expires_at_s
-        elif lease.arrivals:
+            return Hit(reading.position, reading.offset, entry.ttl_left_s(lease.started_at_s))
+        if lease.arrivals:
             kept_s = lease.started_at_s + lease.view.plan.unmarked_ttl_s if lease.num_kept else 0.0
             expires_at_s = max(lease.arrivals[-1].expires_at_s, kept_s)
         else:
             expires_at_s = lease.end.expires_at_s
+        if expires_at_s >= PINNED_UNTIL_S:  # under a pinned entry: what the request itself would keep it for
+            expires_at_s = lease.started_at_s + lease.view.plan.unmarked_ttl_s
         return Hit(reading.position, reading.offset, max(0.0, expires_at_s - lease.started_at_s))
 
     def _write(self, lease: Lease, planned: PlannedEntry, *, existed: bool) -> None:

@@ -162,6 +162,11 @@ class RadixIndex:
         block.timed = True
         heapq.heappush(self._expiring, (block.expires_at_s, next(self._serials), block))
 
+    def reschedule(self, block: Block) -> None:
+        """As `schedule`, for a block that expires sooner than it did."""
+        block.timed = False
+        self.schedule(block)
+
     def pop_expired(self, now_s: float) -> Block | None:
         """Some expired, unpinned leaf, which the caller must remove; None if there is none."""
         heap = self._expiring

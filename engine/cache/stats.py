@@ -70,6 +70,10 @@ class CacheGauges:
     """Bytes read or being read from lower tiers and not yet on the device."""
     num_unwritten: int = 0
     """Objects that wait to be copied for the lower tiers."""
+    num_pinned_entries: int = 0
+    """Live entries that do not expire, as far as this engine has heard of them."""
+    pin_nbytes: int = 0
+    """Bytes of KV under them."""
 
 
 @dataclass(slots=True)
@@ -103,6 +107,8 @@ class TierGauges:
     """1 while it owes an answer for too long and is not asked."""
     up: int = 1
     """1 while it works, 0 while it does not, -1 for a tier that is not there."""
+    pinned_nbytes: int = 0
+    """Of the objects held, those that are pinned."""
 
 
 @dataclass(frozen=True, slots=True)

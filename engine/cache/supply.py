@@ -94,6 +94,16 @@ class PageSupply:
         """Keep the block and all above it until `until_s`."""
         self._index.extend(block, until_s, promised=promised)
 
+    def curtail(self, block: Block, until_s: float, promised_until_s: float) -> None:
+        """Keep a block that was kept longer only so long, or as long as what hangs on it. `promised_until_s` is what the
+        entries that end in it were promised."""
+        children = block.children.values()
+        block.promised_until_s = max([promised_until_s, *(child.promised_until_s for child in children)])
+        longest_s = max([block.promised_until_s, until_s, *(child.expires_at_s for child in children)])
+        block.expires_at_s = min(block.expires_at_s, longest_s)
+        self._queue.renew(block, self.now_s)
+        self._index.reschedule(block)
+
     def drop(self, block: Block) -> int:
         """Remove an unpinned block and everything under it; the number of blocks removed."""
         doomed = [*self._index.walk(block), block]

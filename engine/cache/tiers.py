@@ -7,7 +7,7 @@ is written is owned by its job, and can be read from there until every tier has 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -163,6 +163,13 @@ class Tiers:
         fresh, self._fresh = self._fresh, {}
         for lane in self._lanes if fresh else ():
             lane.refresh(fresh)
+
+    def curtail(self, expiries: Mapping[bytes, float], forgotten: bytes) -> None:
+        """Keep objects so long only, in every tier, and the one under `forgotten` no longer."""
+        self.tell_refreshes()
+        for lane in self._lanes:
+            lane.curtail(expiries)
+            lane.delete([forgotten])
 
     def purge(self, prefix: bytes, then: Callable[[int], None]) -> None:
         """Forget every object under a prefix of keys, in every tier. Nothing of it is served from here on; `then` says how

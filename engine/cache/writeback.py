@@ -93,6 +93,18 @@ class WriteBack:
                 self._want(_Tail(space, entry), entry)
         self._want(_Promise(space, entry), entry)
 
+    def curtail(self, space: Space, entry: Entry, path: Sequence[Block], until_s: float) -> None:
+        """An entry at the end of `path` was pinned and now is not: its KV is kept no longer than on the device, its object
+        written anew."""
+        expiries = {}
+        for last in path[self._geometry.span_blocks - 1 :: self._geometry.span_blocks]:
+            if last.stored_until_s > last.expires_at_s:
+                last.stored_until_s = expiries[span_key(space.seal, last.key)] = last.expires_at_s
+        if entry.offset % self._geometry.span_tokens:
+            expiries[tail_key(space.seal, entry.ancestor, entry.tail)] = max(until_s, self._kept_until_s(entry))
+        self._tiers.curtail(expiries, stored_entry_key(space.seal, entry.key))
+        self._want(_Promise(space, entry), entry)
+
     def rescue(self, block: Block) -> None:
         """Copy what is wanted of a block that is about to leave the device."""
         span = self._wanted.pop((_Span, id(block)), None)

@@ -9,6 +9,9 @@ from typing import Final, NamedTuple, Protocol, Self
 
 from engine.memory import Payload
 
+PINNED_UNTIL_S: Final = 2.0**33
+"""An expiry, in epoch seconds, that never comes (the year 2242): what has it, or a later one, is *pinned*."""
+
 
 class Found(NamedTuple):
     """What a tier says of an item without reading it; `tier` names the place where a store has several."""
@@ -37,11 +40,13 @@ class StoreStats:
     `nbytes` is everything that counts against the cap: for a folder the allocated blocks of all files and directories,
     bytes reserved for writes under way included; a store shared with others does not know and says 0. `num_put_drops`
     counts payloads and refreshes that were not stored, `num_damaged` items found not to be what was put, `num_errors`
-    calls of the medium that failed. `problem` is why the tier does not work now, None while it does.
+    calls of the medium that failed. `pinned_nbytes` are those of items that are pinned, 0 where nobody counts. `problem` is
+    why the tier does not work now, None while it does.
     """
 
     nbytes: int = 0
     num_items: int = 0
+    pinned_nbytes: int = 0
     num_puts: int = 0
     num_put_drops: int = 0
     num_gets: int = 0

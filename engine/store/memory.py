@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -10,15 +11,15 @@ from types import TracebackType
 from typing import Final, Self
 
 from engine.memory import Payload
-from engine.store.base import Found, Item, StoreStats
+from engine.store.base import PINNED_UNTIL_S, Found, Item, StoreStats
 
 SWEEP: Final = 16
 """Expired items that one look or put drops at most."""
 
 
 class MemoryStore:
-    """Expired items out first, then the least recently used. An item counts its key and payload against `cap_nbytes`; room is
-    made before it enters."""
+    """Expired items out first, then the least recently used, pinned ones last. An item counts its key and payload against
+    `cap_nbytes`; room is made before it enters."""
 
     def __init__(self, cap_nbytes: int) -> None:
         if cap_nbytes < 0:
@@ -28,7 +29,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._items: OrderedDict[bytes, tuple[Payload, float]] = OrderedDict()
         self._expiring: list[tuple[float, bytes]] = []
-        self._watched: set[bytes] = set()
+        self._watched: dict[bytes, float] = {}
         self._now_s = float("-inf")
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
@@ -86,7 +87,10 @@ class MemoryStore:
     def _refresh(self, item: Item) -> None:
         held = self._items.get(item.key)
         if held is not None:
+            self._count_pinned(item.key, -1)
             self._items[item.key] = (held[0], item.expires_at_s)
+            self._count_pinned(item.key, 1)
+            self._watch(item.key, item.expires_at_s)
 
     def _put(self, item: Item, payload: Payload) -> None:
         self._remove(item.key)
@@ -97,9 +101,10 @@ class MemoryStore:
         while self.stats.nbytes + nbytes > self.cap_nbytes and self._sweep():
             pass
         while self.stats.nbytes + nbytes > self.cap_nbytes:
-            self._remove(next(iter(self._items)))
+            self._remove(self._victim())
             self.stats.num_evictions += 1
         self._items[item.key] = (payload, item.expires_at_s)
+        self._count_pinned(item.key, 1)
         self._watch(item.key, item.expires_at_s)
         self.stats.nbytes += nbytes
         self.stats.num_items += 1
@@ -109,8 +114,9 @@ class MemoryStore:
         """Drop some of what has expired by the latest time seen; how many."""
         num_dropped = 0
         while self._expiring and self._expiring[0][0] <= self._now_s and num_dropped < SWEEP:
-            _, key = heapq.heappop(self._expiring)
-            self._watched.discard(key)
+            due_s, key = heapq.heappop(self._expiring)
+            if self._watched.get(key) == due_s:
+                del self._watched[key]
             _, expires_at_s = self._items.get(key, (b"", None))
             if expires_at_s is None:
                 continue
@@ -122,13 +128,26 @@ class MemoryStore:
             num_dropped += 1
         return num_dropped
 
+    def _victim(self) -> bytes:
+        """The least recently used that is not pinned, if there is one."""
+        for key, (_, expires_at_s) in self._items.items():
+            if expires_at_s < PINNED_UNTIL_S:
+                return key
+        return next(iter(self._items))
+
+    def _count_pinned(self, key: bytes, times: int) -> None:
+        payload, expires_at_s = self._items.get(key, (b"", 0.0))
+        if expires_at_s >= PINNED_UNTIL_S:
+            self.stats.pinned_nbytes += times * (len(key) + len(payload))
+
     def _watch(self, key: bytes, expires_at_s: float) -> None:
         """Have `_sweep` look at the item by then; one record a key is enough, as it looks again where it came too early."""
-        if key not in self._watched:
-            self._watched.add(key)
+        if expires_at_s < self._watched.get(key, math.inf):
+            self._watched[key] = expires_at_s
             heapq.heappush(self._expiring, (expires_at_s, key))
 
     def _remove(self, key: bytes) -> None:
+        self._count_pinned(key, -1)
         held = self._items.pop(key, None)
         if held is not None:
             self.stats.nbytes -= len(key) + len(held[0])

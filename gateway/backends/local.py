@@ -23,6 +23,8 @@ from engine.messages import (
     Finished,
     Flush,
     Flushed,
+    Pin,
+    Pinned,
     Snapshot,
     Started,
     Submit,
@@ -40,7 +42,7 @@ from gateway.clock import Clock
 from gateway.errors import EngineFailed, Overloaded
 from gateway.request import Request
 
-A = TypeVar("A", Counted, Flushed, EngineStats)
+A = TypeVar("A", Counted, Flushed, Pinned, EngineStats)
 
 WORKER: Final[tuple[str, ...]] = (sys.executable, "-m", "engine.worker")
 
@@ -220,11 +222,15 @@ class LocalBackend:
         reply = await self._ask(lambda frame_id: Flush(frame_id, tenant), Flushed)
         return reply.num_blocks
 
+    async def pin(self, key: bytes, *, pinned: bool) -> Pinned:
+        """Pin the entry whose stored object has this key, or unpin it; what became of it."""
+        return await self._ask(lambda frame_id: Pin(frame_id, key, pinned), Pinned)
+
     async def stats(self) -> EngineStats | None:
         """The engine's counters and gauges; None while no worker serves."""
         return await self._ask(Snapshot, EngineStats) if self.ready else None
 
-    async def _ask(self, question: Callable[[str], Count | Flush | Snapshot], kind: type[A]) -> A:
+    async def _ask(self, question: Callable[[str], Count | Flush | Pin | Snapshot], kind: type[A]) -> A:
         link = await self._link()
         with link.open("ask") as (frame_id, mailbox):
             await link.send(question(frame_id))

@@ -11,10 +11,10 @@ from collections import deque
 
 import msgspec
 
-from engine.messages import Counted, EngineStats, Failed, Finished, Flushed, Started, TextDelta, ToolCallDelta
+from engine.messages import Counted, EngineStats, Failed, Finished, Flushed, Pinned, Started, TextDelta, ToolCallDelta
 from gateway.errors import BadFormat, BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
 
-Reply = Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | EngineStats
+Reply = Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | Pinned | EngineStats
 
 RETRY_AFTER_S = 1.0
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine.cache.block import Block
 from engine.cache.eviction import SCORES, EvictionQueue, may_leave
+from engine.store.base import PINNED_UNTIL_S
 
 
 def blocks_with_pages(count: int) -> list[Block]:
@@ -19,18 +20,23 @@ def blocks_with_pages(count: int) -> list[Block]:
 @pytest.mark.parametrize("name", SCORES)
 @given(data=st.data())
 def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
-    """Unpromised blocks first, then by score: uses, pins, promises and time are all seen at the pop."""
+    """Unpromised blocks first, pinned entries' last, then by score: uses, pins, promises and time are seen at the pop."""
     queue, blocks, now_s = EvictionQueue(name), blocks_with_pages(6), 0.0
     for block in blocks:
         queue.add(block, now_s)
     for _ in range(data.draw(st.integers(1, 40))):
         block = data.draw(st.sampled_from(blocks))
-        match data.draw(st.sampled_from(["use", "promise", "pin", "unpin", "time", "pop"])):
+        match data.draw(st.sampled_from(["use", "promise", "keep", "curtail", "pin", "unpin", "time", "pop"])):
             case "use":
                 block.last_used_s, block.credit = now_s, queue.clock
                 block.num_uses += 1
             case "promise":
                 block.promised_until_s = max(block.promised_until_s, now_s + data.draw(st.integers(1, 5)))
+            case "keep":
+                block.promised_until_s = PINNED_UNTIL_S
+            case "curtail":
+                block.promised_until_s = min(block.promised_until_s, now_s + data.draw(st.integers(0, 5)))
+                queue.renew(block, now_s)
             case "pin":
                 block.pins = 1
             case "unpin":
@@ -45,7 +51,9 @@ def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
                     assert popped is None
                 else:
                     assert popped is not None
-                    rank = {b: (b.promised_until_s > now_s, SCORES[name](b)) for b in able}
+                    rank = {
+                        b: (b.promised_until_s > now_s, b.promised_until_s >= PINNED_UNTIL_S, SCORES[name](b)) for b in able
+                    }
                     assert rank[popped] == min(rank.values())
                     queue.add(popped, now_s)
         queue.check(blocks)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.cache.tiers import Tiers
-from engine.messages import EngineStats, Finished, Flush, Flushed, Snapshot, Submit
+from engine.messages import EngineStats, Finished, Flush, Flushed, Pin, Pinned, Snapshot, Submit, Tick
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.store.base import NamedStore
 from engine.store.disk.store import DiskStore
@@ -144,3 +145,38 @@ def test_small_pools_and_many_requests_over_threads(make_engine: MakeEngine) -> 
     for name, text in texts.items():
         assert isinstance(harness.log.wait_last(name), Finished)
         assert harness.log.token_ids(name) == truth[text]
+
+
+def pin(harness: Harness, request_id: str, key: bytes, *, pinned: bool = True) -> str:
+    harness.engine.pin(Pin(request_id, key, pinned))
+    last = harness.log.wait_last(request_id)
+    assert isinstance(last, Pinned)
+    return last.outcome
+
+
+def test_a_pin_is_answered_and_outlives_the_engine(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """Of all stored keys one names an entry; the next engine reads it long after its time, and its KV too."""
+    with DiskStore(tmp_path, nbytes=1 << 24) as store:
+        first = make_engine(None, over(("ssd", store)))
+        ask(first, "a")
+        first.engine.close()
+        assert first.engine.join(30.0)
+        keys = [key for key, _ in store.scan()]
+        second = make_engine(None, over(("ssd", store)))
+        ask(second, "b")
+        outcomes = {key: pin(second, key.hex(), key) for key in keys}
+        assert sorted(outcomes.values()) == ["done", *["unknown"] * (len(keys) - 1)]
+        assert stats(second, "s").gauges["cache_pinned_entries"] == 1
+        second.engine.close()
+        assert second.engine.join(30.0)
+    with DiskStore(tmp_path, nbytes=1 << 24) as store:
+        third = make_engine(None, over(("ssd", store)))
+        third.engine.tick(Tick(1e9))
+        third.engine.submit(msgspec.structs.replace(submit("c"), started_at_s=1e9))
+        assert isinstance(third.log.wait_last("c"), Finished)
+        report = third.log.wait_started("c").report
+        assert report.hit is not None
+        assert report.hit.ttl_left_s == 300.0
+        (key,) = (key for key, outcome in outcomes.items() if outcome == "done")
+        assert pin(third, "u", key, pinned=False) == "done"
+        assert stats(third, "t").gauges["cache_pinned_entries"] == 0

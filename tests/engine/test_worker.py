@@ -31,6 +31,8 @@ from engine.messages import (
     Flushed,
     FromEngine,
     Hello,
+    Pin,
+    Pinned,
     Snapshot,
     Started,
     Submit,
@@ -140,14 +142,14 @@ def test_a_request_over_the_socket(served: Served) -> None:
 
 
 def test_questions_over_the_socket(served: Served) -> None:
-    """Counts, snapshots and flushes are answered under their ids; an abort of nothing is not."""
+    """Counts, snapshots, flushes and pins are answered under their ids; an abort of nothing is not."""
     kinds: dict[str, type] = {}
-    served.peer.send(Abort("x"), Count("c", submit("").prompt), Snapshot("s"), Flush("f"))
-    while len(kinds) < 3:
+    served.peer.send(Abort("x"), Count("c", submit("").prompt), Snapshot("s"), Flush("f"), Pin("p", bytes(32)))
+    while len(kinds) < 4:
         event = served.peer.receive()
-        assert isinstance(event, Counted | EngineStats | Flushed)
+        assert isinstance(event, Counted | EngineStats | Flushed | Pinned)
         kinds[event.request_id] = type(event)
-    assert kinds == {"c": Counted, "s": EngineStats, "f": Flushed}
+    assert kinds == {"c": Counted, "s": EngineStats, "f": Flushed, "p": Pinned}
 
 
 def test_what_the_engine_refuses_is_answered(make_engine: MakeEngine) -> None:

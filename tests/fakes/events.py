@@ -14,13 +14,14 @@ from engine.messages import (
     Flushed,
     FromEngine,
     Hello,
+    Pinned,
     Started,
     TextDelta,
     ToolCallDelta,
 )
 
 PATIENCE_S: Final = 30.0
-LAST = (Finished, Failed, Counted, Flushed, EngineStats)
+LAST = (Finished, Failed, Counted, Flushed, Pinned, EngineStats)
 
 
 class EventLog:

@@ -30,6 +30,8 @@ from engine.messages import (
     Flushed,
     FromEngine,
     Hello,
+    Pin,
+    Pinned,
     Snapshot,
     Started,
     Submit,
@@ -69,6 +71,8 @@ class FakeWorker:
                 self.now_s = now_s
             case Count(request_id, prompt):
                 self.say(Counted(request_id, len(said(prompt))))
+            case Pin(request_id, key):
+                self.say(Pinned(request_id, "done", len(key), 64))
             case Flush(request_id):
                 self.say(Flushed(request_id, 7))
             case Snapshot(request_id):

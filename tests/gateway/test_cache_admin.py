@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig
+from engine.messages import Pinned
+from engine.types import PinOutcome
 from gateway.cache_admin import operator_key
 from gateway.inventory import tenant_hash
 from gateway.stock import open_inventory
@@ -20,27 +22,42 @@ from tests.gateway.stocked import CAP, SECRET, fill, flip, objects, path_of
 
 EXPIRES_AT_S = 1_700_000_060.0
 TENANTS = "tenants: [{name: a, keys: [key-of-a]}, {name: b, keys: [key-of-b]}]"
-ROUTES = [("GET", "stat"), ("GET", "entries"), ("POST", "flush"), ("POST", "verify")]
+ROUTES = [
+    ("GET", "stat"),
+    ("GET", "entries"),
+    ("POST", "flush"),
+    ("POST", "pin"),
+    ("POST", "unpin"),
+    ("POST", "verify"),
+]
+SAME = objects("a", EXPIRES_AT_S)[-1].key[8:].hex()
+"""The key of the one entry that each tenant has, the same for all of them."""
 OPERATOR = {"x-api-key": operator_key(SECRET)}
 
 
 class FlushableBackend(ScriptedBackend):
-    """Remembers what it was told to forget."""
+    """Remembers what it was told to forget and to pin."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counters = {"cache_hits_total": 5.0}
         self.flushed: list[str | None] = []
+        self.pins: list[tuple[bytes, bool]] = []
+        self.outcome: PinOutcome = "done"
 
     async def flush(self, tenant: str | None) -> int:
         self.flushed.append(tenant)
         return 7
 
+    async def pin(self, key: bytes, *, pinned: bool) -> Pinned:
+        self.pins.append((key, pinned))
+        return Pinned("1", self.outcome, 1000, 4000)
+
 
 @asynccontextmanager
-async def stocked(folder: Path, policy: str = "") -> AsyncIterator[tuple[Served, FlushableBackend]]:
-    """A gateway whose SSD tier holds one prompt of each of two tenants."""
-    fill(folder, objects("a", EXPIRES_AT_S) + objects("b", EXPIRES_AT_S))
+async def stocked(folder: Path, policy: str = "", *, tenants: str = "ab") -> AsyncIterator[tuple[Served, FlushableBackend]]:
+    """A gateway whose SSD tier holds one prompt of each tenant."""
+    fill(folder, [item for tenant in tenants for item in objects(tenant, EXPIRES_AT_S)])
     backend = FlushableBackend()
     engine = EngineConfig(model="m", model_path="", root_secret=SECRET, ssd_path=str(folder), ssd_nbytes=CAP)
     with open_inventory([engine]) as inventory:
@@ -124,6 +141,53 @@ async def test_strangers_are_refused(method: str, name: str, tmp_path: Path) -> 
             assert response.status == 403
             assert response.content_type == "application/problem+json"
         assert backend.flushed == []
+        assert backend.pins == []
+
+
+@pytest.mark.parametrize(("verb", "pinned"), [("pin", True), ("unpin", False)])
+async def test_an_entry_is_pinned_by_the_first_digits_of_its_key(verb: str, pinned: bool, tmp_path: Path) -> None:
+    """The engine gets the whole key, whatever the case of the digits. Only the operator pins: it takes from everyone."""
+    stored = objects("b", EXPIRES_AT_S)[-1].key
+    async with stocked(tmp_path, TENANTS, tenants="b") as (served, backend):
+        _, told, _ = await ask(served, "GET", "entries", key="key-of-b")
+        digits = told["entries"][0]["key"]
+        assert digits == stored[8:].hex()
+        body = {"key": digits[:8].upper()}
+        wanted = {"key": digits, "used_nbytes": 1000, "budget_nbytes": 4000}
+        assert (await ask(served, "POST", verb, key="key-of-b", json=body))[0] == 403
+        assert backend.pins == []
+        assert (await ask(served, "POST", verb, key=operator_key(SECRET), json=body))[:2] == (200, wanted)
+        assert backend.pins == [(stored, pinned)]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "title"),
+    [
+        ({"key": "0000"}, 404, "UnknownEntry"),
+        ({"key": SAME[:8]}, 409, "AmbiguousKey"),
+        ({"key": SAME[:3]}, 400, "InvalidRequest"),
+        ({"key": "no digits"}, 400, "InvalidRequest"),
+        ({}, 400, "InvalidRequest"),
+    ],
+)
+async def test_no_entry_or_several_are_refused(body: dict[str, str], status: int, title: str, tmp_path: Path) -> None:
+    """Nothing is pinned by guess: the entries of both tenants have the same key here."""
+    async with stocked(tmp_path) as (served, backend):
+        told = await ask(served, "POST", "pin", json=body)
+        assert (told[0], told[1]["title"], told[2]) == (status, title, "application/problem+json")
+        assert backend.pins == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "title"), [("absent", "NotOnDevice"), ("unknown", "NotOnDevice"), ("over_budget", "OverBudget")]
+)
+async def test_what_the_engine_refuses_is_said(outcome: PinOutcome, title: str, tmp_path: Path) -> None:
+    """With what to do about it."""
+    async with stocked(tmp_path, tenants="a") as (served, backend):
+        backend.outcome = outcome
+        status, error, _ = await ask(served, "POST", "pin", json={"key": SAME})
+        assert (status, error["title"]) == (409, title)
+        assert ("send a request that reads it" if title == "NotOnDevice" else "1000 of 4000 bytes") in error["detail"]
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"tenant": 1}', b'{"tennant": "a"}', b" " * 5000])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.store.base import Item
+from engine.store.base import PINNED_UNTIL_S, Item
 from engine.store.disk.store import DiskStore
 from gateway.cli import main
 from gateway.config import read_settings, root_secret
@@ -120,6 +120,41 @@ def test_flush_needs_the_gateway_that_runs(home: Path, capsys: pytest.CaptureFix
     with DiskStore(folder(home), nbytes=CAP):
         assert run("flush") == 1
     assert "--url" in capsys.readouterr().err
+
+
+def test_pin_needs_a_gateway_that_runs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only an engine can pin; the message says how to reach one."""
+    for verb in ("pin", "unpin"):
+        assert run(verb, "abcd") == 1
+        assert "--url" in capsys.readouterr().err
+
+
+async def test_a_running_gateway_pins(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the key that `ls` shows; what it refuses is an error in its own words."""
+    assert run("flush", "--tenant", "acme") == 0
+    capsys.readouterr()
+    backend = FlushableBackend()
+    stored = contents("zeta")[-1]
+    async with serving(backend, POLICY, inventory=Inventory((FolderShelf(folder(home)),)), root_secret=secret()) as served:
+        options = ["--url", served.url]
+        assert await asyncio.to_thread(run, "ls", *options) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if "system/0" in line)
+        key = line.split()[-1]
+        assert stored.key[8:].hex().startswith(key)
+        for verb in ("pin", "unpin"):
+            assert await asyncio.to_thread(run, verb, key, *options) == 0
+            assert capsys.readouterr().out == f"{verb}ned {key}; pinned entries take 1.0 kB of 4.0 kB\n"
+        assert await asyncio.to_thread(run, "pin", "00000000", *options) == 1
+        assert "no live entry" in capsys.readouterr().err
+    assert backend.pins == [(stored.key, True), (stored.key, False)]
+
+
+def test_ls_shows_what_is_pinned(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the place of the time left, which it does not have."""
+    fill(folder(home), objects("acme", PINNED_UNTIL_S, secret=secret()))
+    assert run("ls") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "system/0" in line]
+    assert sorted((line[1], line[5] == "pinned") for line in lines) == [("acme", True), ("zeta", False)]
 
 
 @pytest.mark.parametrize("key", [None, "key-of-acme"])

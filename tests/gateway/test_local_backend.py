@@ -69,11 +69,12 @@ async def collect(backend: LocalBackend, order: str) -> tuple[int, str, str]:
 
 
 async def test_an_answer_arrives_in_order(tmp_path: Path) -> None:
-    """Started, text, Finished; then counting, flushing and statistics on the same connection."""
+    """Started, text, Finished; then counting, flushing, pinning and statistics on the same connection."""
     async with running(make_backend(tmp_path)) as backend:
         assert await collect(backend, "abc") == (3, "Hello world", "stop")
         assert await backend.count(prompt("12345")) == 5
         assert await backend.flush("tenant") == 7
+        assert (await backend.pin(bytes(32), pinned=True)).used_nbytes == 32
         assert backend.ready
         assert backend.model is not None
         assert backend.model.name == "fake"

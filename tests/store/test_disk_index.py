@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.store.base import PINNED_UNTIL_S
 from engine.store.disk.index import SCORES, DiskIndex, Record
 
+EXPIRIES = st.integers(0, 20) | st.just(PINNED_UNTIL_S)
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["add", "remove", "touch", "expire", "pin"]), st.integers(0, 7), st.integers(0, 20)), max_size=300
+    st.tuples(st.sampled_from(["add", "remove", "touch", "expire", "pin"]), st.integers(0, 7), EXPIRIES), max_size=300
 )
 
 
 @given(steps=STEPS, eviction=st.sampled_from(list(SCORES)))
-def test_any_history(steps: list[tuple[str, int, int]], eviction: str) -> None:
+def test_any_history(steps: list[tuple[str, int, float]], eviction: str) -> None:
     """Order of use, next to expire and the victim are what a search of all records says; memory stays in proportion."""
     index = DiskIndex(eviction)
     order: list[Record] = []
@@ -44,8 +46,10 @@ def test_any_history(steps: list[tuple[str, int, int]], eviction: str) -> None:
         if first is not None and first.expires_at_s <= 10.0 and first.num_readers == 0:
             assert victim is first
         else:
-            assert victim is min(free, key=SCORES[eviction], default=None)
-            assert eviction != "lru" or victim is (free[0] if free else None)
+            assert victim is min(free, key=lambda record: (record.is_pinned, SCORES[eviction](record)), default=None)
+            plain = [record for record in free if not record.is_pinned]
+            assert eviction != "lru" or victim is ((plain or free)[0] if free else None)
+        assert index.pinned_nbytes == sum(record.is_pinned for record in order)
         assert len(index._queue) <= 2 * len(order) + 65
         assert len(index._by_expiry) <= 2 * len(order) + 65
 
@@ -83,3 +87,27 @@ def test_a_score_of_another_name_is_refused() -> None:
     """Said where the store is made."""
     with pytest.raises(ValueError, match="unknown eviction score 'mru'"):
         DiskIndex("mru")
+
+
+@pytest.mark.parametrize("eviction", SCORES)
+def test_pinned_records_are_the_last_victims(eviction: str) -> None:
+    """Whatever was used more often or later goes first; unpinned it is a victim like any other."""
+    index = DiskIndex(eviction)
+    pinned = Record(b"p", 1, 8, PINNED_UNTIL_S)
+    index.add(pinned)
+    others = [Record(bytes([n]), 1, 1, 99.0, worth=9.0) for n in range(3)]
+    for other in others:
+        index.add(other)
+        index.touch(other)
+    assert index.pinned_nbytes == 8
+    for other in others[:2]:
+        assert index.victim(0.0) is other
+        index.remove(other)
+    index.expire_at(pinned, 99.0)
+    assert index.pinned_nbytes == 0
+    assert index.victim(0.0) is pinned
+    index.expire_at(pinned, PINNED_UNTIL_S)
+    index.remove(others[2])
+    assert index.victim(0.0) is pinned
+    index.add(Record(b"p", 1, 3, PINNED_UNTIL_S))
+    assert index.pinned_nbytes == 3

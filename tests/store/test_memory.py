@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import pytest
 
-from engine.store.base import Item
+from engine.store.base import PINNED_UNTIL_S, Item
 from engine.store.memory import MemoryStore
 
 NOW_S = 100.0
@@ -63,3 +63,24 @@ def test_a_refreshed_item_outlives_its_first_expiry() -> None:
     assert store.find_many([b"a"], 20.0) != [None]
     store.find_many((), 40.0)
     assert (store.stats.num_items, store.stats.nbytes) == (0, 0)
+
+
+def test_an_item_that_expires_sooner_than_it_did_is_dropped_in_time() -> None:
+    """Whether its expiry was cut, or it was deleted and put again."""
+    store = MemoryStore(1 << 10)
+    store.put_many([Item(b"a", b"1", 1e6), Item(b"a", None, 30.0), Item(b"b", b"2", 1e6)])
+    store.delete_many([b"b"])
+    store.put_many([Item(b"b", b"2", 30.0)])
+    store.find_many((), 40.0)
+    assert (store.stats.num_items, store.stats.num_expired) == (0, 2)
+
+
+def test_pinned_items_are_given_up_last() -> None:
+    """Used longest ago, a pinned item stays while there is another; its bytes are counted."""
+    store = MemoryStore(2 * 11)
+    store.put_many([Item(b"a", b"0123456789", 100.0), Item(b"b", b"0123456789", 100.0), Item(b"a", None, PINNED_UNTIL_S)])
+    assert store.stats.pinned_nbytes == 11
+    store.put_many([Item(b"c", b"0123456789", 100.0)])
+    assert [found is not None for found in store.find_many([b"a", b"b", b"c"], 0.0)] == [True, False, True]
+    store.put_many([Item(b"d", b"0123456789abcdefghij", 100.0)])
+    assert (store.stats.num_items, store.stats.pinned_nbytes) == (1, 0)

@@ -94,3 +94,30 @@ def test_the_cap_holds_under_a_load_that_wants_ten_times_as_much(default_model: 
         assert cap_nbytes / 2 < watch.most_nbytes <= cap_nbytes
         assert watch.most_resident_nbytes <= before_nbytes + 512 * MIB + queue_nbytes + slack_nbytes
         assert host.metric("pcg_kv_bytes", tier="ssd") <= cap_nbytes
+
+
+def test_a_pinned_entry_outlives_its_time_and_a_kill(default_model: Path, tmp_path: Path) -> None:
+    """A day after `kill -9` it is read from the SSD, billed as ever; unpinned and left alone it expires."""
+    with hosts(tmp_path, "{ssd: {bytes: 1GiB, min_free: 0}}", more="") as (host,):
+        host.start()
+        cold = host.ask(manual("A"), QUESTION)
+        host.wait_until_written()
+        lines = pcg_cache(host, "ls", "--url", host.url).stdout.splitlines()
+        (line,) = (line for line in lines if "system/0" in line)
+        key = line.split()[-1]
+        assert pcg_cache(host, "pin", "0000000", "--url", host.url).returncode == 1
+        pinned = pcg_cache(host, "pin", key, "--url", host.url)
+        assert (pinned.returncode, pinned.stderr) == (0, "")
+        host.wait_until_written()
+        host.kill()
+        host.advance(86_400)
+        host.start()
+        assert host.metric("pcg_kv_pinned_bytes", tier="ssd") > 0
+        assert "pinned" in pcg_cache(host, "ls", "--url", host.url).stdout
+        warm = host.ask(manual("A"), QUESTION)
+        assert (warm.num_read, warm.text, warm.tier, warm.ttl_s) == (cold.num_written, cold.text, "ssd", 300)
+        unpinned = pcg_cache(host, "unpin", key, "--url", host.url)
+        assert (unpinned.returncode, unpinned.stderr) == (0, "")
+        host.wait_until_written()
+        host.advance(400)
+        assert host.ask(manual("A"), QUESTION).num_read == 0

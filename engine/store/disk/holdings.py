@@ -150,6 +150,7 @@ class Holdings:
             self.index.expire_at(record, min(record.expires_at_s, expires_at_s))
             raise
         self.index.expire_at(record, expires_at_s)
+        self._count()
 
     def sweep(self, now_s: float, limit: int) -> int:
         """Delete up to `limit` expired objects, soonest expired first, and try again what could not be deleted."""
@@ -210,3 +211,4 @@ class Holdings:
 
     def _count(self) -> None:
         self._stats.num_items = len(self.index)
+        self._stats.pinned_nbytes = self.index.pinned_nbytes

@@ -10,6 +10,8 @@ from itertools import count
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from engine.store.base import PINNED_UNTIL_S
+
 
 @dataclass(slots=True, eq=False)
 class Record:
@@ -27,6 +29,14 @@ class Record:
     credit: float = 0.0
     """The index's clock at the last use."""
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it goes only where nothing else is left."""
+        return self.expires_at_s >= PINNED_UNTIL_S
+
+
+Rank: TypeAlias = tuple[bool, float, int]
+"""Pinned or not, then the score."""
 
 Score: TypeAlias = tuple[float, int]
 """The lowest goes first. Using a record may only raise its score."""
@@ -44,7 +54,8 @@ SCORES: Final[Mapping[str, Callable[[Record], Score]]] = MappingProxyType(
 class DiskIndex:
     """Records in the order of their last use. Not thread-safe: the store calls it under its lock.
 
-    `eviction` names a score. A record of the queue is not moved when it is used: it is looked at again when it comes up.
+    `eviction` names a score; what is pinned comes after all that is not. A record of the queue is not moved when it is used:
+    it is looked at again when it comes up.
     """
 
     def __init__(self, eviction: str = "lru") -> None:
@@ -54,9 +65,11 @@ class DiskIndex:
         self._score = SCORES[eviction]
         self._records: OrderedDict[bytes, Record] = OrderedDict()
         self._by_expiry: list[tuple[float, bytes]] = []
-        self._queue: list[tuple[Score, int, Record]] = []
+        self._queue: list[tuple[Rank, int, Record]] = []
         self._uses = count()
         self._clock = 0.0
+        self.pinned_nbytes = 0
+        """Allocated bytes of pinned records."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -71,8 +84,9 @@ class DiskIndex:
 
     def add(self, record: Record) -> None:
         """Hold it as the most recently used, in the place of another under its key."""
+        self._forget(record.key)
         self._records[record.key] = record
-        self._records.move_to_end(record.key)
+        self.pinned_nbytes += record.is_pinned * record.allocated_nbytes
         record.last_use, record.credit = next(self._uses), self._clock
         self._enqueue(record)
         self.expire_at(record, record.expires_at_s)
@@ -80,7 +94,7 @@ class DiskIndex:
     def remove(self, record: Record) -> None:
         """Forget it; a record that is not held is ignored."""
         if self._records.get(record.key) is record:
-            del self._records[record.key]
+            self._forget(record.key)
 
     def touch(self, record: Record) -> None:
         """It was used now."""
@@ -91,7 +105,10 @@ class DiskIndex:
 
     def expire_at(self, record: Record, expires_at_s: float) -> None:
         """Its expiry is this."""
-        record.expires_at_s = expires_at_s
+        was_pinned, record.expires_at_s = record.is_pinned, expires_at_s
+        if was_pinned != record.is_pinned and self._records.get(record.key) is record:
+            self.pinned_nbytes += record.allocated_nbytes * (1 if record.is_pinned else -1)
+            self._enqueue(record)
         heapq.heappush(self._by_expiry, (expires_at_s, record.key))
         if len(self._by_expiry) > 2 * len(self._records) + 64:
             self._by_expiry = [(held.expires_at_s, key) for key, held in self._records.items()]
@@ -114,22 +131,30 @@ class DiskIndex:
             return first
         victim, being_read = None, []
         while self._queue and victim is None:
-            score, _, record = heapq.heappop(self._queue)
+            rank, _, record = heapq.heappop(self._queue)
             if self._records.get(record.key) is not record:
                 continue
             if record.num_readers:
                 being_read.append(record)
-            elif self._score(record) > score:
+            elif self._rank(record) > rank:
                 self._enqueue(record)
             else:
                 victim = record
-                self._clock = max(self._clock, score[0])
+                self._clock = max(self._clock, rank[1])
         for record in (*being_read, *([] if victim is None else [victim])):
             self._enqueue(record)
         return victim
 
+    def _rank(self, record: Record) -> Rank:
+        return (record.is_pinned, *self._score(record))
+
+    def _forget(self, key: bytes) -> None:
+        held = self._records.pop(key, None)
+        if held is not None:
+            self.pinned_nbytes -= held.is_pinned * held.allocated_nbytes
+
     def _enqueue(self, record: Record) -> None:
-        heapq.heappush(self._queue, (self._score(record), next(self._uses), record))
+        heapq.heappush(self._queue, (self._rank(record), next(self._uses), record))
         if len(self._queue) > 2 * len(self._records) + 64:
-            self._queue = [(self._score(held), next(self._uses), held) for held in self._records.values()]
+            self._queue = [(self._rank(held), next(self._uses), held) for held in self._records.values()]
             heapq.heapify(self._queue)

@@ -1,0 +1,108 @@
+"""Pinned entries: which one a key names, what they may take, and the two changes. Knows no requests and no stores.
+
+A pin is an expiry that never comes, on the entry, on the blocks under it and on their objects below the device. Everything
+else follows from that: nothing is renewed, evictions see it, and it survives a restart as any expiry does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from engine.cache.below import Below
+from engine.cache.block import Block
+from engine.cache.entries import Entry
+from engine.cache.geometry import Geometry
+from engine.cache.space import Space
+from engine.cache.stored import stored_entry_key
+from engine.cache.supply import PageSupply
+from engine.store.base import PINNED_UNTIL_S
+from engine.types import PinOutcome
+
+UNLIMITED: Final = 1 << 62
+
+
+class Pins:
+    """All pinned entries of a cache together may take `budget_nbytes` of KV."""
+
+    def __init__(self, supply: PageSupply, geometry: Geometry, below: Below | None, budget_nbytes: int) -> None:
+        self.budget_nbytes = budget_nbytes
+        self._supply = supply
+        self._geometry = geometry
+        self._below = below
+
+    def pin(self, spaces: Iterable[Space], key: bytes) -> PinOutcome:
+        """Keep the live entry whose object has this key until it is unpinned."""
+        held = list(spaces)
+        space, entry = self._find(held, key)
+        if entry is None or space is None:
+            return "unknown"
+        if entry.is_pinned:
+            return "done"
+        last = entry.block
+        if last is None or last.parent is None:
+            return "absent"
+        path = _path(last)
+        num_more = sum(block.promised_until_s < PINNED_UNTIL_S for block in path)
+        if self.used_nbytes(held) + num_more * self._geometry.page_nbytes > self.budget_nbytes:
+            return "over_budget"
+        entry.expires_at_s = PINNED_UNTIL_S
+        self._supply.extend(last, PINNED_UNTIL_S, promised=True)
+        if self._below is not None:
+            self._below.pin(space, entry, path)
+        return "done"
+
+    def unpin(self, spaces: Iterable[Space], key: bytes) -> PinOutcome:
+        """Let the entry expire again, its own time from now, and what only it kept."""
+        space, entry = self._find(spaces, key)
+        if entry is None or space is None:
+            return "unknown"
+        if not entry.is_pinned:
+            return "done"
+        last = entry.block
+        if last is None or last.parent is None:
+            return "absent"
+        until_s = entry.expires_at_s = self._supply.now_s + entry.ttl_s
+        space.entries.reschedule(entry)
+        path = _path(last)
+        for block in reversed(path):
+            promises = [other.expires_at_s for other in space.entries.covered_by(block)]
+            self._supply.curtail(block, until_s, max(promises, default=0.0))
+        if self._below is not None:
+            self._below.unpin(space, entry, path, until_s)
+        return "done"
+
+    def used_nbytes(self, spaces: Iterable[Space]) -> int:
+        """Bytes of KV under pinned entries: those this cache knows, or more where a tier holds more from before."""
+        pages: set[Block] = set()
+        elsewhere_nbytes = 0
+        for entry in self.entries(spaces):
+            if entry.block is None or entry.block.parent is None:
+                elsewhere_nbytes += self._geometry.nbytes(0, entry.offset)
+            else:
+                pages.update(_path(entry.block))
+        known_nbytes = len(pages) * self._geometry.page_nbytes + elsewhere_nbytes
+        tiers = {} if self._below is None else self._below.stats()
+        return max([known_nbytes, *(tier.gauges.pinned_nbytes for tier in tiers.values())])
+
+    @staticmethod
+    def entries(spaces: Iterable[Space]) -> list[Entry]:
+        """Every pinned entry this cache knows."""
+        return [entry for space in spaces for entry in space.entries if entry.is_pinned]
+
+    def _find(self, spaces: Iterable[Space], key: bytes) -> tuple[Space | None, Entry | None]:
+        for space in spaces:
+            if key.startswith(space.seal.namespace):
+                for entry in space.entries:
+                    if entry.live(self._supply.now_s) and stored_entry_key(space.seal, entry.key) == key:
+                        return space, entry
+        return None, None
+
+
+def _path(last: Block) -> list[Block]:
+    """The blocks from the first of its tree to `last`."""
+    path, node = [], last
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
