@@ -74,6 +74,11 @@ class KvPool:
         """Where the pool's memory is."""
         return self._slots.device
 
+    def touch(self, nbytes: int) -> None:
+        """Have the memory of the first pages at hand, up to `nbytes`: later writes would wait for it. Only of a fresh pool."""
+        num_pages = min(nbytes // self.page_nbytes, self.num_pages)
+        self._slots[:, :, : num_pages * self.page_size].zero_()
+
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: slice | torch.Tensor) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]` in `slots`: a slice or int64 indices, one per token."""
         for side, new in enumerate((key, value)):

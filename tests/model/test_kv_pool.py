@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 import torch
 
@@ -135,3 +137,25 @@ def test_one_value_that_is_not_finite_is_found(dtype: torch.dtype, bad: str) -> 
     pool.write_pages([1, 2], memoryview(values.view(torch.uint8).numpy().tobytes()))
     values[1, 0, 1, 3, 2, 1] = 0
     assert pool.read_pages([1, 2]) == values.view(torch.uint8).numpy().tobytes()
+
+
+def test_touched_memory_is_at_hand() -> None:
+    """Writing to pages that were touched waits for no memory, and writing to others does."""
+    pool = KvPool(KvShape(2, 8, 64, torch.float32), 1024, 16, CPU)
+    body = memoryview(bytes(100 * pool.page_nbytes))
+    pool.touch(200 * pool.page_nbytes)
+
+    def faults(first: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        pool.write_pages(range(first, first + 100), body)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    faults(0)  # what the code itself needs
+    assert faults(50) < faults(700)
+
+
+def test_touching_more_than_there_is() -> None:
+    """The whole pool, and not a byte more."""
+    pool = KvPool(KvShape(1, 1, 2, torch.float32), 4, 4, CPU)
+    pool.touch(10**9)
+    assert not any(pool.read_pages(range(4)))
