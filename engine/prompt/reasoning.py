@@ -40,6 +40,7 @@ class ReasoningSplitter:
         self._state = "answer" if reasoning is None else "thinking" if reasoning.begun else "start"
         self._held = ""
         self._is_blank = True
+        self._may_open = self._tags.begun
 
     def push(self, text: str) -> list[Said]:
         """What became certain with more of the answer."""
@@ -78,9 +79,9 @@ class ReasoningSplitter:
     def _think(self, out: list[Said]) -> None:
         if self._is_blank:
             self._held = self._held.lstrip("\n")
-            if self._tags.begun and self._held.startswith(self._tags.open):
-                self._held = self._held[len(self._tags.open) :].lstrip("\n")
-            elif self._tags.begun and self._tags.open.startswith(self._held):
+            if self._may_open and self._held.startswith(self._tags.open):
+                self._held, self._may_open = self._held[len(self._tags.open) :].lstrip("\n"), False
+            elif self._may_open and self._tags.open.startswith(self._held):
                 return
         thought, close, rest = self._held.partition(self._tags.close)
         num = len(thought) if close else _num_whole(thought, self._tags.close)

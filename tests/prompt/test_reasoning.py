@@ -43,6 +43,7 @@ def split(kind: Reasoning | None, pieces: Iterable[str], *, cut: bool = False) -
         (BEGUN, "a\n</think>\n\nb", ("a", "b")),
         (BEGUN, "<think>\na</think>b", ("a", "b")),
         (BEGUN, "a", ("a", "")),
+        (BEGUN, "<think><think>a", ("<think>a", "")),
         (THINK_BRACKETS, "[THINK]a[/THINK]b", ("a", "b")),
     ],
 )
