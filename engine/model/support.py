@@ -25,6 +25,7 @@ _FOREIGN: Final[dict[str, str]] = {
     "rescale_every": "recurrent (RWKV) layers",
     "chunkwise_kernel": "recurrent (xLSTM) layers",
     "conv_L_cache": "recurrent (short convolution) layers",
+    "lru_width": "recurrent (linear recurrent unit) layers",
     "quantization_config": "quantized weights",
 }
 
