@@ -57,13 +57,16 @@ def _kept_s(request: Request, rules: DialectRules) -> float:
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
-    """Exact boundaries where writes are billed; else what was skipped, rounded down to `read_step`, from `min_tokens` on."""
+    """Exact boundaries where writes are billed; else what was skipped, rounded down to `read_step`, from `min_tokens` on.
+
+    Where the client forbade reading, or set an age that only entries have, what was skipped all the same is not read.
+    """
+    read = report.hit.offset if report.hit is not None else 0
     if plan.any_prefix:
-        found = report.skipped - (report.shared if plan.single_flight == "write" else 0)
-        read = found // rules.read_step * rules.read_step
+        if plan.read and plan.max_age_s is None:
+            read = report.skipped - (report.shared if plan.single_flight == "write" else 0)
+        read = read // rules.read_step * rules.read_step
         read = read if read >= rules.min_tokens else 0
-    else:
-        read = report.hit.offset if report.hit is not None else 0
     return settle(report, rules, plan, read=read, num_output=num_output)
 
 

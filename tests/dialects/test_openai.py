@@ -129,6 +129,28 @@ def test_earlier_models_bill_in_steps(skipped: int, billed: int) -> None:
     assert dialects.usage(report, EARLIER_OPENAI, CachePlan(any_prefix=True), 3) == Usage(5000 - billed, billed, output=3)
 
 
+@pytest.mark.parametrize(
+    ("directive", "hit", "billed"),
+    [
+        ({"read_cache": False}, None, 0),
+        ({"max_age_s": 60.0}, None, 0),
+        ({"max_age_s": 60.0}, 1200, 1152),
+        ({"max_age_s": 60.0}, 1000, 0),
+        ({}, None, 2048),
+    ],
+    ids=["no-cache", "max-age", "a young entry", "a young entry under the minimum", "no directive"],
+)
+@pytest.mark.parametrize("base", [EARLIER_OPENAI, rules(EARLIER_OPENAI, preset="qwen")], ids=["openai", "qwen"])
+def test_what_may_not_be_read_is_not_billed_as_read(base: Any, directive: dict[str, Any], hit: int | None, billed: int) -> None:
+    """Of a prefix without an entry nobody knows the age: skipped or not, `max-age` reads entries alone, in the same steps."""
+    request = Request(
+        id="r", wire="openai", model="m", prompt=Prompt(messages=(user(),)), sampling=Sampling(max_tokens=1), **directive
+    )
+    found = None if hit is None else Hit(Position("messages", 0), hit, HALF_HOUR)
+    usage = dialects.usage(CacheReport(5000, 2100, found), base, dialects.plan(request, base), 0)
+    assert usage == Usage(5000 - billed, billed)
+
+
 def test_measured_mode_knows_no_steps() -> None:
     """What was skipped is what is read."""
     report = CacheReport(5000, 1100)
