@@ -51,8 +51,8 @@ class Answer:
 
     `num_tokens` counts what was sampled, without the end-of-turn token that ends the answer: the number of ids in all
     pieces. `at_limit` is the reason given when `sampling.max_tokens` is reached. `speech` says what to look for; with
-    `tool_choice: none`, what looks like a call is text. Where calls may not be parallel, the answer ends with `stop` before
-    a second one would begin.
+    `tool_choice: none`, what looks like a call is text, and so is a call of a tool that was offered but not chosen. Where
+    calls may not be parallel, the answer ends with `stop` before a second one would begin.
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: Sampling, at_limit: FinishReason, speech: Speech = PLAIN) -> None:
@@ -67,7 +67,9 @@ class Answer:
         self._control_tags = tuple(tag for tag in tags if tag in tokenizer.special_tokens)
         self._detokenizer = Detokenizer(tokenizer, shown=self._control_tags)
         self._splitter = ReasoningSplitter(reasoning)
-        self._parser = None if form is None else CallParser(form, speech.tools)
+        names = sampling.tool_choice.names
+        barred = speech.tools.difference(names) if names else ()
+        self._parser = None if form is None else CallParser(form, speech.tools, barred)
         self._matcher = StopMatcher(sampling.stop)
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -176,4 +178,4 @@ class Answer:
 
 def _is_forced(sampling: Sampling) -> bool:
     """Whether the answer must be a call from its first token on, which leaves no room for reasoning."""
-    return sampling.tool_choice.mode in ("required", "tool")
+    return sampling.tool_choice.mode == "required"

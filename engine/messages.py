@@ -14,7 +14,7 @@ import msgspec
 from engine.prompt.types import Prompt
 from engine.types import CachePlan, CacheReport, FinishReason, PinOutcome, Sampling, TokenLogprobs
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 MAX_FRAME_NBYTES: Final = 64 * 1024 * 1024
 LENGTH: Final = struct.Struct("<I")
 

@@ -111,10 +111,13 @@ PinOutcome: TypeAlias = Literal["done", "unknown", "absent", "over_budget"]
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether the answer may, must or must not call tools. `tool` means: exactly the one called `name`."""
+    """Whether the answer may, must or must not call tools, and which of those offered: all where there are no `names`.
 
-    mode: Literal["auto", "none", "required", "tool"] = "auto"
-    name: str | None = None
+    One name and `required` mean exactly one call. Tools that may not be called stay in the prompt, which is cached.
+    """
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: tuple[str, ...] = ()
     parallel: bool = True
 
 

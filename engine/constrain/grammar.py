@@ -61,13 +61,13 @@ def format_grammar(output: OutputFormat) -> str:
 def calls_grammar(
     calls: CallFormat, tools: Sequence[Tool], choice: ToolChoice, special_tokens: Mapping[str, int]
 ) -> str | None:
-    """The grammar of an answer that is nothing but calls of `tools`; None where none has to be called.
+    """The grammar of an answer that is nothing but calls of the chosen `tools`; None where none has to be called.
 
     One call where one tool is named or calls mustn't come together, else up to `MAX_CALLS`. Raises `BadFormat` for more tools
     than can be kept apart.
     """
-    offered = [tool for tool in tools if choice.mode == "required" or tool.name == choice.name]
-    if choice.mode not in ("required", "tool") or not offered:
+    offered = [tool for tool in tools if not choice.names or tool.name in choice.names]
+    if choice.mode != "required" or not offered:
         return None
     if len(offered) > MAX_TOOLS:
         raise BadFormat(f"tool_choice: more than {MAX_TOOLS} tools to choose from")
@@ -75,7 +75,8 @@ def calls_grammar(
         raise BadFormat(f"tool_choice: the schemas of the tools have more than {MAX_CHARACTERS} characters")
     budget = Budget()
     write = _Writer({tag: special_tokens[tag] for tag in calls.tags if tag in special_tokens})
-    more = "" if choice.mode == "tool" or not choice.parallel else f"({write.text(calls.between)} call){{0,{MAX_CALLS - 1}}}"
+    is_one = len(choice.names) == 1 or not choice.parallel
+    more = "" if is_one else f"({write.text(calls.between)} call){{0,{MAX_CALLS - 1}}}"
     rules = [
         "%llguidance {}",
         f"start: {write.text(calls.before)} call {more} {write.text(calls.after)}",

@@ -19,7 +19,7 @@ from tests.fakes.random_client import RandomClient
 from tests.fakes.schemas import random_schema
 
 ROOM = 4000
-CHOICES = (ToolChoice("required"), ToolChoice("tool", "tool_0"), ToolChoice("required", parallel=False))
+CHOICES = (ToolChoice("required"), ToolChoice("required", ("tool_0",)), ToolChoice("required", parallel=False))
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def check_schema(grammars: Grammars, client: RandomClient, seed: int) -> None:
 def check_calls(grammars: Grammars, client: RandomClient, seed: int) -> None:
     """Names are those offered, arguments validate, and there are as many calls as the choice allows."""
     tools = tuple(Tool(f"tool_{i}", "", random_schema(100 * seed + i)) for i in range(1 + seed % 3))
-    choice = (ToolChoice("required"), ToolChoice("tool", "tool_0"), ToolChoice("required", parallel=False))[seed % 3]
+    choice = (ToolChoice("required"), ToolChoice("required", ("tool_0",)), ToolChoice("required", parallel=False))[seed % 3]
     calls = list(FORMATS.values())[seed % len(FORMATS)]
     written = client.write(forced(grammars, calls, tools, choice), seed, max_tokens=4000)
     assert written.is_over, written.text
@@ -69,7 +69,7 @@ def check_calls(grammars: Grammars, client: RandomClient, seed: int) -> None:
     assert calls.text(found) == written.text
     if choice != ToolChoice("required"):
         assert len(found) == 1
-    schemas = {tool.name: tool.parameters for tool in tools if choice.name in (None, tool.name)}
+    schemas = {tool.name: tool.parameters for tool in tools if not choice.names or tool.name in choice.names}
     for name, arguments in found:
         Draft202012Validator(schemas[name]).validate(json.loads(arguments))
 
@@ -307,7 +307,20 @@ def test_arguments_are_kept_as_far_as_they_can_be(grammars: Grammars, client: Ra
         assert expected is None or json.loads(arguments) == expected
 
 
-@pytest.mark.parametrize("choice", [ToolChoice(), ToolChoice("none"), ToolChoice("tool", "other")], ids=str)
+def test_some_of_the_tools(grammars: Grammars, client: RandomClient) -> None:
+    """Calls of those named, several if they may be, and never of the one left out."""
+    tools = [Tool(name, "", {"type": "object", "additionalProperties": False}) for name in ("f", "g", "h")]
+    choice, names = ToolChoice("required", ("f", "h")), []
+    for seed in range(8):
+        written = client.write(forced(grammars, HERMES, tools, choice), seed, 3000)
+        names.append([name for name, _ in calls_in(HERMES, written.text)])
+    assert {name for each in names for name in each} == {"f", "h"}
+    assert max(map(len, names)) > 1
+
+
+@pytest.mark.parametrize(
+    "choice", [ToolChoice(), ToolChoice("none"), ToolChoice(names=("f",)), ToolChoice("required", ("other",))], ids=str
+)
 def test_nothing_is_forced_unasked(grammars: Grammars, choice: ToolChoice) -> None:
     """With no call forced and no format asked for there is no constraint; nor is there one for a tool that isn't there."""
     assert grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), [Tool("f", "", {})], Speech(HERMES)) is None

@@ -186,6 +186,17 @@ def test_what_looks_like_a_call_is_text_where_none_is_wanted(speech: Speech, cho
     assert told(pieces) == ("", CALL, [])
 
 
+def test_a_call_of_a_tool_that_was_not_chosen_is_text() -> None:
+    """Of two tools offered only the one that may be called is; its own calls go on being calls."""
+    speech = Speech(HERMES, frozenset({"f", "g"}))
+    others = CALL.replace('"f"', '"g"')
+    played = f"{CALL}\n{others}"
+    pieces = play([*played.encode(), STOP_ID], speech=speech, tool_choice=ToolChoice(names=("f",)), max_tokens=999)
+    _, text, calls = told(pieces)
+    assert calls == [("f", '{"a": "END"}')]
+    assert '{"name": "g", "arguments": {"a": "END"}}' in text
+
+
 def test_stop_strings_are_sought_in_visible_text_alone() -> None:
     """One that stands in reasoning or in a call ends nothing; what may be its beginning is shown before a call."""
     text = f"<think>END</think>a E{CALL}b END c"

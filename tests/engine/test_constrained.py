@@ -57,7 +57,7 @@ def test_an_answer_that_is_cut_is_too_long(make_engine: MakeEngine) -> None:
     assert (last.reason, text(harness, "a")) == ("length", "aaaaaaa")
 
 
-@pytest.mark.parametrize("choice", [ToolChoice("required", parallel=False), ToolChoice("tool", "get_weather")], ids=str)
+@pytest.mark.parametrize("choice", [ToolChoice("required", parallel=False), ToolChoice("required", ("get_weather",))], ids=str)
 def test_a_forced_call(make_engine: MakeEngine, choice: ToolChoice) -> None:
     """The answer is one call of the tool, with arguments in its schema, and no text."""
     harness = make_engine(FakeRunner(num_pages=512), context=2000)

@@ -53,7 +53,7 @@ def test_a_forced_call_and_its_next_turn(default_model: Path) -> None:
         stepper.run()
         return outcome
 
-    choice = ToolChoice("tool", "get_weather")
+    choice = ToolChoice("required", ("get_weather",))
     outcome = ask(ASKED, Sampling(max_tokens=100, temperature=0.0, tool_choice=choice))
     deltas = [event for event in outcome.events if isinstance(event, ToolCallDelta)]
     assert [delta.name for delta in deltas if delta.name is not None] == ["get_weather"]

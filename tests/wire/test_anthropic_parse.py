@@ -390,7 +390,7 @@ def test_tool_choices() -> None:
     assert choice("none") == ToolChoice("none")
     assert choice("any") == ToolChoice("required")
     assert choice("any", disable_parallel_tool_use=True) == ToolChoice("required", parallel=False)
-    assert choice("tool", name="f") == ToolChoice("tool", "f")
+    assert choice("tool", name="f") == ToolChoice("required", ("f",))
 
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])

@@ -60,6 +60,7 @@ def refused(fields: Any) -> dict[str, Any]:
 
 TOOL: Final = {"type": "function", "function": {"name": "f"}}
 OTHER_TOOL: Final = {"type": "function", "function": {"name": "g"}}
+THIRD_TOOL: Final = {"type": "function", "function": {"name": "h"}}
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
@@ -284,10 +285,10 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         "Unsupported value: 'tool_choice.type' does not support 'custom' with this model.",
     ),
     (
-        body(tool_choice=allowed("auto", "f"), tools=[TOOL, OTHER_TOOL]),
-        "tool_choice.type",
-        "unsupported_value",
-        "Unsupported value: 'tool_choice.type' does not support 'allowed_tools' with this model.",
+        body(tool_choice=allowed("auto"), tools=[TOOL, OTHER_TOOL]),
+        "tool_choice.allowed_tools.tools",
+        "invalid_value",
+        "Invalid 'tool_choice.allowed_tools.tools': no tool to choose from.",
     ),
     (
         body(stream_options={"include_usage": True}),
@@ -547,23 +548,28 @@ CHOICES: list[tuple[Any, ToolChoice]] = [
     ("auto", ToolChoice()),
     ("none", ToolChoice("none")),
     ("required", ToolChoice("required")),
-    ({"type": "function", "function": {"name": "g"}}, ToolChoice("tool", "g")),
-    (allowed("required", "f", "g"), ToolChoice("required")),
-    (allowed("auto", "g", "f"), ToolChoice()),
-    (allowed("required", "f"), ToolChoice("tool", "f")),
+    ({"type": "function", "function": {"name": "g"}}, ToolChoice("required", ("g",))),
+    (allowed("required", "f", "g", "h"), ToolChoice("required")),
+    (allowed("auto", "h", "g", "f"), ToolChoice()),
+    (allowed("required", "h", "f"), ToolChoice("required", ("f", "h"))),
+    (allowed("auto", "h", "f"), ToolChoice(names=("f", "h"))),
+    (allowed("auto", "f"), ToolChoice(names=("f",))),
+    (allowed("required", "f"), ToolChoice("required", ("f",))),
 ]
 
 
 @pytest.mark.parametrize(("choice", "expected"), CHOICES)
 def test_tool_choice(choice: Any, expected: ToolChoice) -> None:
-    """Every way to choose among two tools, as the engine is told."""
-    assert parse(body(tools=[TOOL, OTHER_TOOL], tool_choice=choice)).sampling.tool_choice == expected
+    """Every way to choose among three tools, as the engine is told; they are in the prompt whatever is chosen."""
+    request = parse(body(tools=[TOOL, OTHER_TOOL, THIRD_TOOL], tool_choice=choice))
+    assert request.sampling.tool_choice == expected
+    assert len(request.prompt.tools) == 3
 
 
 def test_one_call_at_a_time() -> None:
     """`parallel_tool_calls: false` is told to the engine."""
     request = parse(body(tools=[TOOL], tool_choice="required", parallel_tool_calls=False))
-    assert request.sampling.tool_choice == ToolChoice("required", None, parallel=False)
+    assert request.sampling.tool_choice == ToolChoice("required", parallel=False)
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,10 @@ def test_tools() -> None:
     assert request.warnings == ("hosted-tools-ignored",)
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}
     chosen = parse(body(tools=[FUNCTION, FUNCTION | {"name": "g"}], tool_choice=allowed, parallel_tool_calls=False))
-    assert chosen.sampling.tool_choice == ToolChoice("tool", "f", parallel=False)
+    assert chosen.sampling.tool_choice == ToolChoice("required", ("f",), parallel=False)
+    some = {"type": "allowed_tools", "mode": "auto", "tools": [*allowed["tools"], {"type": "custom", "name": "g"}]}
+    tools = [FUNCTION, {"type": "custom", "name": "g"}, FUNCTION | {"name": "h"}]
+    assert parse(body(tools=tools, tool_choice=some)).sampling.tool_choice == ToolChoice(names=("f", "g"))
 
 
 def test_formats() -> None:

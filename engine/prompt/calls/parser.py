@@ -28,12 +28,13 @@ class CallParser:
     """Reads one answer to a prompt that offered `tools`; owned by one sequence.
 
     Objects without a tag are calls only if they name one of `tools`. Tagged calls are passed on whatever they name: who
-    called a tool that there is not should be told so.
+    called a tool that there is not should be told so. Only of those `barred` nothing is a call, tagged or not.
     """
 
-    def __init__(self, form: CallFormat, tools: Iterable[str]) -> None:
+    def __init__(self, form: CallFormat, tools: Iterable[str], barred: Iterable[str] = ()) -> None:
         self._form = form
         self._tools = frozenset(tools)
+        self._barred = frozenset(barred)
         tags = "|".join(re.escape(tag) for tag in form.opens)
         self._opening = re.compile(rf"\n?(?:{tags})" + (r"|\n[ \t]*(?=\{)" if form.bare else ""))
         self._opening_at_start = re.compile(rf"\n?(?:{tags})|(?:\A|\n)[ \t]*(?=\{{)") if form.bare else self._opening
@@ -99,7 +100,7 @@ class CallParser:
         elif body[0] == "[" and not self._is_list:
             self._opened += self._held[: num_space + 1]
             self._held, self._is_list = body[1:], True
-        elif self._form.is_named and (named := _NAMED.match(body)):
+        elif self._form.is_named and (named := _NAMED.match(body)) and named[1] not in self._barred:
             out.append(CallBegin(named[1]))
             self._opened, self._held = "", body[named.end() :]
             self._value, self._read = ValueScan(), self._arguments
@@ -166,7 +167,7 @@ class CallParser:
     def _begin_object(self, num_space: int, *, tagged: bool) -> None:
         self._opened += self._held[:num_space]
         self._held = self._held[num_space:]
-        self._object = ObjectScan(None if tagged else self._tools)
+        self._object = ObjectScan(None if tagged else self._tools, self._barred)
         self._is_tagged, self._read = tagged, self._call
 
     def _give_back(self, out: list[CallEvent]) -> None:

@@ -111,12 +111,14 @@ class ObjectScan:
 
     With `tools`, an object that names none of them or begins with another member than calls have is BROKEN. Arguments
     that come before the name wait for it; arguments written as a string are unpacked; none at all are an empty object.
+    One that names a tool in `barred` is BROKEN in any case.
     """
 
-    def __init__(self, tools: Container[str] | None = None) -> None:
+    def __init__(self, tools: Container[str] | None = None, barred: Container[str] = ()) -> None:
         self.progress = Progress.OPEN
         self.begun = False
         self._tools = tools
+        self._barred = barred
         self._expected = "{"
         self._key = ""
         self._read = ""
@@ -187,7 +189,7 @@ class ObjectScan:
     def _name(self, name: str | None, out: list[CallEvent]) -> None:
         if not name:
             return
-        if self._tools is not None and name not in self._tools:
+        if name in self._barred or (self._tools is not None and name not in self._tools):
             self.progress = Progress.BROKEN
             return
         self.begun = True

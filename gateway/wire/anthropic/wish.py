@@ -45,12 +45,12 @@ def read_wish(body: Node, *, max_tokens: int, counting: bool) -> Wish:
 def check_tool_choice(wish: Wish, tools: Sequence[Tool]) -> None:
     """A forced call needs a tool to call, and leaves no room for reasoning before it."""
     choice = wish.tool_choice
-    if choice.mode not in ("required", "tool"):
+    if choice.mode != "required":
         return
     if not tools:
         raise InvalidRequest("tool_choice may only be specified while providing tools", path="tool_choice")
-    if choice.mode == "tool" and choice.name not in {tool.name for tool in tools}:
-        raise InvalidRequest(f"Tool '{clip(choice.name or '')}' not found in provided tools", path="tool_choice")
+    for name in set(choice.names) - {tool.name for tool in tools}:
+        raise InvalidRequest(f"Tool '{clip(name)}' not found in provided tools", path="tool_choice")
     if wish.parameters.get("thinking", {}).get("type") == "enabled":
         raise InvalidRequest("Thinking may not be enabled when tool_choice forces tool use.")
 
@@ -67,14 +67,12 @@ def _read_tool_choice(body: Node, wish: Wish) -> None:
     if not parallel:
         wish.parameters["parallel_tool_calls"] = False
     match kind:
-        case "tool":
-            wish.tool_choice = ToolChoice("tool", name, parallel)
-        case "any":
-            wish.tool_choice = ToolChoice("required", None, parallel)
+        case "tool" | "any":
+            wish.tool_choice = ToolChoice("required", () if name is None else (name,), parallel)
         case "none":
-            wish.tool_choice = ToolChoice("none", None, parallel)
+            wish.tool_choice = ToolChoice("none", parallel=parallel)
         case _:
-            wish.tool_choice = ToolChoice("auto", None, parallel)
+            wish.tool_choice = ToolChoice("auto", parallel=parallel)
 
 
 def _read_thinking(body: Node, wish: Wish, *, max_tokens: int, counting: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from engine.prompt.types import Tool
 from engine.types import ToolChoice
 from gateway.errors import InvalidRequest
@@ -11,6 +13,7 @@ from gateway.wire.fields import Node, clip
 from gateway.wire.openai.errors import invalid, unsupported_value
 
 MODES: Final = ("none", "auto", "required")
+CALLED_BY_CLIENTS: Final = ("function", "custom")
 
 
 def tool_choice(body: Node, tools: tuple[Tool, ...], *, nested: bool) -> ToolChoice:
@@ -30,7 +33,7 @@ def tool_choice(body: Node, tools: tuple[Tool, ...], *, nested: bool) -> ToolCho
         name = _name(choice, nested=nested)
         if name not in {tool.name for tool in tools}:
             raise invalid(choice.path, f"Tool choice '{clip(name)}' not found in 'tools' parameter.", "invalid_value")
-        return ToolChoice("tool", name, parallel)
+        return ToolChoice("required", (name,), parallel)
     if kind == "allowed_tools":
         return _allowed(_inner(choice, "allowed_tools") if nested else choice, tools, parallel=parallel, nested=nested)
     raise unsupported_value(choice.at("type"), clip(kind))
@@ -39,42 +42,49 @@ def tool_choice(body: Node, tools: tuple[Tool, ...], *, nested: bool) -> ToolCho
 def parameters(choice: ToolChoice) -> dict[str, Any]:
     """The choice in the dialects' words, defaults left out."""
     found: dict[str, Any] = {}
-    if choice.mode != "auto":
-        words: dict[str, Any] = {"none": "none", "required": "any", "tool": {"tool": choice.name}}
-        found["tool_choice"] = words[choice.mode]
+    word = {"auto": "auto", "none": "none", "required": "any"}[choice.mode]
+    if len(choice.names) == 1 and word == "any":
+        found["tool_choice"] = {"tool": choice.names[0]}
+    elif choice.names:
+        found["tool_choice"] = {word: list(choice.names)}
+    elif word != "auto":
+        found["tool_choice"] = word
     if not choice.parallel:
         found["parallel_tool_calls"] = False
     return found
 
 
 def _allowed(allowed: Node, tools: tuple[Tool, ...], *, parallel: bool, nested: bool) -> ToolChoice:
-    """A choice among some of the tools: all of them is no limit, one that is required is that one."""
+    """A choice among some of the tools: all of them is no limit. The provider's own tools are not offered here."""
     mode = allowed.choice("mode", ("auto", "required"))
-    names = {_name(tool, nested=nested) for tool in allowed.children("tools") if tool.text("type") == "function"}
+    names = {_name(tool, nested=nested) for tool in allowed.children("tools") if tool.text("type") in CALLED_BY_CLIENTS}
     known = {tool.name for tool in tools}
     if unknown := sorted(names - known):
         raise invalid(allowed.at("tools"), f"Tool choice '{clip(unknown[0])}' not found in 'tools' parameter.", "invalid_value")
-    if names == known:
-        return _moded(mode, parallel=parallel)
-    if mode == "required" and len(names) == 1:
-        return ToolChoice("tool", names.pop(), parallel)
-    raise unsupported_value(("tool_choice", "type"), "allowed_tools")
+    if not names:
+        path = allowed.at("tools")
+        raise invalid(path, f"Invalid '{_dotted(path)}': no tool to choose from.", "invalid_value")
+    chosen = () if names == known else tuple(tool.name for tool in tools if tool.name in names)
+    return msgspec.structs.replace(_moded(mode, parallel=parallel), names=chosen)
 
 
 def _moded(mode: str, *, parallel: bool) -> ToolChoice:
-    return ToolChoice("none" if mode == "none" else "required" if mode == "required" else "auto", None, parallel)
+    return ToolChoice("none" if mode == "none" else "required" if mode == "required" else "auto", parallel=parallel)
 
 
 def _name(node: Node, *, nested: bool) -> str:
-    return (_inner(node, "function") if nested else node).text("name")
+    return (_inner(node, node.text("type")) if nested else node).text("name")
 
 
 def _inner(node: Node, key: str) -> Node:
     inner = node.child(key)
     if inner is None:
-        path = ".".join(map(str, node.at(key)))
-        raise invalid(node.at(key), f"Missing required parameter: '{path}'.", "missing_required_parameter")
+        raise invalid(node.at(key), f"Missing required parameter: '{_dotted(node.at(key))}'.", "missing_required_parameter")
     return inner
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    return ".".join(map(str, path))
 
 
 def _without_tools() -> InvalidRequest:

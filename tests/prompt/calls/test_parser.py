@@ -197,6 +197,18 @@ def test_what_a_format_writes_is_read_back(
     assert parse(form, text) == written
 
 
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_a_call_of_a_barred_tool_is_text(form: CallFormat) -> None:
+    """Character for character, however it is cut; calls of other tools, offered or not, are calls as before."""
+    barred, fine = form.text([("g", '{"a": 1}')]), form.text([("f", '{"a": 1}')])
+    for pieces in ([barred], list(barred)):
+        parser = CallParser(form, TOOLS, {"g"})
+        events = [event for piece in pieces for event in parser.push(piece)]
+        assert "".join(str(part) for part in joined([*events, *parser.end(cut=False)])).strip() == barred.strip()
+    parser = CallParser(form, TOOLS, {"g"})
+    assert joined([*parser.push(fine), *parser.end(cut=False)]) == [("f", '{"a": 1}')]
+
+
 def test_text_and_arguments_are_shown_as_soon_as_they_are_certain() -> None:
     """No more is held back than what may be a tag, or the newline in front of one."""
     parser = CallParser(HERMES, TOOLS)
