@@ -1,11 +1,10 @@
-"""What every request used and cost, kept in memory: exact totals, and the latest records. Holds no prompt text and no keys.
+"""What one request used and cost, and what all did, in exact totals kept in memory. Holds no prompt text and no keys.
 
-Owned by the event loop; append-only. Totals are bounded because tenants and served models come from the policy file.
+Owned by the event loop; only ever adds. Totals are bounded because tenants and served models come from the policy file.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -68,15 +67,13 @@ class Totals:
 
 
 class Ledger:
-    """`totals` by (tenant, served model), and the last `num_recent` records, newest last."""
+    """`totals` by (tenant, served model). Records are not kept: the plan of a bill is as long as its prompt."""
 
-    def __init__(self, num_recent: int = 1000) -> None:
+    def __init__(self) -> None:
         self.totals: dict[tuple[str, str], Totals] = {}
-        self.recent: deque[Record] = deque(maxlen=num_recent)
 
     def add(self, record: Record) -> None:
-        """Enter one request, once. Requests that owe nothing are only remembered."""
-        self.recent.append(record)
+        """Enter one request, once. Requests that owe nothing change nothing."""
         if record.bill is not None:
             assert record.tenant is not None
             assert record.served_by is not None

@@ -592,9 +592,9 @@ async def test_case_36_a_client_that_leaves_mid_stream() -> None:
         async with desk.served.http.post("/v1/messages", json=body, headers=ANTHROPIC) as response:
             await response.content.readuntil(b"text_delta")
         async with asyncio.timeout(10):
-            while not desk.served.gateway.ledger.recent:
+            while not desk.served.records:
                 await asyncio.sleep(0)
-        record = desk.served.gateway.ledger.recent[-1]
+        record = desk.served.records[-1]
         assert record.outcome == "cancelled"
         assert record.bill is not None
         assert record.bill.usage.num_written > 200

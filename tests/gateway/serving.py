@@ -13,6 +13,7 @@ import aiohttp
 from gateway.app import Gateway, Listener, build_app, listening
 from gateway.backends.base import Backend
 from gateway.inventory import Inventory
+from gateway.ledger import Record
 from policies.load import parse_policy
 from policies.schema import Policy
 from tests.fakes.clock import FakeClock
@@ -23,12 +24,13 @@ OPENAI = {"content-type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running gateway and an HTTP client pointed at it."""
+    """A running gateway and an HTTP client pointed at it. `records` are those of all requests that are over, newest last."""
 
     gateway: Gateway
     listener: Listener
     http: aiohttp.ClientSession
     clock: FakeClock
+    records: list[Record]
 
     @property
     def url(self) -> str:
@@ -50,14 +52,14 @@ async def serving(
     batches: Path | None = None,
 ) -> AsyncIterator[Served]:
     """`backend` behind a real socket for the length of the block. `batches` is a folder for message batches, worked through."""
-    clock = FakeClock()
+    clock, records = FakeClock(), list[Record]()
     effective = make_policy(policy)
     backends = {model.name: backend for model in effective.models}
     gateway = build_app(
         effective,
         backends,
         clock,
-        on_record=lambda record: None,
+        on_record=records.append,
         inventory=inventory,
         root_secret=root_secret,
         batches=batches,
@@ -68,7 +70,7 @@ async def serving(
         asyncio.TaskGroup() as group,
     ):
         working = None if gateway.batches is None else group.create_task(gateway.batches.run())
-        yield Served(gateway, listener, http, clock)
+        yield Served(gateway, listener, http, clock, records)
         if working is not None:
             working.cancel()
 

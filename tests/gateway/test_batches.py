@@ -84,7 +84,7 @@ async def test_half_the_price(tmp_path: Path) -> None:
         await client.messages.create(**one)
         made = await client.messages.batches.create(requests=[item("x")])
         await ended(client, made.id)
-        direct, batched = [r.bill for r in served.gateway.ledger.recent if r.bill is not None]
+        direct, batched = [r.bill for r in served.records if r.bill is not None]
         assert batched.charge.total == direct.charge.total / 2 > 0
     prices = Prices("v", Decimal(3), Decimal(15), Decimal("0.1"), {300.0: Decimal("1.25")})
     half = prices.times(Decimal("0.5"))

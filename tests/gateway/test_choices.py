@@ -118,4 +118,4 @@ async def test_the_sdk_reads_several_answers() -> None:
             texts[choice.index] += choice.delta.content or ""
         assert texts == {0: "0", 1: "11", 2: "222"}
         assert chunks[-1].usage == whole.usage
-        assert [record.bill.usage.output for record in served.gateway.ledger.recent if record.bill] == [6, 6]
+        assert [record.bill.usage.output for record in served.records if record.bill] == [6, 6]

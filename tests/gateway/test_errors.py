@@ -91,7 +91,7 @@ async def test_errors_before_the_answer(path: str, stream: bool, error: Exceptio
         assert "quotes" not in message
         if isinstance(error, GatewayError) and error.retry_after_s:
             assert headers["Retry-After"] == "2"
-        (record,) = served.gateway.ledger.recent
+        (record,) = served.records
         assert (record.outcome, record.bill) == ("failed", None)
 
 
@@ -103,7 +103,7 @@ async def test_an_endless_model_id_names_no_model(path: str) -> None:
         status, (_, message), _ = await post(served, path, BODIES[path] | {"model": name})
         assert status == 404
         assert len(message) < 400
-        (record,) = served.gateway.ledger.recent
+        (record,) = served.records
         assert record.model == name[:256]
 
 

@@ -22,7 +22,7 @@ PATIENT = "server: {sse: {early_headers_after: none, keepalive: none}}"
 async def settled(served: Served, num: int = 1) -> None:
     """Returns when `num` requests have been recorded."""
     async with asyncio.timeout(20):
-        while len(served.gateway.ledger.recent) < num:
+        while len(served.records) < num:
             await asyncio.sleep(0)
 
 
@@ -101,7 +101,7 @@ async def test_errors_on_the_way_are_events(error: Exception) -> None:
         chunks = await gpt.chat.completions.create(model="gpt-5.6", stream=True, messages=[{"role": "user", "content": "Hi"}])
         with pytest.raises(openai.APIError):
             _ = [chunk async for chunk in chunks]
-        assert [(r.outcome, r.status, r.bill) for r in served.gateway.ledger.recent] == [("failed", 200, None)] * 2
+        assert [(r.outcome, r.status, r.bill) for r in served.records] == [("failed", 200, None)] * 2
 
 
 async def leave(served: Served, path: str, body: dict[str, object], until: bytes, backend: ScriptedBackend) -> None:
@@ -129,7 +129,7 @@ async def test_leaving_before_the_start_is_free(
         async with asyncio.timeout(20):
             await backend.aborted.wait()
         await settled(served)
-        (record,) = served.gateway.ledger.recent
+        (record,) = served.records
         assert (record.outcome, record.status, record.bill) == ("cancelled", 499, None)
         assert (backend.num_open, len(served.gateway.in_flight)) == (0, 0)
         assert served.gateway.ledger.totals == {}
@@ -144,7 +144,7 @@ async def test_leaving_a_stream_costs_what_was_used(path: str, body: dict[str, o
         async with asyncio.timeout(20):
             await backend.aborted.wait()
         await settled(served)
-        (record,) = served.gateway.ledger.recent
+        (record,) = served.records
         assert record.outcome == "cancelled"
         assert record.bill is not None
         assert (record.bill.usage.num_prompt, record.bill.usage.output) == (10, 1)
@@ -160,7 +160,7 @@ async def test_leaving_a_whole_answer_after_the_start() -> None:
         async with asyncio.timeout(20):
             await backend.aborted.wait()
         await settled(served)
-        (record,) = served.gateway.ledger.recent
+        (record,) = served.records
         assert record.bill is not None
         assert record.bill.usage.output == 1
 

@@ -69,7 +69,7 @@ async def test_case_39_a_stored_answer_costs_nothing_again() -> None:
         assert raw.parse().usage == first.usage
         assert "pcg-cost-usd" not in raw.headers
         assert served.gateway.ledger.totals["default", "smollm2-135m-instruct"].cost_usd == cost > 0
-        assert served.gateway.ledger.recent[-1].bill is None
+        assert served.records[-1].bill is None
 
 
 def test_case_29_reasoning_that_the_template_strips() -> None:
