@@ -32,12 +32,13 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
     """The plan of either class; `cache_mode: explicit` turns everything automatic off."""
     automatic = rules.automatic and request.parameters.get("cache_mode", "implicit") == "implicit"
     wanted = {position: rules.lifetime_s(ttl_s) for position, ttl_s in marks(request.prompt).items()}
+    looked_up = list(wanted)[-rules.lookback :]
     if rules.bills_writes:
-        readable, written = _breakpoints(request, rules, wanted, automatic=automatic)
+        ends, written = _breakpoints(request, rules, wanted, automatic=automatic)
     else:
-        readable, written = list(wanted), list(wanted.items())[-rules.max_breakpoints :]
+        ends, written = [], list(wanted.items())[-rules.max_breakpoints :]
     return CachePlan(
-        readable=tuple(sorted(readable, key=lambda position: position.order, reverse=True)),
+        readable=tuple(sorted({*looked_up, *ends}, key=lambda position: position.order, reverse=True)),
         writable=tuple(PlannedEntry(position, ttl_s) for position, ttl_s in written),
         min_tokens=rules.min_tokens,
         salts=salts(request.parameters),
@@ -97,11 +98,10 @@ def eligible_ends(prompt: Prompt) -> list[Position]:
 def _breakpoints(
     request: Request, rules: DialectRules, wanted: dict[Position, float], *, automatic: bool
 ) -> tuple[Iterable[Position], list[tuple[Position, float]]]:
-    """What to look up, and what to write: the latest marks, one of them the automatic one unless it is turned off."""
-    looked_up = list(wanted)[-rules.lookback :]
+    """Message ends to look up, and what to write: the latest marks, one of them the automatic one unless it is turned off."""
     ends = eligible_ends(request.prompt)
     if not automatic or not ends:
-        return looked_up, list(wanted.items())[-rules.max_breakpoints :]
+        return [], list(wanted.items())[-rules.max_breakpoints :]
     implicit = ends[-1]
     asked_s = request.parameters.get("cache_ttl_s")
     ttl_s = wanted.get(implicit, rules.default_ttl_s if asked_s is None else rules.lifetime_s(asked_s))
@@ -110,4 +110,4 @@ def _breakpoints(
     written = sorted([*kept, (implicit, ttl_s)], key=lambda entry: entry[0].order)
     earlier = ends[:-1][-rules.message_ends :] if rules.message_ends else []
     initial = ends[:1] if request.prompt.system else []
-    return {*looked_up, *earlier, *initial, implicit}, written
+    return [*earlier, *initial, implicit], written

@@ -112,8 +112,9 @@ def test_automatic_caching_turned_off_by_policy() -> None:
 def test_how_far_back_is_looked() -> None:
     """Twenty earlier message ends and the end of the instructions; the latest eighty marks, however far back."""
     assert read(plan(*[user() for _ in range(40)], system=1)) == [*(f"messages/{i}/0" for i in range(39, 18, -1)), "system/0"]
-    marked = plan(*[user(text(HALF_HOUR)) for _ in range(100)], cache_mode="explicit")
-    assert read(marked) == [f"messages/{i}/0" for i in range(99, 19, -1)]
+    for base in (OPENAI, EARLIER_OPENAI):
+        marked = plan(*[user(text(HALF_HOUR)) for _ in range(100)], base=base, cache_mode="explicit")
+        assert read(marked) == [f"messages/{i}/0" for i in range(99, 19, -1)]
 
 
 def test_earlier_models_read_any_prefix() -> None:
