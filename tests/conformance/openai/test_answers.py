@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.conformance.openai.asking import MODEL, Asker, Served, filler, flat, said, tool, user
+from tests.conformance.openai.asking import MODEL, Asker, Served, filler, flat, item, said, tool, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
@@ -104,6 +104,28 @@ def test_a_required_call_is_made(gpt: openai.OpenAI) -> None:
         **more | {"messages": [*messages, choice.message.to_dict(), result]}, tool_choice="none"
     )
     assert after.choices[0].message.tool_calls is None
+
+
+def test_some_of_the_tools(served: Served, gpt: openai.OpenAI) -> None:
+    """Allowed tools: a call of one of those, in both APIs; the others stay in the prompt, whose prefix is read."""
+    messages: Any = [user(filler(), "What is at berth 3?")]
+    tools = [tool(name) for name in ("look", "hear", "smell")]
+    written = Asker(served, "chat", False)(*messages, tools=tools).written
+    some: Any = [{"type": "function", "function": {"name": name}} for name in ("look", "smell")]
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": some}}
+    more: dict[str, Any] = {"model": MODEL, "tools": tools, "temperature": 0}
+    told = gpt.chat.completions.create(**more, messages=messages, tool_choice=choice, max_completion_tokens=40)
+    assert told.usage is not None
+    assert told.usage.prompt_tokens_details is not None
+    assert told.usage.prompt_tokens_details.cached_tokens == written > 64
+    calls: Any = told.choices[0].message.tool_calls
+    assert {call.function.name for call in calls} <= {"look", "smell"}
+    flat_choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "hear"}]}
+    turn: Any = [item(messages[0])]
+    response = gpt.responses.create(**more | {"tools": flat(tools)}, input=turn, tool_choice=flat_choice, max_output_tokens=40)
+    assert [found.name for found in response.output if found.type == "function_call"] == ["hear"]
+    assert response.usage is not None
+    assert response.usage.input_tokens_details.cached_tokens == written
 
 
 def test_limits_and_stops(gpt: openai.OpenAI) -> None:

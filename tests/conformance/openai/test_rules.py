@@ -204,6 +204,16 @@ def test_earlier_models_read_in_steps_and_write_for_free(chat: Asker) -> None:
     assert [chat(short, model="gpt-4o").read for _ in range(2)] == [0, 0]
 
 
+def test_an_age_keeps_earlier_models_from_reading_what_has_none(ask: Asker) -> None:
+    """gpt-4o with `Cache-Control: max-age`: a prefix is skipped and not read, as nobody knows how old it is."""
+    turn = user(filler(90))
+    ask(turn, model="gpt-4o")
+    told = ask(turn, model="gpt-4o", extra_headers={"Cache-Control": "max-age=3600"})
+    assert (told.read, told.written) == (0, 0)
+    assert int(told.headers["pcg-prefill-skipped-tokens"]) > 1024
+    assert ask(turn, model="gpt-4o").read >= 1024
+
+
 def test_newer_models_have_a_minimum_of_1024_tokens(chat: Asker) -> None:
     """gpt-5.6: exact boundaries from there on."""
     short = chat(user(filler(60)), model="gpt-5.6")
