@@ -23,7 +23,8 @@ from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
 from gateway.exchange import Call, Client, Reply
 from gateway.handler import BATCHED, JSON_HEADERS, Handler
 from gateway.ids import id_headers, native_id, request_id
-from gateway.wire.anthropic.batch import read_items, read_page
+from gateway.wire.anthropic.batch import read_items
+from gateway.wire.anthropic.paging import read_page
 from gateway.wire.base import Wire
 
 MAX_TRIES: Final = 20

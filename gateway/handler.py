@@ -91,11 +91,10 @@ class Handler:
             await client.send(self._reply(call, call.wire.encode_count(num_prompt)))
             progress.answered()
 
-    async def models(self, call: Call, client: Client) -> None:
+    async def models(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
         """GET /v1/models."""
-        await self._lookup(
-            call, client, lambda tenant: call.wire.encode_models(self.catalogue.models(), self.catalogue.aliases)
-        )
+        models, aliases = self.catalogue.models(), self.catalogue.aliases
+        await self._lookup(call, client, lambda tenant: call.wire.encode_models(models, aliases, query))
 
     async def model(self, call: Call, client: Client, model_id: str) -> None:
         """GET /v1/models/{id}."""

@@ -107,7 +107,7 @@ class Server:
         app.router.add_delete("/v1/responses/{id}", self._named("response", self._handler.forget_response))
         app.router.add_post("/v1/responses/{id}/cancel", self._named("cancel", self._handler.cancel_response))
         app.router.add_get("/v1/responses/{id}/input_items", self._response_items)
-        app.router.add_get("/v1/models", self._route("models", self._handler.models))
+        app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._named("model", self._handler.model))
         app.router.add_get("/", self._greet)
         if self._batches is not None:
@@ -170,6 +170,12 @@ class Server:
             await self._handler.response_items(call, client, http.match_info["id"], dict(http.query))
 
         return await self._serve(http, "input_items", route)
+
+    async def _models(self, http: web.Request) -> web.StreamResponse:
+        async def route(call: Call, client: HttpClient) -> None:
+            await self._handler.models(call, client, dict(http.query))
+
+        return await self._serve(http, "models", route)
 
     async def _greet(self, http: web.Request) -> web.Response:
         return web.Response(text=GREETING)

@@ -10,8 +10,9 @@ _PATTERN_CHARACTERS = frozenset("*?[")
 
 
 def listed(models: Sequence[ModelInfo], aliases: Sequence[str]) -> Iterator[tuple[str, ModelInfo]]:
-    """Every model under its own name, then the first one under every alias that is a name and not a pattern."""
+    """Every model under its own name, then the first one under every alias that is a name and not a pattern; no name twice."""
     names = {model.name for model in models}
     yield from ((model.name, model) for model in models)
     if models:
-        yield from ((alias, models[0]) for alias in aliases if alias not in names and not _PATTERN_CHARACTERS & set(alias))
+        plain = (alias for alias in dict.fromkeys(aliases) if alias not in names and not _PATTERN_CHARACTERS & set(alias))
+        yield from ((alias, models[0]) for alias in plain)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,13 +11,16 @@ import orjson
 
 from gateway.backends.base import ModelInfo
 from gateway.wire.aliases import listed
+from gateway.wire.anthropic.paging import read_page
 
 
-def encode_models(models: Sequence[ModelInfo], aliases: Sequence[str]) -> bytes:
-    """One page that holds everything."""
-    data = [_model(model, name) for name, model in listed(models, aliases)]
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return orjson.dumps({"data": data, "has_more": False, "first_id": first, "last_id": last})
+def encode_models(models: Sequence[ModelInfo], aliases: Sequence[str], query: Mapping[str, str]) -> bytes:
+    """The page that `query` asks for. Raises `InvalidRequest`."""
+    named = dict(listed(models, aliases))
+    page = read_page(query, list(named))
+    first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
+    data = [_model(named[name], name) for name in page.ids]
+    return orjson.dumps({"data": data, "has_more": page.has_more, "first_id": first, "last_id": last})
 
 
 def encode_model(model: ModelInfo, requested: str) -> bytes:

@@ -37,7 +37,8 @@ class OpenAIWire:
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_prompt})
 
-    def encode_models(self, models: Sequence[ModelInfo], aliases: Sequence[str]) -> bytes:
+    def encode_models(self, models: Sequence[ModelInfo], aliases: Sequence[str], query: Mapping[str, str]) -> bytes:
+        """All at once: OpenAI's list has no pages."""
         return catalog.encode_models(models, aliases)
 
     def encode_model(self, model: ModelInfo, requested: str) -> bytes:

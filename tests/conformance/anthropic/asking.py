@@ -18,6 +18,9 @@ NOW_S: Final = 1_800_000_000.0
 MODEL: Final = "smollm2-135m-instruct"
 """Served under Anthropic's rules with a minimum of 64 tokens."""
 
+ALIASES: Final = ("claude-sonnet-5", "claude-haiku-4-5", "claude-desk")
+"""Further ids of that model, which the list shows."""
+
 BODY_FIELDS: Final = frozenset({"cache_control", "context_management", "diagnostics", "output_config", "speed", "temperature"})
 """Fields that not every release of the SDK has arguments for."""
 

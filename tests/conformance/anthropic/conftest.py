@@ -9,14 +9,14 @@ from typing import Final
 
 import pytest
 
-from tests.conformance.anthropic.asking import NOW_S, Asker, Served
+from tests.conformance.anthropic.asking import ALIASES, NOW_S, Asker, Served
 from tools.serving import make_home, start
 
-POLICY: Final = """
-models: [{engine: {kv_bytes: 1GiB}}]
-server: {drain: {delay: 0s, timeout: 5s}}
-tiers: {ssd: {bytes: 0}}
-tenants: [{name: one, keys: [key-one]}, {name: two, keys: [key-two]}]
+POLICY: Final = f"""
+models: [{{aliases: ["claude-*", "gpt-*", {", ".join(ALIASES)}], engine: {{kv_bytes: 1GiB}}}}]
+server: {{drain: {{delay: 0s, timeout: 5s}}}}
+tiers: {{ssd: {{bytes: 0}}}}
+tenants: [{{name: one, keys: [key-one]}}, {{name: two, keys: [key-two]}}]
 """
 
 

@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 import anthropic
 import pytest
 
-from tests.conformance.anthropic.asking import CC, MODEL, Asker, Served, assistant, error_of, filler, text, tool, user
+from tests.conformance.anthropic.asking import ALIASES, CC, MODEL, Asker, Served, assistant, error_of, filler, text, tool, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -242,3 +242,25 @@ def test_models(served: Served) -> None:
         assert (one.type, one.id) == ("model", "claude-opus-5")
         with pytest.raises(anthropic.NotFoundError):
             client.models.retrieve("llama-9")
+
+
+def test_the_model_list_comes_in_pages(served: Served) -> None:
+    """The SDK's pager meets every model once, forwards and backwards; a page nobody can make is the API's own 400."""
+    with Asker(served, False).client() as client:
+        whole = client.models.list()
+        names = [model.id for model in whole.data]
+        assert (whole.has_more, whole.first_id, whole.last_id) == (False, names[0], names[-1])
+        assert {MODEL, *ALIASES} <= set(names), "more than one page of 2"
+        assert [model.id for model in client.models.list(limit=2)] == names
+        first = client.models.list(limit=2)
+        assert ([model.id for model in first.data], first.has_more, first.last_id) == (names[:2], True, names[1])
+        rest = client.models.list(limit=1000, after_id=names[1])
+        assert ([model.id for model in rest.data], rest.has_more) == (names[2:], False)
+        before = client.models.list(limit=1, before_id=names[-1])
+        assert ([model.id for model in before.data], before.has_more) == ([names[-2]], True)
+        assert client.models.list(before_id=names[0]).data == []
+    for query in ("limit=0", "limit=1001", "limit=x", "after_id=llama-9", f"after_id={MODEL}&before_id={MODEL}"):
+        status, answer, _ = raw(served, f"/v1/models?{query}", x_api_key="key-one", anthropic_version=VERSIONS[0])
+        error = json.loads(answer)["error"]
+        assert (status, error["type"]) == (400, "invalid_request_error"), query
+        assert error["message"].startswith(query.partition("=")[0]), query
