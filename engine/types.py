@@ -26,11 +26,17 @@ MissCause: TypeAlias = Literal[
 
 
 class PlannedEntry(msgspec.Struct, frozen=True):
-    """An entry the request wants to exist afterwards: cached up to `position` for `ttl_s` seconds."""
+    """An entry the request wants to exist afterwards: cached up to `position` for `ttl_s` seconds.
+
+    Where it is read instead of written, it takes the longer class of the two, but with `upgrade=False` keeps its own. With
+    `max_age_s` it ends so many seconds after it was written, whatever its class and however often it is read.
+    """
 
     position: Position
     ttl_s: float
     refresh_on_read: bool = True
+    upgrade: bool = True
+    max_age_s: float | None = None
 
 
 class CachePlan(msgspec.Struct, frozen=True):

@@ -152,7 +152,8 @@ def _stored(bill: Bill) -> bool:
 def _ttl_left_s(bill: Bill) -> float | None:
     report = bill.report
     if bill.plan.store and report.boundaries and (report.hit is None or report.boundaries[-1].offset > report.hit.offset):
-        return report.boundaries[-1].ttl_s
+        ttl_s = report.boundaries[-1].ttl_s
+        return ttl_s if bill.rules.max_age_s is None else min(ttl_s, bill.rules.max_age_s)
     if report.hit is not None:
         return report.hit.ttl_left_s
     return bill.plan.unmarked_ttl_s if _stored(bill) else None

@@ -106,9 +106,14 @@ class _Side:
         return min(self.rendered.offsets[position], len(self.rendered.token_ids) - 1)
 
     def boundaries(self) -> dict[Position, float]:
-        """What the request leaves behind: positions that are long enough, and for how many seconds."""
+        """What the request leaves behind: positions that are long enough, and the seconds of their TTL class."""
         planned = ((entry.position, entry.ttl_s) for entry in self.plan.writable)
         return {p: ttl_s for p, ttl_s in planned if self.offset(p) >= max(self.plan.min_tokens, 1)}
+
+    def lifetimes(self) -> dict[Position, float]:
+        """The same with the seconds each really lives if nobody reads it."""
+        ages_s = [entry.max_age_s for entry in self.plan.writable if entry.max_age_s is not None]
+        return {position: min([ttl_s, *ages_s]) for position, ttl_s in self.boundaries().items()}
 
 
 def wire_of(body: bytes) -> WireName:
@@ -175,7 +180,7 @@ def _read(a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
     if b.plan.any_prefix:
         shared = _common(a.rendered.token_ids, b.rendered.token_ids[:-1])
         return shared if shared >= b.plan.min_tokens and seen.after_s < a.plan.unmarked_ttl_s else 0
-    written = a.boundaries()
+    written = a.lifetimes()
     for position in b.plan.readable:
         if _is_shared(position, difference) and position in written and _may_read(a, b, position, written[position], seen):
             return b.offset(position)
@@ -191,10 +196,10 @@ def _is_shared(position: Position, difference: Difference | None) -> bool:
     return difference is None or position.order < difference.position.order
 
 
-def _may_read(a: _Side, b: _Side, position: Position, ttl_s: float, seen: Circumstances) -> bool:
+def _may_read(a: _Side, b: _Side, position: Position, lives_s: float, seen: Circumstances) -> bool:
     level = position.level
     fits = b.offset(position) >= max(b.plan.min_tokens, 1) and a.plan.salts.get(level) == b.plan.salts.get(level)
-    return fits and seen.after_s < ttl_s
+    return fits and seen.after_s < lives_s
 
 
 def _cause(a: _Side, b: _Side, difference: Difference | None, seen: Circumstances) -> tuple[Cause, Position | None]:
@@ -206,7 +211,7 @@ def _cause(a: _Side, b: _Side, difference: Difference | None, seen: Circumstance
     automatic = a.plan.any_prefix and b.plan.any_prefix
     if not automatic and not (a.plan.writable and b.plan.readable):
         return "not_marked", None
-    written = a.boundaries()
+    written = a.lifetimes()
     if not written and not automatic:
         return "below_minimum", a.plan.writable[-1].position
     last = max(written, key=lambda position: position.order, default=None)

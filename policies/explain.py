@@ -16,7 +16,6 @@ _UNAVAILABLE: Final = frozenset(
     {
         "backends",
         "caching.normalize.template_clock",
-        "caching.ttl",
     }
 )
 """Keys that mean something to a reader of the design, but nothing here: a typing error would be the wrong word for them."""

@@ -40,7 +40,8 @@ class DialectRules:
     OpenAI's format shows besides. `unmarked_ttl_s`: how long KV that no entry covers is kept after use (0: not kept).
     `drop_billing_nonce`: a first system block that is nothing but a per-request billing header is dropped. `sort_tools`,
     `sort_keys`: tools come by name and JSON keys sorted, whatever the client's order. `max_wait_s`: how long a request waits
-    for another one under `single_flight`.
+    for another one under `single_flight`. `upgrade_ttl`: an entry that is read takes the longer class of a marker on it.
+    `max_age_s`: how long after it was written an entry ends, however often it is read (None: never).
     """
 
     preset: PresetName
@@ -62,6 +63,8 @@ class DialectRules:
     sort_keys: bool = False
     single_flight: SingleFlight = "read"
     max_wait_s: float = 60.0
+    upgrade_ttl: bool = True
+    max_age_s: float | None = None
 
     def lifetime_s(self, asked_s: float) -> float:
         """How long an entry lives whose marker asks for `asked_s`, by the names clients know ("5m" asks for 300).

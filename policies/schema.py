@@ -92,6 +92,8 @@ class Policy(Section):
             sort_keys=self.caching.normalize.json_keys == "sort",
             single_flight=self.caching.single_flight.bill if self.caching.single_flight.enabled else "off",
             max_wait_s=self.caching.single_flight.max_wait,
+            upgrade_ttl=self.caching.ttl.upgrade == "free",
+            max_age_s=self.caching.ttl.max_age,
         )
 
     def prices_for(self, model_id: str) -> Prices:

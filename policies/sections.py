@@ -156,6 +156,18 @@ class NormalizePolicy(Section):
     )
 
 
+class TtlPolicy(Section):
+    upgrade: Literal["free", "never"] = Field(
+        default="free",
+        description="What a marker with a longer TTL does to an entry that is read. free: the entry lives as long from now on, "
+        "billed as a read. never: it keeps its own TTL.",
+    )
+    max_age: OptionalDuration = Field(
+        default=None,
+        description="An entry ends this long after it was written, however often it is read and whatever its TTL. none: never.",
+    )
+
+
 class CachingPolicy(Section):
     automatic: Flag = Field(default=True, description="Cache without a marker where the dialect does so.")
     unmarked_ttl: Duration = Field(default=300.0, description="KV no marker covers is kept this long after use. 0: not kept.")
@@ -163,6 +175,7 @@ class CachingPolicy(Section):
         default={"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0},
         description="How long an entry of each TTL class lives. The name decides the price and what clients write.",
     )
+    ttl: TtlPolicy = Field(default=TtlPolicy(), description="How entries are renewed.")
     single_flight: SingleFlightPolicy = Field(default=SingleFlightPolicy(), description="Requests with one cold beginning.")
     usage_mode: UsageMode = Field(
         default="provider",

@@ -28,7 +28,7 @@ class Entry:
     It ends `tail` (packed ids, less than a block) after the full block with key `ancestor`. `block` is the block in the
     tree that covers its last token and expires no sooner; a block without a parent has left the tree.
     `has_tail` says that a lower tier was given the KV between the last span border and its end. `written_at_s` is when the
-    request that wrote it started; long ago where a lower tier brought it.
+    request that wrote it started; long ago where a lower tier brought it. No renewal moves its expiry past `ends_at_s`.
     """
 
     key: bytes
@@ -43,6 +43,7 @@ class Entry:
     block: Block | None = None
     has_tail: bool = False
     written_at_s: float = -math.inf
+    ends_at_s: float = math.inf
 
     def live(self, now_s: float) -> bool:
         """Whether it may be read."""
@@ -58,9 +59,9 @@ class Entry:
         return self.ttl_s if self.is_pinned else max(0.0, self.expires_at_s - now_s)
 
     def renew(self, started_at_s: float, ttl_s: float = 0.0) -> None:
-        """Take the longer of the two time classes and never a sooner expiry."""
+        """Take the longer of the two time classes and never a sooner expiry, none past its end."""
         self.ttl_s = max(self.ttl_s, ttl_s)
-        self.expires_at_s = max(self.expires_at_s, started_at_s + self.ttl_s)
+        self.expires_at_s = max(self.expires_at_s, min(started_at_s + self.ttl_s, self.ends_at_s))
 
 
 class EntryTable:

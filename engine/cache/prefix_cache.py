@@ -6,6 +6,7 @@ device.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -494,24 +495,31 @@ class PrefixCache:
         return Hit(reading.position, reading.offset, max(0.0, expires_at_s - lease.started_at_s))
 
     def _write(self, lease: Lease, planned: PlannedEntry, *, existed: bool) -> None:
-        """Make the planned entry, or take the longer class and the later expiry where it is there already."""
+        """Make the planned entry, or take the longer class and the later expiry where it is there already.
+
+        What was found is renewed within its own end; what was written anew begins a new life.
+        """
         view, entries = lease.view, lease.space.entries
         key, offset = view.key(planned.position), view.offset(planned.position)
         entry = entries.find_live(key, self.now_s)
+        ends_at_s = lease.started_at_s + (math.inf if planned.max_age_s is None else planned.max_age_s)
+        ttl_s = planned.ttl_s if planned.upgrade or not existed else 0.0
         if entry is None:
-            expires_at_s = lease.started_at_s + planned.ttl_s
+            expires_at_s = min(lease.started_at_s + planned.ttl_s, ends_at_s)
             place = view.keys.ancestor(offset), view.keys.tail(offset)
             entry = Entry(key, *place, planned.position, offset, planned.ttl_s, expires_at_s, planned.refresh_on_read)
-            entry.written_at_s = lease.started_at_s
+            entry.written_at_s, entry.ends_at_s = lease.started_at_s, ends_at_s
             entries.add(entry)
             self._counters.num_written_entries += 1
-        elif existed and not entry.refresh_on_read and planned.ttl_s <= entry.ttl_s:
+        elif existed and not entry.refresh_on_read and ttl_s <= entry.ttl_s:
             return
         else:
-            entry.refresh_on_read |= planned.refresh_on_read
-            entry.renew(lease.started_at_s, planned.ttl_s)
-            if is_too_old(entry, view.plan, lease.started_at_s):
+            too_old = is_too_old(entry, view.plan, lease.started_at_s)
+            if too_old:
                 entry.written_at_s = lease.started_at_s
+            entry.ends_at_s = min(entry.ends_at_s, ends_at_s) if existed and not too_old else ends_at_s
+            entry.refresh_on_read |= planned.refresh_on_read
+            entry.renew(lease.started_at_s, ttl_s)
         self._sharing.keep(entry, lease)
         if self._below is not None:
             self._below.write(lease, entry)

@@ -170,11 +170,14 @@ class Reads:
         entry = entries.find_live(place.key, now_s)
         if entry is None:
             times = stored.ttl_s, stored.expires_at_s, stored.refresh_on_read
-            entries.add(Entry(place.key, place.ancestor, place.tail, place.position, place.offset, *times))
+            entry = Entry(place.key, place.ancestor, place.tail, place.position, place.offset, *times)
+            entry.ends_at_s = stored.ends_at_s
+            entries.add(entry)
             self._counters.num_found_entries += 1
             return
         entry.ttl_s = max(entry.ttl_s, stored.ttl_s)
         entry.expires_at_s = max(entry.expires_at_s, stored.expires_at_s)
+        entry.ends_at_s = max(entry.ends_at_s, stored.ends_at_s)
 
     def _is_complete(self, fetch: Fetch) -> bool:
         """Whether nothing another tier may say could make the read longer."""

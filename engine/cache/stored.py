@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -75,6 +76,7 @@ class StoredEntry(msgspec.Struct, frozen=True, array_like=True):
     refresh_on_read: bool
     position: str
     offset: int
+    ends_at_s: float = math.inf
 
 
 def namespace(root_secret: bytes, tenant: str) -> bytes:

@@ -186,9 +186,8 @@ class WriteBack:
     def _copy_entry(self, space: Space, entry: Entry) -> int:
         if entry.expires_at_s <= self._now_s():
             return 0
-        stored = StoredEntry(
-            entry.ancestor, entry.ttl_s, entry.expires_at_s, entry.refresh_on_read, str(entry.position), entry.offset
-        )
+        times = entry.ttl_s, entry.expires_at_s, entry.refresh_on_read
+        stored = StoredEntry(entry.ancestor, *times, str(entry.position), entry.offset, entry.ends_at_s)
         label = Label(stored_entry_key(space.seal, entry.key), entry.tail)
         body = encode_entry(stored)
         saved = prefill_tokens(0, entry.offset)

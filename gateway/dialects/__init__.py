@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.types import CachePlan, CacheReport
+from engine.types import CachePlan, CacheReport, PlannedEntry
 from gateway.dialects import anthropic, openai, qwen
 from gateway.dialects.normal import normalize
 from gateway.request import Request
@@ -24,7 +24,13 @@ __all__ = ["normalize", "plan", "usage"]
 
 def plan(request: Request, rules: DialectRules) -> CachePlan:
     """What this request may read and must write. Expects a request that went through `normalize`."""
-    return msgspec.structs.replace(_of_preset(request, rules), single_flight=rules.single_flight, max_wait_s=rules.max_wait_s)
+    planned = _of_preset(request, rules)
+    return msgspec.structs.replace(
+        planned,
+        writable=tuple(_as_the_operator_says(entry, rules) for entry in planned.writable),
+        single_flight=rules.single_flight,
+        max_wait_s=rules.max_wait_s,
+    )
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
@@ -34,6 +40,11 @@ def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output:
     if rules.preset == "qwen":
         return qwen.usage(report, rules, plan, num_output)
     return openai.usage(report, rules, plan, num_output)
+
+
+def _as_the_operator_says(entry: PlannedEntry, rules: DialectRules) -> PlannedEntry:
+    """What no provider has: classes that stay as they were bought, and an age nothing outlives."""
+    return msgspec.structs.replace(entry, upgrade=rules.upgrade_ttl, max_age_s=rules.max_age_s)
 
 
 def _of_preset(request: Request, rules: DialectRules) -> CachePlan:

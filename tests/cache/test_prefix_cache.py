@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -269,6 +270,67 @@ def test_a_longer_mark_upgrades_the_entry() -> None:
     rig.run(tokens, marked((SYSTEM, 300.0)), offsets)
     assert rig.run(tokens, marked((SYSTEM, 3600.0)), offsets).hit == Hit(SYSTEM, 22, 300.0)
     assert rig.run(tokens, marked((SYSTEM, 300.0)), offsets).hit == Hit(SYSTEM, 22, 3600.0)
+
+
+def limited(ttl_s: float, **limits: Any) -> CachePlan:
+    """A mark on the system text under an operator's limits."""
+    return marked(readable=(SYSTEM,), writable=(PlannedEntry(SYSTEM, ttl_s, **limits),))
+
+
+def test_a_class_that_may_not_be_upgraded_stays() -> None:
+    """A longer mark on an entry that is read refreshes it by its own class; one that writes it anew takes the longer."""
+    rig = Rig()
+    tokens, offsets = with_question(1)
+    rig.run(tokens, limited(300.0), offsets)
+    rig.advance(100)
+    assert rig.run(tokens, limited(3600.0, upgrade=False), offsets).hit == Hit(SYSTEM, 22, 300.0)
+    assert rig.run(tokens, limited(3600.0, upgrade=False), offsets).hit == Hit(SYSTEM, 22, 300.0)
+    rig.advance(301)
+    assert rig.run(tokens, limited(3600.0, upgrade=False), offsets).hit is None
+    assert rig.run(tokens, limited(300.0, upgrade=False), offsets).hit == Hit(SYSTEM, 22, 3600.0)
+
+
+def test_what_is_written_anew_takes_the_longer_class_though_its_promise_still_runs() -> None:
+    """Its KV was lost and is billed as written again: what was bought is given, and it may live as long as any new one."""
+    rig = Rig(num_pages=16)
+    tokens, offsets = with_question(1)
+    rig.run(tokens, limited(300.0, max_age_s=1000.0), offsets)
+    rig.advance(100)
+    rig.run(range(1000, 1060), CachePlan(unmarked_ttl_s=0.0))  # takes every page
+    longer = limited(3600.0, upgrade=False, max_age_s=1000.0)
+    report = rig.run(tokens, longer, offsets)
+    assert (report.hit, report.boundaries[0].existed) == (None, False)
+    assert rig.run(tokens, longer, offsets).hit == Hit(SYSTEM, 22, 1000.0)
+
+
+def test_an_entry_ends_at_its_greatest_age() -> None:
+    """However often it is read, whatever its class: then it is written again, and ages from there."""
+    rig = Rig()
+    tokens, offsets = with_question(1)
+    plan = limited(300.0, max_age_s=500.0)
+    rig.run(tokens, plan, offsets)
+    for past_s, left_s in ((200.0, 300.0), (200.0, 100.0), (99.0, 1.0)):
+        rig.advance(past_s)
+        assert rig.run(tokens, plan, offsets).hit == Hit(SYSTEM, 22, left_s)
+    assert rig.run(tokens, limited(3600.0, max_age_s=500.0), offsets).hit == Hit(SYSTEM, 22, 1.0), "no upgrade outlives it"
+    assert rig.run(tokens, limited(300.0), offsets).hit == Hit(SYSTEM, 22, 1.0), "nor a plan without a limit"
+    rig.advance(1)
+    report = rig.run(tokens, plan, offsets)
+    assert (report.hit, report.boundaries[0].existed) == (None, False)
+    assert rig.run(tokens, plan, offsets).hit == Hit(SYSTEM, 22, 300.0)
+
+
+def test_an_entry_from_before_the_limit_gets_one_when_it_is_marked() -> None:
+    """Counted from then, for its own age is not known; a class longer than the limit is cut at once."""
+    rig = Rig()
+    tokens, offsets = with_question(1)
+    rig.run(tokens, limited(300.0), offsets)
+    rig.run(tokens, limited(300.0, max_age_s=400.0), offsets)
+    rig.advance(299)
+    assert rig.run(tokens, limited(300.0, max_age_s=400.0), offsets).hit == Hit(SYSTEM, 22, 101.0)
+    rig.run([*range(500, 520), *tokens[20:]], limited(3600.0, max_age_s=50.0), offsets)
+    rig.advance(50)
+    assert rig.run([*range(500, 520), *tokens[20:]], limited(3600.0), offsets).hit is None
 
 
 def test_only_what_was_written_lately_is_read_when_the_client_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,9 +79,13 @@ def test_anything_else_is_a_miss(data: bytes) -> None:
 
 
 def test_an_entry_comes_back() -> None:
-    """With its times to the last bit."""
+    """With its times to the last bit; one that was written before entries had an end has none."""
     entry = StoredEntry(b"a" * 32, 300.0, 1_700_000_000.123456, refresh_on_read=True, position="system/0", offset=1234)
     assert decode_entry(memoryview(encode_entry(entry))) == entry
+    ending = msgspec.structs.replace(entry, ends_at_s=1_700_000_400.123456)
+    assert decode_entry(memoryview(encode_entry(ending))) == ending
+    older = msgspec.msgpack.encode(msgspec.structs.astuple(entry)[:-1])
+    assert decode_entry(memoryview(older)) == entry
 
 
 def test_keys_tell_kinds_and_tenants_apart() -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.cache import reads
@@ -188,6 +189,15 @@ def test_no_host_shortens_what_another_has_promised() -> None:
     report = Host(inline_tiers(("redis", store))).answer(marked(3600.0), now_s=4000.0).report
     assert report.hit is not None
     assert report.hit.ttl_left_s == 3600.0
+
+
+def test_a_greatest_age_outlives_the_host() -> None:
+    """Another host that reads the entry keeps to it, though its own plan knows no limit."""
+    limit = msgspec.structs.replace(marked(300.0), writable=(PlannedEntry(ENTRY, 300.0, max_age_s=400.0),))
+    store = filled(limit)
+    report = Host(inline_tiers(("redis", store))).answer(marked(300.0), now_s=1250.0).report
+    assert report.hit is not None
+    assert report.hit.ttl_left_s == 150.0
 
 
 def test_trouble_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

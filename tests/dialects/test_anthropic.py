@@ -11,7 +11,7 @@ from engine.types import Boundary, CachePlan, CacheReport, Hit, PlannedEntry, Sa
 from gateway import dialects
 from gateway.request import Request
 from policies.pricing import Usage
-from tests.fakes.rules import ANTHROPIC, rules
+from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
 SHORT, LONG = 300.0, 3600.0
 
@@ -52,6 +52,15 @@ def bill(found: CacheReport, **changes: Any) -> Usage:
 
 
 # What is looked up and written ------------------------------------------------------------------------------------------
+
+
+def test_the_operator_limits_what_a_plan_promises() -> None:
+    """`caching.ttl` is in every entry of a plan, whatever the dialect; without it nothing is limited."""
+    request = conversation(1, 1)
+    for base in (ANTHROPIC, OPENAI):
+        assert {(e.upgrade, e.max_age_s) for e in dialects.plan(request, base).writable} == {(True, None)}
+        limited = rules(base, upgrade_ttl=False, max_age_s=900.0)
+        assert {(e.upgrade, e.max_age_s) for e in dialects.plan(request, limited).writable} == {(False, 900.0)}
 
 
 def test_no_mark_no_caching() -> None:

@@ -14,7 +14,7 @@ from engine.types import Boundary, CachePlan, CacheReport, Hit, Miss, PlannedEnt
 from gateway import dialects
 from gateway.headers import Bill, billing_headers, headers_without_counts, ttl_name
 from policies.pricing import Charge
-from tests.fakes.rules import ANTHROPIC, EARLIER_OPENAI, OPENAI
+from tests.fakes.rules import ANTHROPIC, EARLIER_OPENAI, OPENAI, rules
 
 P0, P1 = Position("system", 0), Position("messages", 0)
 PLAN = CachePlan(readable=(P1, P0), writable=(PlannedEntry(P0, 3600.0), PlannedEntry(P1, 300.0)), min_tokens=64)
@@ -129,6 +129,12 @@ def test_cache_status(report: CacheReport, plan: CachePlan, base: Any, word: str
     assert (found["pcg-cache"], found["Cache-Status"]) == (word, status)
     ((name, parameters),) = http_sf.parse(status.encode(), tltype="list")
     assert (str(name), "hit" in parameters) == ("pcg-kv", False)
+
+
+def test_the_ttl_ends_with_the_greatest_age() -> None:
+    """What is written lives no longer than the operator lets anything live."""
+    for max_age_s, ttl_s in ((None, 300), (900.0, 300), (120.0, 120)):
+        assert f"; ttl={ttl_s}; " in headers(COLD, PLAN, rules(ANTHROPIC, max_age_s=max_age_s))["Cache-Status"]
 
 
 def test_a_request_that_waited_for_another_says_so() -> None:

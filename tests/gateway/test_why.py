@@ -95,6 +95,9 @@ def test_circumstances() -> None:
     assert why(warm, warm).cause == "nothing"
     assert why(warm, warm, after_s=299.0).cause == "nothing"
     assert why(warm, warm, after_s=300.0).cause == "expired"
+    capped = make_policy("caching: {ttl: {max_age: 200s}}")
+    sent = orjson.dumps(warm)
+    assert explain(sent, sent, capped, renderer(), Circumstances(after_s=200.0)).cause == "expired"
     assert why(warm, warm, same_tenant=False).cause == "other_tenant"
     assert why(body(text(LONG, CC)), body(text(LONG, CC), tool_choice={"type": "none"})).cause == "parameters"
     assert why(system("short"), system("short")).cause == "below_minimum"

@@ -156,6 +156,14 @@ def test_without_classes_a_marker_gets_what_it_asks_for() -> None:
     assert replace(policy("").rules_for("x", "openai"), ttl_classes={}).lifetime_s(77.0) == 77.0
 
 
+def test_how_entries_are_renewed(shipped: Policy) -> None:
+    """Upgrades are free and no age is too great unless the operator says otherwise."""
+    rules = shipped.rules_for("claude-opus-5", "anthropic")
+    assert (rules.upgrade_ttl, rules.max_age_s) == (True, None)
+    limited = policy("caching: {ttl: {upgrade: never, max_age: 12h}}").rules_for("gpt-5.6", "openai")
+    assert (limited.upgrade_ttl, limited.max_age_s) == (False, 43200.0)
+
+
 @pytest.mark.parametrize(
     ("model_id", "found"),
     [
