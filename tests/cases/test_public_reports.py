@@ -493,13 +493,21 @@ async def test_case_26_a_tool_list_that_changes_and_changes_back() -> None:
         assert await desk.count(*turns, tools=deferred, system=system) > sum(first.u) + 40
 
 
-def test_case_27_a_template_that_prints_the_date() -> None:
+async def test_case_27_a_template_that_prints_the_date() -> None:
     """The clock of templates is frozen: midnight changes no prompt. With another clock it is another template."""
     source = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    texts = {ChatTemplate(source, name="t", tokens={}).render([{"role": "user", "content": "x"}]) for _ in range(2)}
-    assert texts == {"26 Jul 2024x"}
+    template = ChatTemplate(source, name="t", tokens={})
+    assert template.render([{"role": "user", "content": "x"}]) == "26 Jul 2024x"
     other = ChatTemplate(source, name="t", tokens={}, clock=datetime(2026, 11, 30, tzinfo=UTC))
-    assert other.fingerprint != ChatTemplate(source, name="t", tokens={}).fingerprint
+    assert other.fingerprint != template.fingerprint
+    question = say("user", text(words(200), CC))
+    async with opened(renderer=Renderer(ByteTokenizer(), template)) as desk:
+        desk.advance(-desk.served.clock() % 86400 - 10)
+        before = await desk.ask(question)
+        desk.advance(20)
+        after = await desk.ask(question)
+    assert after.read == before.written == len("26 Jul 2024") + 200 - 1
+    assert "pcg-miss-reason" not in after.headers
 
 
 async def test_case_28_one_beginning_and_one_way_to_it() -> None:

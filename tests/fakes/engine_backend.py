@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from engine.core import Renders
 from engine.messages import (
     Abort,
     Capabilities,
@@ -35,9 +36,15 @@ CONTEXT = 8000
 class EngineBackend:
     """A `Backend`. Every byte of a prompt is a token; `runner` can be told what to say. Use as a context manager."""
 
-    def __init__(self, name: str = "smollm2-135m-instruct", runner: FakeRunner | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str = "smollm2-135m-instruct",
+        runner: FakeRunner | None = None,
+        renderer: Renders | None = None,
+        **options: Any,
+    ) -> None:
         self.runner = runner or FakeRunner(num_pages=4000)
-        wiring = Wiring(emit=self._emit)
+        wiring = Wiring(renderer=renderer, emit=self._emit)
         self.harness = Harness(self.runner, wiring, {"context": CONTEXT, "max_step_tokens": 4096, **options})
         able = Capabilities(tools_first=True, exact=True, runner="fake", dtype="none", device="none")
         self.model: ModelInfo | None = ModelInfo(name, CONTEXT, "f" * 8, able, 1_700_000_000.0)
