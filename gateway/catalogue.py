@@ -13,6 +13,8 @@ from policies.schema import Policy
 MAX_MODEL_ID: Final = 256
 """Characters of an id that may name a model: patterns match longer ones too, and records keep them."""
 
+_WILDCARDS: Final = frozenset("*?[")
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -37,11 +39,6 @@ class Catalogue:
         """Whether every model would be served now."""
         return all(backend.ready for backend in self._backends.values())
 
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """Patterns of further ids that are served."""
-        return tuple(alias for model in self._policy.models for alias in model.aliases)
-
     def find(self, model_id: str) -> Served:
         """Raises `UnknownModel`."""
         model = self._policy.resolve_model(model_id) if len(model_id) <= MAX_MODEL_ID else None
@@ -49,10 +46,15 @@ class Catalogue:
             raise UnknownModel(f"model: {model_id[:MAX_MODEL_ID]}", path="model")
         return Served(model.name, self._backends[model.name])
 
-    def models(self) -> tuple[ModelInfo, ...]:
-        """Models that have been loaded, in the policy's order."""
-        infos = (self._backends[model.name].model for model in self._policy.models)
-        return tuple(info for info in infos if info is not None)
+    def listed(self) -> dict[str, ModelInfo]:
+        """Ids to show with the model that answers to each: own names in the policy's order, then aliases that are no patterns.
+
+        Models that have not been loaded yet are left out.
+        """
+        names = [model.name for model in self._policy.models]
+        aliases = [alias for model in self._policy.models for alias in model.aliases if not _WILDCARDS & set(alias)]
+        found = {name: self.find(name).backend.model for name in (*names, *aliases) if len(name) <= MAX_MODEL_ID}
+        return {name: info for name, info in found.items() if info is not None}
 
     def info(self, model_id: str) -> ModelInfo:
         """Raises `UnknownModel`, also for a model that has not been loaded yet."""

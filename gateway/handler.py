@@ -93,8 +93,7 @@ class Handler:
 
     async def models(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
         """GET /v1/models."""
-        models, aliases = self.catalogue.models(), self.catalogue.aliases
-        await self._lookup(call, client, lambda tenant: call.wire.encode_models(models, aliases, query))
+        await self._lookup(call, client, lambda tenant: call.wire.encode_models(self.catalogue.listed(), query))
 
     async def model(self, call: Call, client: Client, model_id: str) -> None:
         """GET /v1/models/{id}."""

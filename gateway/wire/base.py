@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -118,8 +118,8 @@ class Wire(Protocol):
 
     def encode_count(self, num_prompt: int) -> bytes: ...
 
-    def encode_models(self, models: Sequence[ModelInfo], aliases: Sequence[str], query: Mapping[str, str]) -> bytes:
-        """The list, or the page of it that `query` asks for. Raises `InvalidRequest` for a query that makes no sense."""
+    def encode_models(self, models: Mapping[str, ModelInfo], query: Mapping[str, str]) -> bytes:
+        """The list of `models` by id, or the page of it that `query` asks for. Raises `InvalidRequest` for a wrong query."""
         ...
 
     def encode_model(self, model: ModelInfo, requested: str) -> bytes: ...

@@ -195,7 +195,7 @@ def test_models_by_name_and_alias() -> None:
     catalogue = Catalogue(policy, {"a": first, "b": second})
     assert catalogue.find("claude-x").backend is first
     assert catalogue.find("b").backend is second
-    assert [info.name for info in catalogue.models()] == ["smollm2-135m-instruct"]
+    assert list(catalogue.listed()) == ["a"]
     for unknown in ("c", "gpt-5"):
         with pytest.raises(UnknownModel):
             catalogue.find(unknown)
@@ -203,6 +203,16 @@ def test_models_by_name_and_alias() -> None:
         catalogue.info("b")
     with pytest.raises(ValueError, match="b"):
         Catalogue(policy, {"a": first})
+
+
+def test_the_list_says_of_each_id_which_model_answers() -> None:
+    """An alias shows the model it finds, not the first one; patterns are not shown, and no id twice."""
+    aliases = ("['claude-*', mine, 'gpt-?']", "[b, mine, claude-x, 'o[0-9]', yours]")
+    policy = make_policy(f"models: [{{name: a, aliases: {aliases[0]}}}, {{name: b, aliases: {aliases[1]}}}]")
+    first, second = ScriptedBackend(), ScriptedBackend()
+    catalogue = Catalogue(policy, {"a": first, "b": second})
+    shown = {"a": first, "b": second, "mine": first, "claude-x": first, "yours": second}
+    assert [(name, id(info)) for name, info in catalogue.listed().items()] == [(n, id(b.model)) for n, b in shown.items()]
 
 
 # Ledger, metrics, logs ------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_the_rest_keeps_the_published_schemas() -> None:
     """Model lists, counts, errors and input items."""
     able = Capabilities(tools_first=True, exact=True, runner="generic", dtype="bfloat16", device="cpu")
     model = ModelInfo("smol", 8192, "fp", able, CREATED_S)
-    assert violations("ListModelsResponse", json.loads(CHAT.encode_models([model], [], {}))) == []
+    assert violations("ListModelsResponse", json.loads(CHAT.encode_models({"smol": model}, {}))) == []
     assert violations("Model", json.loads(CHAT.encode_model(model, "smol"))) == []
     assert violations("TokenCountsResource", json.loads(RESPONSES.encode_count(7))) == []
     for wire in WIRES.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import orjson
 
@@ -37,8 +37,8 @@ class AnthropicWire:
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"input_tokens": num_prompt})
 
-    def encode_models(self, models: Sequence[ModelInfo], aliases: Sequence[str], query: Mapping[str, str]) -> bytes:
-        return catalog.encode_models(models, aliases, query)
+    def encode_models(self, models: Mapping[str, ModelInfo], query: Mapping[str, str]) -> bytes:
+        return catalog.encode_models(models, query)
 
     def encode_model(self, model: ModelInfo, requested: str) -> bytes:
         return catalog.encode_model(model, requested)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,16 +10,14 @@ import msgspec
 import orjson
 
 from gateway.backends.base import ModelInfo
-from gateway.wire.aliases import listed
 from gateway.wire.anthropic.paging import read_page
 
 
-def encode_models(models: Sequence[ModelInfo], aliases: Sequence[str], query: Mapping[str, str]) -> bytes:
+def encode_models(models: Mapping[str, ModelInfo], query: Mapping[str, str]) -> bytes:
     """The page that `query` asks for. Raises `InvalidRequest`."""
-    named = dict(listed(models, aliases))
-    page = read_page(query, list(named))
+    page = read_page(query, list(models))
     first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
-    data = [_model(named[name], name) for name in page.ids]
+    data = [_model(models[name], name) for name in page.ids]
     return orjson.dumps({"data": data, "has_more": page.has_more, "first_id": first, "last_id": last})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import orjson
 
@@ -37,9 +37,9 @@ class OpenAIWire:
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_prompt})
 
-    def encode_models(self, models: Sequence[ModelInfo], aliases: Sequence[str], query: Mapping[str, str]) -> bytes:
+    def encode_models(self, models: Mapping[str, ModelInfo], query: Mapping[str, str]) -> bytes:
         """All at once: OpenAI's list has no pages."""
-        return catalog.encode_models(models, aliases)
+        return catalog.encode_models(models)
 
     def encode_model(self, model: ModelInfo, requested: str) -> bytes:
         return catalog.encode_model(model, requested)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import orjson
 
 from gateway.backends.base import ModelInfo
-from gateway.wire.aliases import listed
 
 OWNER = "pcg"
 
 
-def encode_models(models: Sequence[ModelInfo], aliases: Sequence[str]) -> bytes:
-    return orjson.dumps({"object": "list", "data": [_model(model, name) for name, model in listed(models, aliases)]})
+def encode_models(models: Mapping[str, ModelInfo]) -> bytes:
+    return orjson.dumps({"object": "list", "data": [_model(model, name) for name, model in models.items()]})
 
 
 def encode_model(model: ModelInfo, requested: str) -> bytes:
