@@ -77,7 +77,7 @@ class Scheduler:
         self._may_admit = True
 
     def admit(self, try_admit: Callable[[Sequence], bool]) -> None:
-        """Start what fits. `try_admit` reserves room for a sequence, or returns False and leaves no trace.
+        """Start what fits. `try_admit` reserves room for a sequence, or returns False and leaves no trace but a new load.
 
         Does nothing unless something arrived or ended since the last pass, as nothing else makes room.
         """
@@ -129,9 +129,12 @@ class Scheduler:
         return (sequence for sequence in self._waiting if sequence.status is Status.WAITING)
 
     def _admit_in_order(self, try_admit: Callable[[Sequence], bool]) -> None:
-        while self._has_seat and (first := next(self._candidates(), None)) is not None and try_admit(first):
-            self._start(first)
-            self._num_overtakes = 0
+        while self._has_seat and (first := next(self._candidates(), None)) is not None:
+            if try_admit(first):
+                self._start(first)
+                self._num_overtakes = 0
+            elif first.status is Status.WAITING:  # else it loads once more, and stops nobody
+                return
 
     def _admit_past_the_first(self, try_admit: Callable[[Sequence], bool]) -> None:
         candidates = list(islice(self._candidates(), 1 + LOOKAHEAD))

@@ -206,6 +206,25 @@ def test_admission_is_first_come_first_served() -> None:
     assert sequences[2].status is Status.PREFILL
 
 
+def test_who_must_load_again_stops_nobody() -> None:
+    """The first in the queue waits for its load once more; the next is admitted in the same pass."""
+    scheduler = make_scheduler()
+    first, second = make_sequence("first", 8), make_sequence("second", 8)
+    scheduler.add(first)
+    scheduler.add(second)
+
+    def admit(sequence: Sequence) -> bool:
+        if sequence is first:
+            sequence.move(Status.LOADING)
+        return sequence is not first
+
+    scheduler.admit(admit)
+    assert (first.status, second.status) == (Status.LOADING, Status.PREFILL)
+    scheduler.ready(first)
+    scheduler.admit(admit_all)
+    assert first.status is Status.PREFILL
+
+
 def test_a_full_queue_refuses() -> None:
     """The bound is on those waiting, not on those running."""
     scheduler = make_scheduler(max_sequences=1, max_queue=2)
