@@ -161,10 +161,10 @@ class Admission:
 
     def _seek(self, request: Request) -> None:
         """Start reading what lower tiers have of the prompt; the sequence is LOADING unless that is settled at once."""
-        job, sequence = request.job, request.sequence
+        submit, sequence = request.job.submit, request.sequence
         request.num_seeks += 1
         with self._stats.timed("engine_cache_seconds_total"):
-            request.fetch = self._cache.seek(job.submit.tenant, job.rendered, job.submit.plan, job.submit.started_at_s)
+            request.fetch = self._cache.seek(submit.tenant, request.job.rendered, submit.plan, submit.started_at_s, request.ids)
         if request.fetch is not None and not request.fetch.is_over:
             sequence.move(Status.LOADING)
             self._loading[sequence.request_id] = request
@@ -193,6 +193,7 @@ class Admission:
                 fetch=request.fetch,
                 spare_pages=self._room.spare_pages(),
                 num_known=request.num_found,
+                ids=request.ids,
             )
         if lease is None:
             return False

@@ -50,6 +50,11 @@ class Request:
         return self.sequence.request_id
 
     @property
+    def ids(self) -> bytes | None:
+        """Its prompt packed, if that has been done."""
+        return None if self.beginning is None else self.beginning.ids
+
+    @property
     def pages(self) -> Lease:
         """Its lease; not having one is a bug."""
         assert self.lease is not None, "not admitted"

@@ -111,14 +111,17 @@ class PrefixCache:
         match = self._index.match(space.root, ids, view.limit, self.now_s) if plan.read else _NOTHING
         return Outlook(match.num_tokens, min(_num_kept(view, writes(view)), view.num_prompt))
 
-    def seek(self, tenant: str, rendered: RenderedPrompt, plan: CachePlan, now_s: float) -> Fetch | None:
-        """Start looking below the device for what it lacks of a prompt. None where there is nothing below, or nothing may
-        be read. The fetch must be given to `admit` or to `abandon`; it may be over already."""
+    def seek(
+        self, tenant: str, rendered: RenderedPrompt, plan: CachePlan, now_s: float, ids: bytes | None = None
+    ) -> Fetch | None:
+        """Start looking below the device for what it lacks of a prompt, packed already where `ids` are given. None where
+        there is nothing below, or nothing may be read. The fetch must be given to `admit` or to `abandon`; it may be over
+        already."""
         if self._below is None or not plan.read or not rendered.token_ids:
             return None
         self._advance(now_s)
         space = self._space(tenant)
-        ids = pack(rendered.token_ids)
+        ids = pack(rendered.token_ids) if ids is None else ids
         match = self._index.match(space.root, ids, len(rendered.token_ids) - 1, self.now_s)
         view = self._view(space, rendered, plan, ids, match)
         last = match.path[-1] if match.path else space.root
@@ -142,14 +145,16 @@ class PrefixCache:
         fetch: Fetch | None = None,
         spare_pages: int = 0,
         num_known: int | None = None,
+        ids: bytes | None = None,
     ) -> Lease | None:
         """Find the longest live prefix, on the device and in what was fetched, pin it, and report what the plan found.
 
         `now_s` is the request's start, from which its TTLs count. None means not enough pages now, or fewer than
         `spare_pages` left: nothing has changed. Otherwise pages for `num_reserve` tokens, prompt included, can always be
         had until `release`; nothing may be computed until `restore` is done. `num_known` tokens were there before the
-        request waited for another one that computed the same; None when it did not. Raises `ValueError` if the pages
-        never could be had, or if the prompt is empty or longer than `num_reserve`.
+        request waited for another one that computed the same; None when it did not. `ids` is the prompt packed, where
+        that is at hand. Raises `ValueError` if the pages never could be had, or if the prompt is empty or longer than
+        `num_reserve`.
         """
         num_prompt = len(rendered.token_ids)
         num_pages = self._geometry.num_pages(num_reserve)
@@ -161,7 +166,10 @@ class PrefixCache:
             raise ValueError(f"{num_reserve} tokens need {num_pages} pages, the pool has {self._pool.num_pages}")
         self._advance(now_s)
         space = self._space(tenant)
-        ids = pack(rendered.token_ids) if fetch is None else fetch.view.ids
+        if fetch is not None:
+            ids = fetch.view.ids
+        elif ids is None:
+            ids = pack(rendered.token_ids)
         match = self._index.match(space.root, ids, num_prompt - 1, self.now_s) if plan.read else _NOTHING
         pieces: list[Piece] = []
         if fetch is not None and self._below is not None:
