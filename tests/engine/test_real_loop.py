@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.model.load import load_runner
 from engine.prompt.render import Renderer
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.template import ChatTemplate
-from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Message, Prompt, TextPart
 from engine.types import CachePlan
+from tests.fakes.exact_model import exact_model
 from tests.fakes.stepper import Outcome, RealModel, Stepper
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
@@ -27,17 +25,8 @@ TEXT = "The keeper climbs the 142 steps at 18:40, checks lamp K-77 and writes th
 @pytest.fixture(scope="module")
 def model(default_model: Path) -> Iterator[RealModel]:
     """The default model, exact, with a pool of about 2,800 tokens."""
-    config = EngineConfig(
-        model="m",
-        model_path=str(default_model),
-        root_secret=b"0123456789abcdef",
-        context=CONTEXT,
-        kv_nbytes=64 * 1024**2,
-        exact="on",
-    )
-    runner = load_runner(config)
-    yield RealModel(runner, HfTokenizer.from_folder(default_model), config.block_size)
-    runner.close()
+    with exact_model(default_model, CONTEXT) as loaded:
+        yield loaded
 
 
 @pytest.fixture(scope="module")

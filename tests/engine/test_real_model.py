@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.model.load import load_runner
 from engine.prompt.render import Renderer
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.template import ChatTemplate
-from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Message, Position, Prompt, TextPart
 from engine.store.base import BlockStore
 from engine.store.disk.store import DiskStore
 from engine.store.memory import MemoryStore
 from engine.types import CachePlan
+from tests.fakes.exact_model import exact_model
 from tests.fakes.lanes import inline_tiers
 from tests.fakes.stepper import Outcome, RealModel, Stepper
 
@@ -37,17 +35,8 @@ MAX_TOKENS = 10
 @pytest.fixture(scope="module")
 def model(default_model: Path) -> Iterator[RealModel]:
     """The default model, exact, with a pool of about 2,800 tokens."""
-    config = EngineConfig(
-        model="m",
-        model_path=str(default_model),
-        root_secret=b"0123456789abcdef",
-        context=1024,
-        kv_nbytes=64 * 1024**2,
-        exact="on",
-    )
-    runner = load_runner(config)
-    yield RealModel(runner, HfTokenizer.from_folder(default_model), config.block_size)
-    runner.close()
+    with exact_model(default_model, 1024) as loaded:
+        yield loaded
 
 
 @pytest.fixture(scope="module")

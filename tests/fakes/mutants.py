@@ -11,6 +11,16 @@ from typing import Any, Final
 import orjson
 
 CC: Final = {"type": "ephemeral", "ttl": "5m"}
+CALLING_TURN: Final[dict[str, Any]] = {
+    "role": "assistant",
+    "content": [
+        {"type": "thinking", "thinking": "t", "signature": "s"},
+        {"type": "redacted_thinking", "data": "d"},
+        {"type": "text", "text": "a"},
+        {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": [1, None, {}]}},
+    ],
+}
+"""An assistant's turn of every kind of block, in Anthropic's format."""
 VALID: Final[dict[str, Any]] = {
     "model": "smollm2-135m-instruct",
     "max_tokens": 3,
@@ -31,15 +41,7 @@ VALID: Final[dict[str, Any]] = {
     ],
     "messages": [
         {"role": "user", "content": "q"},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "t", "signature": "s"},
-                {"type": "redacted_thinking", "data": "d"},
-                {"type": "text", "text": "a"},
-                {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": [1, None, {}]}},
-            ],
-        },
+        CALLING_TURN,
         {
             "role": "user",
             "content": [
@@ -98,7 +100,7 @@ def mutants(
 def _mutant(draw: random.Random, valid: Mapping[str, Any], kept: Mapping[str, Any]) -> bytes:
     body = copy.deepcopy(dict(valid))
     for _ in range(draw.randint(1, 3)):
-        if known := _paths(body):
+        if known := paths(body):
             _change(draw, body, draw.choice(known))
     if draw.random() < 0.5:
         body["stream"] = True
@@ -135,6 +137,7 @@ def _value(draw: random.Random, depth: int) -> Any:
     return draw.choice(SCALARS)
 
 
-def _paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of everything inside a JSON value."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path for key, child in children for path in [(*prefix, key), *_paths(child, (*prefix, key))]]
+    return [path for key, child in children for path in [(*prefix, key), *paths(child, (*prefix, key))]]

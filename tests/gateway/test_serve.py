@@ -22,28 +22,20 @@ import pytest
 from anthropic.types import Message
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.fakes.clocked import NOW_S, Clocked
 from tools.serving import make_home
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
-NOW_S = 1_800_000_000.0
 MODEL = "claude-opus-5"
 QUESTIONS = ("How deep is berth 12?", "Which berth is the deepest of all?")
 
 
-@dataclass(slots=True)
-class Process:
+@dataclass(slots=True, kw_only=True)
+class Process(Clocked):
     """A running `pcg serve`."""
 
-    url: str
     pid: int
-    clock: Path
-    now_s: float = NOW_S
-
-    def advance(self, seconds: float) -> None:
-        """Move the gateway's clock."""
-        self.now_s += seconds
-        write_atomically(self.clock, str(self.now_s))
 
     def worker(self) -> psutil.Process:
         """The engine's process."""
@@ -56,12 +48,6 @@ class Process:
         return next(
             (s.value for f in families for s in f.samples if s.name == name and labels.items() <= s.labels.items()), 0.0
         )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    draft = path.with_suffix(".new")
-    draft.write_text(text)
-    draft.replace(path)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +66,7 @@ def served(served_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             ready = next((line for line in process.stdout if "ready at" in line), "")
             found = re.search(r"http://\S+", ready)
             assert found, f"pcg serve ended with status {process.poll()}"
-            yield Process(found[0], process.pid, clock)
+            yield Process(found[0], clock, pid=process.pid)
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
         finally:

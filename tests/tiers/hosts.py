@@ -14,6 +14,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.fakes.clocked import set_clock
 from tools.serving import Server, make_home, start
 
 NOW_S = 1_800_000_000.0
@@ -154,9 +155,7 @@ class Host:
         return self.home / "now"
 
     def _write_clock(self) -> None:
-        draft = self.home / "now.new"
-        draft.write_text(str(self.now_s))
-        draft.replace(self._clock)
+        set_clock(self._clock, self.now_s)
 
     def _request(self, path: str, body: bytes | None, headers: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
         request = urllib.request.Request(f"{self.url}{path}", body, {"Content-Type": "application/json", **headers})

@@ -22,9 +22,9 @@ from gateway.wire.openai.completions import CompletionsWire
 from gateway.wire.openai.responses import ResponsesWire
 from policies.pricing import Usage
 from tests.fakes import openai_bodies
+from tests.fakes.mutants import CALLING_TURN, CC, paths
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
-CC: Final = {"type": "ephemeral", "ttl": "5m"}
 ANTHROPIC_BODY: Final[dict[str, Any]] = {
     "model": "claude-test",
     "max_tokens": 4096,
@@ -39,15 +39,7 @@ ANTHROPIC_BODY: Final[dict[str, Any]] = {
     "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "cache_control": CC}],
     "messages": [
         {"role": "user", "content": "q"},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "t", "signature": "s"},
-                {"type": "redacted_thinking", "data": "d"},
-                {"type": "text", "text": "a"},
-                {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": [1, None, {}]}},
-            ],
-        },
+        CALLING_TURN,
         {
             "role": "user",
             "content": [
@@ -80,12 +72,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "ttl", "role", "x"]), inner),
     max_leaves=6,
 )
-
-
-def paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of everything inside a JSON value."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path for key, child in children for path in [(*prefix, key), *paths(child, (*prefix, key))]]
 
 
 def mutate(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:

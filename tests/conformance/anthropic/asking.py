@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import anthropic
 import pytest
 from anthropic.types import Message
 
-NOW_S: Final = 1_800_000_000.0
+from tests.fakes.clocked import Clocked
+
 MODEL: Final = "smollm2-135m-instruct"
 """Served under Anthropic's rules with a minimum of 64 tokens."""
 
@@ -26,23 +26,6 @@ BODY_FIELDS: Final = frozenset({"cache_control", "context_management", "diagnost
 
 CC: Final = {"type": "ephemeral"}
 CC1H: Final = {"type": "ephemeral", "ttl": "1h"}
-
-
-@dataclass(slots=True)
-class Served:
-    """A gateway and its clock."""
-
-    url: str
-    clock: Path | None
-    now_s: float = NOW_S
-
-    def advance(self, seconds: float) -> None:
-        """Move the gateway's clock."""
-        self.now_s += seconds
-        if self.clock is not None:
-            draft = self.clock.with_suffix(".new")
-            draft.write_text(str(self.now_s))
-            draft.replace(self.clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +63,7 @@ class Told:
 class Asker:
     """One client of the gateway that asks whole or streamed, and notes what the stream said."""
 
-    served: Served
+    served: Clocked
     stream: bool
     key: str = "key-one"
     events: list[Any] = field(default_factory=list)

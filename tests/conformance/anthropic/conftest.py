@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from tests.conformance.anthropic.asking import ALIASES, NOW_S, Asker, Served
-from tools.serving import make_home, start
+from tests.conformance.anthropic.asking import ALIASES, Asker
+from tests.fakes.clocked import Clocked, start_clocked
 
 POLICY: Final = f"""
 models: [{{aliases: ["claude-*", "gpt-*", {", ".join(ALIASES)}], engine: {{kv_bytes: 1GiB}}}}]
@@ -21,31 +21,25 @@ tenants: [{{name: one, keys: [key-one]}}, {{name: two, keys: [key-two]}}]
 
 
 @pytest.fixture(scope="session")
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clocked]:
     """One gateway for all conformance tests."""
     given = os.environ.get("PCG_CONFORMANCE_URL")
     if given is not None:
         moved = os.environ.get("PCG_CONFORMANCE_CLOCK")
-        yield Served(given, None) if moved is None else Served(given, Path(moved), float(Path(moved).read_text()))
+        yield Clocked(given, None) if moved is None else Clocked(given, Path(moved), float(Path(moved).read_text()))
         return
     request.getfixturevalue("default_model")
-    folder = tmp_path_factory.mktemp("conformance")
-    clock = folder / "now"
-    clock.write_text(str(NOW_S))
-    server = start(make_home(folder / "home"), POLICY, {"PCG_TEST_CLOCK": str(clock)})
-    try:
-        yield Served(server.base_url, clock)
-    finally:
-        server.stop()
+    with start_clocked(tmp_path_factory.mktemp("conformance"), POLICY) as (server, clock):
+        yield Clocked(server.base_url, clock)
 
 
 @pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.long)], ids=["whole", "stream"])
-def ask(request: pytest.FixtureRequest, served: Served) -> Asker:
+def ask(request: pytest.FixtureRequest, served: Clocked) -> Asker:
     """Asks whole answers and streams in turn."""
     return Asker(served, request.param)
 
 
 @pytest.fixture
-def ask_whole(served: Served) -> Asker:
+def ask_whole(served: Clocked) -> Asker:
     """Asks whole answers only, where the form of the answer does not matter."""
     return Asker(served, False)

@@ -9,8 +9,8 @@ import anthropic
 import orjson
 import pytest
 
-from tests.conformance.anthropic.asking import Served
 from tests.fakes.backend import ScriptedBackend
+from tests.fakes.clocked import Clocked
 from tests.fakes.mutants import mutants
 from tests.gateway.serving import serving
 
@@ -57,7 +57,7 @@ async def test_mutated_bodies(seed: int, count: int) -> None:
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.long
-async def test_mutated_bodies_on_the_real_engine(served: Served) -> None:
+async def test_mutated_bodies_on_the_real_engine(served: Clocked) -> None:
     """What is accepted can be rendered and answered."""
     async with aiohttp.ClientSession(served.url) as http:
         statuses = await check_all(http, 3, 200)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.conformance.anthropic.asking import Served
+from tests.fakes.clocked import Clocked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1500)]
 
@@ -39,7 +39,7 @@ def run_suite(url: str, clock: Path | None, packages: Path | None = None) -> tup
     return counts.get("passed", 0), counts.get("failed", 0)
 
 
-def test_an_older_sdk(served: Served, tmp_path: Path) -> None:
+def test_an_older_sdk(served: Clocked, tmp_path: Path) -> None:
     """A release before 1.0, unmodified, passes what the newest passes."""
     install = [
         sys.executable,

@@ -8,7 +8,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.conformance.anthropic.asking import CC, CC1H, MODEL, Asker, Served, assistant, error_of, filler, text, tool, user
+from tests.conformance.anthropic.asking import CC, CC1H, MODEL, Asker, assistant, error_of, filler, text, tool, user
+from tests.fakes.clocked import Clocked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -131,7 +132,7 @@ def test_without_marks_nothing_is_read_or_written(ask: Asker) -> None:
     assert told.headers["pcg-cache"] == "bypass"
 
 
-def test_below_the_minimum_nothing_happens(ask: Asker, served: Served) -> None:
+def test_below_the_minimum_nothing_happens(ask: Asker, served: Clocked) -> None:
     """A mark on too short a prefix is no error; a minimum depends on the model."""
     short = ask(system=[text("Be brief.", CC)], messages=[user("x")])
     assert (short.counts[:3], short.headers["pcg-cache"]) == ((0, 0, 0), "below-min")
@@ -176,7 +177,7 @@ def test_mixed_ttls_are_billed_by_three_positions(ask: Asker) -> None:
     assert min(told.counts[1:3]) > 0
 
 
-def test_an_hour_mark_on_a_five_minute_entry_is_a_read(ask: Asker, served: Served) -> None:
+def test_an_hour_mark_on_a_five_minute_entry_is_a_read(ask: Asker, served: Clocked) -> None:
     """The upgrade is free, and holds: half an hour later the entry is there."""
     words = filler()
     written = ask(system=[text(words, CC)], messages=[user("x")]).written
@@ -188,7 +189,7 @@ def test_an_hour_mark_on_a_five_minute_entry_is_a_read(ask: Asker, served: Serve
 # Time -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_reading_refreshes(ask: Asker, served: Served) -> None:
+def test_reading_refreshes(ask: Asker, served: Clocked) -> None:
     """Read within its time an entry lives on for its own time; unread it ends."""
     body: dict[str, Any] = {"system": [text(filler(), CC)], "messages": [user("x")]}
     written = ask(**body).written
@@ -201,7 +202,7 @@ def test_reading_refreshes(ask: Asker, served: Served) -> None:
     assert told.headers["pcg-cache"] == "expired"
 
 
-def test_an_hour_is_an_hour(ask: Asker, served: Served) -> None:
+def test_an_hour_is_an_hour(ask: Asker, served: Clocked) -> None:
     """And five minutes beside it are five minutes."""
     body: dict[str, Any] = {"system": [text(filler(), CC1H), text(filler(20), CC)], "messages": [user("x")]}
     _, five, hour, _ = ask(**body).counts
@@ -212,7 +213,7 @@ def test_an_hour_is_an_hour(ask: Asker, served: Served) -> None:
 
 
 @pytest.mark.long
-def test_the_clock_starts_with_the_request(served: Served) -> None:
+def test_the_clock_starts_with_the_request(served: Clocked) -> None:
     """Time spent answering is time of the entry: it ends five minutes after the request began, not after it ended."""
     for after_s, found in ((99, True), (101, False)):
         body: dict[str, Any] = {"system": [text(filler(), CC)], "messages": [user("Tell a story.")]}
@@ -240,7 +241,7 @@ def test_workspaces_share_nothing(ask: Asker) -> None:
 
 
 @pytest.mark.long
-def test_identical_requests_at_once(served: Served) -> None:
+def test_identical_requests_at_once(served: Clocked) -> None:
     """All are answered, every count adds up, and the prompt is written at least once and at most by each."""
     body: dict[str, Any] = {"system": [text(filler(200), CC)], "messages": [user("x")]}
     counted = Asker(served, False).count(**body)
@@ -379,7 +380,7 @@ def test_diagnostics(ask: Asker) -> None:
 # The request's own Cache-Control --------------------------------------------------------------------------------------------
 
 
-def test_cache_directives(ask: Asker, served: Served) -> None:
+def test_cache_directives(ask: Asker, served: Clocked) -> None:
     """no-store keeps nothing, no-cache reads nothing, max-age reads what is new enough, only-if-cached fails over paying."""
     body: dict[str, Any] = {"system": [text(filler(), CC1H)], "messages": [user("x")]}
 

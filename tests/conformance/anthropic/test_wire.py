@@ -11,7 +11,8 @@ from urllib.error import HTTPError
 import anthropic
 import pytest
 
-from tests.conformance.anthropic.asking import ALIASES, CC, MODEL, Asker, Served, assistant, error_of, filler, text, tool, user
+from tests.conformance.anthropic.asking import ALIASES, CC, MODEL, Asker, assistant, error_of, filler, text, tool, user
+from tests.fakes.clocked import Clocked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -19,7 +20,7 @@ VERSIONS = ("2023-06-01", "2026-10-21")
 
 
 def raw(
-    served: Served, path: str = "/v1/messages", body: bytes | None = None, *, method: str | None = None, **headers: str
+    served: Clocked, path: str = "/v1/messages", body: bytes | None = None, *, method: str | None = None, **headers: str
 ) -> tuple[int, bytes, dict[str, str]]:
     """Status, body and headers of a request without any SDK; `_` in header names are dashes."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -51,7 +52,7 @@ def body(**changes: Any) -> bytes:
         ({}, 401),
     ],
 )
-def test_both_key_headers(served: Served, headers: dict[str, str], status: int) -> None:
+def test_both_key_headers(served: Clocked, headers: dict[str, str], status: int) -> None:
     """Either will do, and `x-api-key` decides where both are sent."""
     got, answer, _ = raw(served, body=body(), anthropic_version="2023-06-01", **headers)
     assert got == status
@@ -76,7 +77,7 @@ def test_sampling_fields_by_version(ask_whole: Asker, version: str, field: str) 
         assert json.loads(answer)["error"]["message"] == f"{field}: Extra inputs are not permitted"
 
 
-def test_unknown_versions_and_betas(served: Served) -> None:
+def test_unknown_versions_and_betas(served: Clocked) -> None:
     """A version nobody published is refused; a beta nobody knows is not."""
     assert raw(served, body=body(), x_api_key="key-one", anthropic_version="2031-01-01")[0] == 400
     betas = "prompt-caching-2024-07-31,extended-cache-ttl-2025-04-11,cache-diagnosis-2026-04-07,made-up-2031-01-01"
@@ -84,12 +85,12 @@ def test_unknown_versions_and_betas(served: Served) -> None:
     assert (status, headers["content-type"], headers["request-id"][:4]) == (200, "application/json", "req_")
 
 
-def test_the_root_answers_head(served: Served) -> None:
+def test_the_root_answers_head(served: Clocked) -> None:
     """Some clients look whether anyone is there."""
     assert raw(served, "/", method="HEAD")[0] == 200
 
 
-def test_compressed_bodies(served: Served) -> None:
+def test_compressed_bodies(served: Clocked) -> None:
     """gzip is read, what claims to be gzip and is not is a 400."""
     headers = {"x_api_key": "key-one", "content_encoding": "gzip", "content_type": "application/json"}
     assert raw(served, body=gzip.compress(body()), **headers)[0] == 200
@@ -100,7 +101,7 @@ def test_compressed_bodies(served: Served) -> None:
 # Errors ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_errors_of_the_routes(served: Served) -> None:
+def test_errors_of_the_routes(served: Clocked) -> None:
     """Unknown paths, methods and models, and bodies that are too large, in the API's own envelope."""
     headers = {"x_api_key": "key-one", "anthropic_version": "2023-06-01"}
     for status, kind, path, sent, method in [
@@ -151,7 +152,7 @@ def test_the_message(ask: Asker) -> None:
     assert told.headers["request-id"].startswith("req_")
 
 
-def test_the_order_of_events(served: Served) -> None:
+def test_the_order_of_events(served: Clocked) -> None:
     """message_start with all counts, one block, message_delta with cumulative counts, message_stop; nothing after it."""
     sent = body(stream=True, max_tokens=4, system=[text(filler(), CC)])
     status, answer, headers = raw(served, body=sent, x_api_key="key-one")
@@ -233,7 +234,7 @@ def test_counting_takes_all_that_a_prompt_may_hold(ask_whole: Asker) -> None:
     assert ask_whole.count(messages=turns, tools=[tool("a")], tool_choice={"type": "any"}) > plain
 
 
-def test_models(served: Served) -> None:
+def test_models(served: Clocked) -> None:
     """The list and one model, also by a name that only an alias covers."""
     with Asker(served, False).client() as client:
         listed = client.models.list()
@@ -244,7 +245,7 @@ def test_models(served: Served) -> None:
             client.models.retrieve("llama-9")
 
 
-def test_the_model_list_comes_in_pages(served: Served) -> None:
+def test_the_model_list_comes_in_pages(served: Clocked) -> None:
     """The SDK's pager meets every model once, forwards and backwards; a page nobody can make is the API's own 400."""
     with Asker(served, False).client() as client:
         whole = client.models.list()

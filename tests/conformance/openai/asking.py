@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import openai
 
-NOW_S: Final = 1_800_000_000.0
+from tests.fakes.clocked import Clocked
+
 MODEL: Final = "smollm2-135m-instruct"
 """The model's own id: the rules of OpenAI's newest models, for prompts from 64 tokens on."""
 BREAK: Final = {"mode": "explicit"}
@@ -20,18 +20,8 @@ Api: TypeAlias = Literal["chat", "responses"]
 
 
 @dataclass(slots=True)
-class Served:
-    """A running gateway. `clock` is the file its time stands in."""
-
-    url: str
-    clock: Path
-    now_s: float = NOW_S
-
-    def advance(self, seconds: float) -> None:
-        self.now_s += seconds
-        draft = self.clock.with_suffix(".new")
-        draft.write_text(str(self.now_s))
-        draft.replace(self.clock)
+class Served(Clocked):
+    """A running gateway, and clients of it."""
 
     def client(self, key: str = "key-one") -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=280)

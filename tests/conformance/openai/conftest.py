@@ -9,8 +9,8 @@ from typing import Final
 import openai
 import pytest
 
-from tests.conformance.openai.asking import NOW_S, Asker, Served
-from tools.serving import make_home, start
+from tests.conformance.openai.asking import Asker, Served
+from tests.fakes.clocked import start_clocked
 
 POLICY: Final = """
 models: [{engine: {kv_bytes: 1GiB, exact: "on"}}]
@@ -29,14 +29,8 @@ FORMS: Final = {
 @pytest.fixture(scope="session")
 def served(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One gateway for all conformance tests of this API."""
-    folder = tmp_path_factory.mktemp("conformance")
-    clock = folder / "now"
-    clock.write_text(str(NOW_S))
-    server = start(make_home(folder / "home"), POLICY, {"PCG_TEST_CLOCK": str(clock)})
-    try:
+    with start_clocked(tmp_path_factory.mktemp("conformance"), POLICY) as (server, clock):
         yield Served(server.base_url, clock)
-    finally:
-        server.stop()
 
 
 @pytest.fixture(params=FORMS)
