@@ -6,7 +6,6 @@ device.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -15,9 +14,7 @@ from typing import Final
 from engine.cache.below import Below
 from engine.cache.block import Block, PromptKeys, pack, root_key
 from engine.cache.device import PageDevice
-from engine.cache.entries import Entry
 from engine.cache.eviction import EvictionQueue
-from engine.cache.explain import explain, is_best, refuse
 from engine.cache.fetch import Fetch
 from engine.cache.geometry import Geometry
 from engine.cache.lease import Lease
@@ -25,8 +22,9 @@ from engine.cache.loading import Loader
 from engine.cache.pages import PagePool
 from engine.cache.pieces import Piece
 from engine.cache.pins import UNLIMITED, Pins
+from engine.cache.promises import Promises
 from engine.cache.radix import Match, RadixIndex
-from engine.cache.reading import Reading, boundaries, is_too_old, live_entries, read, writes
+from engine.cache.reading import writes
 from engine.cache.sharing import Sharing
 from engine.cache.space import Outlook, Space, View
 from engine.cache.stats import CacheCounters, CacheGauges, CacheStats
@@ -35,11 +33,7 @@ from engine.cache.supply import PageSupply
 from engine.cache.tiers import Tiers
 from engine.cache.writeback import WriteBack
 from engine.prompt.rendered import RenderedPrompt
-from engine.store.base import PINNED_UNTIL_S
-from engine.types import CachePlan, CacheReport, Hit, Miss, PinOutcome, PlannedEntry
-
-DEVICE: Final = "device"
-"""The name of the device's tier in reports."""
+from engine.types import CachePlan, PinOutcome, PlannedEntry
 
 SWEEP_BLOCKS: Final = 512
 SWEEP_ENTRIES: Final = 512
@@ -94,6 +88,7 @@ class PrefixCache:
             tiers.attach(self._geometry, self._counters)
             write_back = WriteBack(tiers, device, self._geometry, self._counters, lambda: self.now_s)
             self._below = Below(tiers, write_back, self._geometry)
+        self._promises = Promises(self._index, self._supply, self._sharing, self._counters, self._below)
         self._pins = Pins(self._supply, self._geometry, self._below, pin_nbytes)
 
     @property
@@ -184,8 +179,7 @@ class PrefixCache:
         self._open(lease, match)
         if pieces and self._below is not None:
             self._below.expect(lease, pieces)
-        lease.report = self._report(lease, fetch, num_known)
-        self._count(lease.report, fetch)
+        lease.report = self._promises.report(lease, fetch, num_known)
         lease.fetch = fetch
         self._keep_below(lease)
         if not lease.arrivals:
@@ -262,11 +256,11 @@ class PrefixCache:
         lease.num_promised = num_due
         if lease.num_kept:
             if self._below is not None:
-                self._touch(lease, lease.started_at_s)
+                self._promises.touch(lease, lease.started_at_s)
             self._keep_below(lease)
             due = zip(lease.planned[first:num_due], lease.report.boundaries[first:num_due], strict=True)
             for planned, boundary in due:
-                self._write(lease, planned, existed=boundary.existed)
+                self._promises.write(lease, planned, existed=boundary.existed)
             self._keep_below(lease)
 
     def release(self, lease: Lease, token_ids: list[int], num_reusable: int) -> None:
@@ -282,7 +276,7 @@ class PrefixCache:
         del self._leases[lease]
         self._use(lease.held if lease.tail is None else [*lease.held, lease.tail], 0)
         if lease.num_kept:
-            self._touch(lease, self.now_s)
+            self._promises.touch(lease, self.now_s)
             self._keep_below(lease)
         self._sharing.let_go(lease)
         self._supply.sweep(SWEEP_BLOCKS)
@@ -433,7 +427,7 @@ class PrefixCache:
         self._loader.load(lease, match)
         self._use(match.path if match.tail is None else [*match.path, match.tail], 1)
         if lease.num_kept:
-            self._touch(lease, lease.started_at_s)
+            self._promises.touch(lease, lease.started_at_s)
 
     def _use_up(self, lease: Lease) -> None:
         """The lease needs nothing more of its fetch."""
@@ -449,96 +443,6 @@ class PrefixCache:
         if self._below is not None:
             self._below.rescue(block)
 
-    def _report(self, lease: Lease, fetch: Fetch | None, num_known: int | None) -> CacheReport:
-        """What the plan found. Reading is use: the entries up to the hit are refreshed.
-
-        Where what another request computed meanwhile is billed as written, nothing past `num_known` counts as found.
-        """
-        view, entries, skipped = lease.view, lease.space.entries, lease.num_cached
-        lost = fetch is not None and fetch.cause is not None
-        shared = 0 if num_known is None else max(0, skipped - num_known)
-        readable = skipped - shared if view.plan.single_flight == "write" else skipped
-        reading = read(view, entries, skipped, self.now_s, readable)
-        found = boundaries(view, lease.planned, entries, self.now_s, readable)
-        miss = refuse(view)
-        if miss is None and readable < skipped:
-            miss = Miss("cold")
-        elif miss is None and not is_best(view, reading):
-            miss = explain(view, entries, reading, self._index.reach(lease.space.root, view.ids), lost=lost)
-        for entry in live_entries(view, entries, reading.offset, self.now_s):
-            if entry.refresh_on_read:
-                entry.renew(lease.started_at_s)
-                self._sharing.keep(entry, lease)
-                self._counters.num_refreshed_entries += 1
-                if self._below is not None:
-                    self._below.write(lease, entry)
-        tiers = {DEVICE: skipped - sum(lease.loaded.values()), **lease.loaded}
-        return CacheReport(
-            num_prompt=view.num_prompt,
-            skipped=skipped,
-            hit=self._hit(lease, reading),
-            boundaries=found,
-            tiers={tier: num_tokens for tier, num_tokens in tiers.items() if num_tokens},
-            miss=miss,
-            broken_tokens=0 if reading.broken is None else view.offset(reading.broken) - reading.offset,
-            shared=shared,
-        )
-
-    def _hit(self, lease: Lease, reading: Reading) -> Hit | None:
-        if reading.position is None:
-            return None
-        entry = reading.entry
-        if entry is not None:
-            entry.hits += 1
-        assert lease.end is not None
-        if entry is not None:
-            return Hit(reading.position, reading.offset, entry.ttl_left_s(lease.started_at_s))
-        if lease.arrivals:
-            kept_s = lease.started_at_s + lease.view.plan.unmarked_ttl_s if lease.num_kept else 0.0
-            expires_at_s = max(lease.arrivals[-1].expires_at_s, kept_s)
-        else:
-            expires_at_s = lease.end.expires_at_s
-        if expires_at_s >= PINNED_UNTIL_S:  # under a pinned entry: what the request itself would keep it for
-            expires_at_s = lease.started_at_s + lease.view.plan.unmarked_ttl_s
-        return Hit(reading.position, reading.offset, max(0.0, expires_at_s - lease.started_at_s))
-
-    def _write(self, lease: Lease, planned: PlannedEntry, *, existed: bool) -> None:
-        """Make the planned entry, or take the longer class and the later expiry where it is there already.
-
-        What was found is renewed within its own end; what was written anew begins a new life.
-        """
-        view, entries = lease.view, lease.space.entries
-        key, offset = view.key(planned.position), view.offset(planned.position)
-        entry = entries.find_live(key, self.now_s)
-        ends_at_s = lease.started_at_s + (math.inf if planned.max_age_s is None else planned.max_age_s)
-        ttl_s = planned.ttl_s if planned.upgrade or not existed else 0.0
-        if entry is None:
-            expires_at_s = min(lease.started_at_s + planned.ttl_s, ends_at_s)
-            place = view.keys.ancestor(offset), view.keys.tail(offset)
-            entry = Entry(key, *place, planned.position, offset, planned.ttl_s, expires_at_s, planned.refresh_on_read)
-            entry.written_at_s, entry.ends_at_s = lease.started_at_s, ends_at_s
-            entries.add(entry)
-            self._counters.num_written_entries += 1
-        elif existed and not entry.refresh_on_read and ttl_s <= entry.ttl_s:
-            return
-        else:
-            too_old = is_too_old(entry, view.plan, lease.started_at_s)
-            if too_old:
-                entry.written_at_s = lease.started_at_s
-            entry.ends_at_s = min(entry.ends_at_s, ends_at_s) if existed and not too_old else ends_at_s
-            entry.refresh_on_read |= planned.refresh_on_read
-            entry.renew(lease.started_at_s, ttl_s)
-        self._sharing.keep(entry, lease)
-        if self._below is not None:
-            self._below.write(lease, entry)
-
-    def _touch(self, lease: Lease, used_at_s: float) -> None:
-        """Keep the lease's path as long after its use as the plan says."""
-        until_s = used_at_s + lease.view.plan.unmarked_ttl_s
-        self._supply.extend(lease.last, until_s)
-        if lease.end is not None:
-            self._supply.extend(lease.end, until_s)
-
     def _use(self, blocks: Iterable[Block], num_uses: int) -> None:
         """Note that the blocks are used now."""
         now_s, clock = self.now_s, self._queue.clock
@@ -546,22 +450,6 @@ class PrefixCache:
             block.last_used_s = now_s
             block.credit = clock
             block.num_uses += num_uses
-
-    def _count(self, report: CacheReport, fetch: Fetch | None) -> None:
-        counters = self._counters
-        counters.num_requests += 1
-        counters.num_hits += report.hit is not None
-        counters.num_misses += report.hit is None
-        counters.num_prompt_tokens += report.num_prompt
-        counters.num_skipped_tokens += report.skipped
-        counters.num_loaded_tokens += sum(num for tier, num in report.tiers.items() if tier != DEVICE)
-        match None if fetch is None else fetch.cause:
-            case "late":
-                counters.num_broken_late_tokens += report.broken_tokens
-            case "corrupt":
-                counters.num_broken_corrupt_tokens += report.broken_tokens
-            case None:
-                counters.num_broken_evicted_tokens += report.broken_tokens
 
     def _advance(self, now_s: float) -> None:
         self._supply.now_s = max(self._supply.now_s, now_s)
