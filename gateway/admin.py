@@ -15,7 +15,6 @@ from engine.messages import PROTOCOL_VERSION, EngineStats
 from gateway.auth import authenticate
 from gateway.backends.base import Backend
 from gateway.errors import GatewayError, Unauthenticated
-from gateway.ledger import Ledger
 from gateway.limits import InFlight
 from gateway.metrics import CONTENT_TYPE, Metrics
 from policies.schema import Policy
@@ -38,7 +37,6 @@ class Admin:
     policy: Policy
     backends: Mapping[str, Backend]
     metrics: Metrics
-    ledger: Ledger
     in_flight: InFlight
     draining: bool = False
 

@@ -101,7 +101,7 @@ def build_app(
     if batches is not None and limits.bytes:
         later = Batches(handler, wires["anthropic"], clock, BatchStore(batches, limits.bytes), limits.concurrency)
     server = Server(handler, wires, clock, later)
-    admin = Admin(policy, backends, metrics, ledger, in_flight)
+    admin = Admin(policy, backends, metrics, in_flight)
     app = web.Application(client_max_size=policy.server.max_body)
     server.add_routes(app)
     admin.add_routes(app)
