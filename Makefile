@@ -17,14 +17,15 @@ ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-OURS := gateway engine policies tests bench examples tools
+OURS := gateway engine policies tests bench examples tools hatch_build.py
+NATIVE := hatch_build.py $(wildcard engine/native/src/*)
 
 .PHONY: help venv model serve demo test long check docs fmt bench soak gpu-check ci
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed; set PYTHON=")'
 	@test -x $(BIN)/pip || { echo "making .venv"; $(PYTHON) -m venv .venv; }
 	@echo "installing (the first time this downloads torch)"

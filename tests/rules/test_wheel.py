@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+LIBRARY = ROOT / "engine" / "native" / "libpcg.so"
 PACKAGES = ("engine", "gateway", "policies")
 DATA = ("py.typed", "*.jinja", "*.yaml")
 
@@ -32,10 +33,17 @@ def expected_files() -> set[str]:
 
 
 def test_wheel_contains_exactly_the_packages(wheel: zipfile.ZipFile) -> None:
-    """Every source, template, preset and type marker is in the wheel; besides the metadata there is nothing more."""
+    """Every source, template, preset and type marker is in the wheel; besides the metadata and the library nothing more."""
     names = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
-    assert names == expected_files()
+    assert names - {LIBRARY.relative_to(ROOT).as_posix()} == expected_files()
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
+
+
+def test_wheel_with_the_native_library_is_of_its_platform(wheel: zipfile.ZipFile) -> None:
+    """Where the library was built it is in the wheel, which says so in its tag; else the wheel is for any machine."""
+    tag = "py3-none-linux_x86_64" if LIBRARY.exists() else "py3-none-any"
+    assert Path(str(wheel.filename)).name.endswith(f"-{tag}.whl")
+    assert (LIBRARY.relative_to(ROOT).as_posix() in wheel.namelist()) == LIBRARY.exists()
 
 
 def test_wheel_has_templates_and_presets(wheel: zipfile.ZipFile) -> None:

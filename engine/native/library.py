@@ -1,0 +1,120 @@
+"""Finds and loads the native library, and says why there is none. Knows no model; what it passes are addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from engine.errors import ModelUnsupported
+
+ABI: Final = 1
+"""`PCG_ABI` of `src/pcg.h` that these declarations were written for."""
+
+PATH: Final = Path(__file__).with_name("libpcg.so")
+CPU_FLAGS: Final = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"})
+"""What the library is compiled to use, as the kernel calls it."""
+
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+_INT: Final = ctypes.c_int32
+_POINTER: Final = ctypes.c_void_p
+
+
+class Matrix(ctypes.Structure):
+    """`pcg_matrix`."""
+
+    _fields_ = (("panels", _POINTER), ("bias", _POINTER), ("num_in", _INT), ("num_out", _INT))
+
+
+class Product(ctypes.Structure):
+    """`pcg_product`."""
+
+    _fields_ = (("rows", _POINTER), ("out", _POINTER), ("num_rows", _INT), ("stride", _INT), ("kind", _INT))
+
+
+PANEL: Final = 64
+"""`PCG_PANEL`."""
+
+STORE_BF16, STORE_F32, ADD_F32, GATE_BF16 = range(4)
+"""Kinds of a `Product`."""
+
+_FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "pcg_abi": (_INT, ()),
+    "pcg_bits": (_INT, ()),
+    "pcg_team_new": (_POINTER, (ctypes.c_int,)),
+    "pcg_team_free": (None, (_POINTER,)),
+    "pcg_team_size": (ctypes.c_int, (_POINTER,)),
+    "pcg_pack": (None, (_POINTER, _INT, _INT, _POINTER)),
+    "pcg_matmul": (None, (_POINTER, ctypes.POINTER(Matrix), ctypes.POINTER(Product))),
+}
+"""Result and arguments of what is called."""
+
+
+def why_not_native() -> str | None:
+    """Why the native library cannot be used here, or None where it can."""
+    return _why_not(PATH, _CPU_INFO)
+
+
+def _why_not(path: Path, cpu_info: Path) -> str | None:
+    if not path.exists():
+        return "the native library is not built (make venv builds it)"
+    try:
+        text = cpu_info.read_text()
+    except OSError:
+        return "this system does not say what its processor can do"
+    missing = CPU_FLAGS - _cpu_flags(text)
+    if missing:
+        return f"this processor has no {', '.join(sorted(missing))}"
+    return None
+
+
+def _cpu_flags(text: str) -> frozenset[str]:
+    """The first processor's features in the text of `/proc/cpuinfo`."""
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library, loaded once in a process. Raises `ModelUnsupported` where `why_not_native` has a reason."""
+    reason = why_not_native()
+    if reason is not None:
+        raise ModelUnsupported(reason)
+    try:
+        loaded = ctypes.CDLL(str(PATH))
+        if loaded.pcg_abi() != ABI:
+            raise ModelUnsupported("the native library was built from other sources; make venv builds it anew")
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise ModelUnsupported(f"the native library cannot be loaded: {error}") from error
+    return loaded
+
+
+class Team:
+    """Threads that compute together, `num_threads` with the caller; closed by `close`. Used by one thread at a time."""
+
+    def __init__(self, num_threads: int) -> None:
+        if num_threads < 1:
+            raise ValueError("a team has at least one thread")
+        self._library = library()
+        self._handle: int | None = self._library.pcg_team_new(num_threads)
+        if self._handle is None:
+            raise ModelUnsupported(f"{num_threads} threads cannot be started")
+
+    @property
+    def handle(self) -> int:
+        """The team as the library knows it. Raises `RuntimeError` after `close`."""
+        if self._handle is None:
+            raise RuntimeError("the team of threads is closed")
+        return self._handle
+
+    def close(self) -> None:
+        """End the threads. Idempotent."""
+        if self._handle is not None:
+            self._library.pcg_team_free(self._handle)
+            self._handle = None
