@@ -1,4 +1,4 @@
-"""Bounds for the numbers of a JSON Schema that has none: a small model could go on with digits for ever. Pure data.
+"""Bounds for the numbers and times of a JSON Schema that has none: a small model could go on with digits for ever. Pure data.
 
 What validates against the bounded schema validates against the client's own, never the other way round only.
 """
@@ -14,6 +14,9 @@ LARGEST_INTEGER: Final = 2**53 - 1
 LARGEST_NUMBER: Final = 10**15
 SMALLEST_STEP: Final = 1e-6
 """Six digits behind the point, and no exponent."""
+
+LONGEST_TIMES: Final[Mapping[str, int]] = {"time": 24, "date-time": 35, "duration": 32}
+"""Characters of a `format` that allows any number of digits: six or nine behind the point, and an offset (RFC 3339 §5.6)."""
 
 ANY_OBJECT: Final[Mapping[str, Any]] = {
     "type": "object",
@@ -35,22 +38,23 @@ _LISTS: Final = frozenset({"prefixItems", "items", "anyOf", "oneOf", "allOf"})
 _NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 
 
-def bound_numbers(schema: Any) -> Any:
-    """The schema with bounds wherever it allows numbers by `type` and says nothing of their size or precision.
+def bound_digits(schema: Any) -> Any:
+    """The schema with bounds wherever it allows numbers by `type`, or times by `format`, of any size or precision.
 
     Only schemas are looked into, never values (`const`, `enum`, `default`) or names. What is no schema is left as it is.
     """
     if not isinstance(schema, Mapping):
         return schema
-    return {keyword: _within(keyword, value) for keyword, value in schema.items()} | _bounds(schema)
+    within = {keyword: _within(keyword, value) for keyword, value in schema.items()}
+    return within | _bounds(schema) | _longest(schema)
 
 
 def _within(keyword: str, value: Any) -> Any:
     if keyword in _LISTS and isinstance(value, list):
-        return [bound_numbers(one) for one in value]
+        return [bound_digits(one) for one in value]
     if keyword in _NAMED and isinstance(value, Mapping):
-        return {name: bound_numbers(one) for name, one in value.items()}
-    return bound_numbers(value) if keyword in _ONE else value
+        return {name: bound_digits(one) for name, one in value.items()}
+    return bound_digits(value) if keyword in _ONE else value
 
 
 def _bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +78,15 @@ def _bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
     if "number" in kinds and "multipleOf" not in schema and not any(_is_fine(limit) for limit in (least, most)):
         bounds["multipleOf"] = SMALLEST_STEP
     return bounds
+
+
+def _longest(schema: Mapping[str, Any]) -> dict[str, int]:
+    form = schema.get("format")
+    longest = LONGEST_TIMES.get(form) if isinstance(form, str) else None
+    least = schema.get("minLength", 0)
+    if longest is None or "maxLength" in schema or not _is_number(least) or least > longest:
+        return {}
+    return {"maxLength": longest}
 
 
 def _is_number(value: Any) -> bool:

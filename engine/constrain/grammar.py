@@ -17,7 +17,7 @@ from typing import Any, Final
 from llguidance import LLMatcher
 
 from engine.constrain.budget import Budget, check_lark, check_schema
-from engine.constrain.digits import ANY_OBJECT, bound_numbers
+from engine.constrain.digits import ANY_OBJECT, bound_digits
 from engine.errors import BadFormat
 from engine.prompt.calls.format import CallFormat
 from engine.prompt.guard import any_of
@@ -93,7 +93,7 @@ def arguments_schema(parameters: Mapping[str, Any], budget: Budget) -> dict[str,
     if budget.excess(parameters) is not None:
         return {**ANY_OBJECT, "x-guidance": _CALL_JSON}
     schema = {
-        **bound_numbers(parameters),
+        **bound_digits(parameters),
         "type": "object",
         "x-guidance": {**_CALL_JSON, "lenient": True, "coerce_one_of": True},
     }
@@ -127,7 +127,7 @@ def _json_grammar(schema: Any) -> str:
     if not isinstance(schema, Mapping):
         raise BadFormat("the schema is not a JSON object")
     try:
-        bounded = json.dumps(bound_numbers(schema))
+        bounded = json.dumps(bound_digits(schema))
     except RecursionError:
         raise BadFormat("the schema is nested too deeply") from None
     try:

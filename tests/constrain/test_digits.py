@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.constrain.digits import LARGEST_INTEGER, LARGEST_NUMBER, SMALLEST_STEP, bound_numbers
+from engine.constrain.digits import LARGEST_INTEGER, LARGEST_NUMBER, SMALLEST_STEP, bound_digits
 from engine.constrain.grammars import Grammars
 from engine.prompt.tokenizer import HfTokenizer
 from engine.types import OutputFormat, Sampling
@@ -28,13 +28,19 @@ INTEGER = {"minimum": -LARGEST_INTEGER, "maximum": LARGEST_INTEGER}
         ({"type": "number", "minimum": 0, "maximum": 1e-7}, {}),
         ({"type": "number", "enum": [1e300]}, {}),
         ({"type": "string"}, {}),
+        ({"type": "string", "format": "date-time"}, {"maxLength": 35}),
+        ({"format": "time", "minLength": 8}, {"maxLength": 24}),
+        ({"format": "time", "maxLength": 12}, {}),
+        ({"format": "time", "minLength": 25}, {}),
+        ({"format": "uuid"}, {}),
+        ({"format": ["time"]}, {}),
         ({}, {}),
     ],
     ids=str,
 )
 def test_bounds(schema: dict[str, Any], added: dict[str, Any]) -> None:
     """Only what is missing is added, and only where it can be kept together with what is there."""
-    assert bound_numbers(schema) == schema | added
+    assert bound_digits(schema) == schema | added
 
 
 def test_only_schemas_are_looked_into() -> None:
@@ -42,7 +48,7 @@ def test_only_schemas_are_looked_into() -> None:
     number = {"type": "number"}
     places = {"items": number, "anyOf": [number], "properties": {"type": number}, "$defs": {"x": number}, "not": number}
     values = {"const": number, "enum": [number], "default": number, "required": ["number"]}
-    bounded = bound_numbers(places | values)
+    bounded = bound_digits(places | values)
     expected = number | NUMBER
     assert bounded == values | {
         "items": expected,
@@ -58,13 +64,16 @@ def test_only_schemas_are_looked_into() -> None:
     [
         ("json_schema", {"type": "array", "items": {"type": "number"}}, "[0." + "1" * 40),
         ("json_schema", {"type": "array", "items": {"type": "integer"}}, "[" + "1" * 40),
+        ("json_schema", {"type": "array", "items": {"format": "time", "type": "string"}}, '["00:00:00.' + "1" * 60),
+        ("json_schema", {"type": "array", "items": {"format": "date-time"}}, '["2026-11-30T00:00:00.' + "1" * 60),
+        ("json_schema", {"type": "array", "items": {"format": "duration"}}, '["P' + "1" * 60),
         ("json_object", None, '{"a":0.' + "1" * 40),
         ("json_object", None, '{"a":[{"b":' + "1" * 40),
     ],
     ids=str,
 )
 def test_digits_end(grammars: Grammars, tokenizer: HfTokenizer, kind: Any, schema: Any, text: str) -> None:
-    """A client that only writes digits is made to write something else within twenty of them."""
+    """A client that only writes digits is made to write something else soon."""
     definition = "" if schema is None else json.dumps(schema)
     constraint = grammars.constraint(Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)))
     assert constraint is not None
