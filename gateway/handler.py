@@ -171,6 +171,7 @@ class Handler:
         request = self._resumed(call, progress.tenant, request)
         with progress.phase("plan"):
             rules = self.policy.rules_for(request.model, request.wire)
+            dialects.check_abilities(request, rules)
             request = dialects.normalize(request, rules)
             request = msgspec.structs.replace(
                 request,

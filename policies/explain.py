@@ -15,7 +15,6 @@ from policies.keys import similar, similar_key
 _UNAVAILABLE: Final = frozenset(
     {
         "backends",
-        "caching.normalize.template_clock",
     }
 )
 """Keys that mean something to a reader of the design, but nothing here: a typing error would be the wrong word for them."""

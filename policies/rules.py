@@ -20,6 +20,9 @@ UsageField: TypeAlias = Literal[
 ]
 """A field by which another provider with OpenAI's format tells what was cached."""
 
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model thinks, in the words of any provider."""
+
 SingleFlight: TypeAlias = Literal["off", "read", "write"]
 """Whether requests wait for another one that computes the same, and what they are billed for what they were spared."""
 
@@ -41,7 +44,8 @@ class DialectRules:
     `drop_billing_nonce`: a first system block that is nothing but a per-request billing header is dropped. `sort_tools`,
     `sort_keys`: tools come by name and JSON keys sorted, whatever the client's order. `max_wait_s`: how long a request waits
     for another one under `single_flight`. `upgrade_ttl`: an entry that is read takes the longer class of a marker on it.
-    `max_age_s`: how long after it was written an entry ends, however often it is read (None: never).
+    `max_age_s`: how long after it was written an entry ends, however often it is read (None: never). `efforts`: the levels of
+    effort the model has (empty: every one). `prefill`: whether an assistant's last turn may be gone on with.
     """
 
     preset: PresetName
@@ -65,6 +69,8 @@ class DialectRules:
     max_wait_s: float = 60.0
     upgrade_ttl: bool = True
     max_age_s: float | None = None
+    efforts: tuple[Effort, ...] = ()
+    prefill: bool = True
 
     def lifetime_s(self, asked_s: float) -> float:
         """How long an entry lives whose marker asks for `asked_s`, by the names clients know ("5m" asks for 300).

@@ -70,7 +70,9 @@ class Policy(Section):
         dialect = first_match(self.dialects, model_id) or DialectPolicy()
         name: PresetName = wire if dialect.preset == "auto" else dialect.preset
         preset = getattr(self.presets, name)
-        rule = preset.model_copy(update=dialect.model_dump(exclude={"match", "preset"}, exclude_none=True))
+        rule = preset.model_copy(
+            update=dialect.model_dump(exclude={"match", "preset", "efforts", "prefill"}, exclude_none=True)
+        )
         lifetimes = self.caching.ttl_classes
         return DialectRules(
             preset=name,
@@ -94,6 +96,8 @@ class Policy(Section):
             max_wait_s=self.caching.single_flight.max_wait,
             upgrade_ttl=self.caching.ttl.upgrade == "free",
             max_age_s=self.caching.ttl.max_age,
+            efforts=dialect.efforts,
+            prefill=dialect.prefill,
         )
 
     def prices_for(self, model_id: str) -> Prices:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from policies.rules import MarkerErrors, PresetName, UsageField, UsageMode
+from policies.rules import Effort, MarkerErrors, PresetName, UsageField, UsageMode
 from policies.size import Size
 from policies.values import (
     ApiKey,
@@ -154,6 +154,11 @@ class NormalizePolicy(Section):
         description="Order of keys in tool schemas and call arguments: the client's, or sorted. Arrays keep theirs, but for "
         "`required`.",
     )
+    template_clock: Literal["frozen", "utc_day", "off"] = Field(
+        default="frozen",
+        description="What a chat template that prints the date is told. frozen: one day for ever. utc_day: the day a request "
+        "began in UTC; at midnight every prompt is another one. off: nothing, as where a template has no clock.",
+    )
 
 
 class TtlPolicy(Section):
@@ -236,6 +241,8 @@ class DialectPolicy(Section):
     bills_writes: Flag | None = Field(default=None, description="Instead of the preset's bills_writes.")
     message_ends: Count | None = Field(default=None, description="Instead of the preset's message_ends.")
     usage_fields: tuple[UsageField, ...] | None = Field(default=None, description="Instead of the preset's usage_fields.")
+    efforts: tuple[Effort, ...] = Field(default=(), description="Levels of effort a request may ask for. Empty: every one.")
+    prefill: Flag = Field(default=True, description="A request may end in an assistant's turn, which the answer goes on with.")
 
 
 class UsdPerMtokPolicy(Section):

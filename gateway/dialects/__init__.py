@@ -1,4 +1,4 @@
-"""A provider's caching rules as pure functions: `normalize`, then `plan`, and once the engine has reported, `usage`.
+"""A provider's rules as pure functions: `check_abilities`, `normalize`, then `plan`, and once the engine has reported, `usage`.
 
 Nothing here tokenizes and nothing here knows a price. What may be read and must be written is decided here; what is there
 is the engine's business.
@@ -14,12 +14,13 @@ import msgspec
 
 from engine.types import CachePlan, CacheReport, PlannedEntry
 from gateway.dialects import anthropic, openai, qwen
+from gateway.dialects.abilities import check_abilities
 from gateway.dialects.normal import normalize
 from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
 
-__all__ = ["normalize", "plan", "usage"]
+__all__ = ["check_abilities", "normalize", "plan", "usage"]
 
 
 def plan(request: Request, rules: DialectRules) -> CachePlan:

@@ -539,7 +539,11 @@ def test_parameters_and_options() -> None:
         "cache_mode": "explicit",
         "cache_ttl_s": 43200.0,
     }
-    assert (request.stream, request.wire_options, request.automatic) == (True, {"include_usage": True}, 3600.0)
+    assert (request.stream, request.wire_options, request.automatic) == (
+        True,
+        {"include_usage": True, "effort_field": "reasoning_effort"},
+        3600.0,
+    )
     assert (request.read_cache, request.store_cache) == (False, True)
 
 

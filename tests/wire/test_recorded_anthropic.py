@@ -76,6 +76,20 @@ def test_recorded_errors_of_unknown_models() -> None:
         assert body == row["response"]
 
 
+def test_the_recorded_error_of_an_unsupported_effort() -> None:
+    """The provider's 400 of a model without that level, word for word, by the shipped policy."""
+    (row,) = [row for row in ROWS if row["status"] == 400]
+    request = parsed(row)
+    with pytest.raises(InvalidRequest) as caught:
+        dialects.check_abilities(request, POLICY.rules_for(request.model, "anthropic"))
+    body = orjson.loads(WIRE.encode_error(caught.value, request_id=row["response"]["request_id"]).body)
+    assert body == row["response"]
+    for row in ROWS:
+        if row["status"] == 200:
+            request = parsed(row)
+            dialects.check_abilities(request, POLICY.rules_for(request.model, "anthropic"))
+
+
 def an_answer() -> Answer:
     calls = (ToolCall("find", '{"q": "x"}'),)
     return Answer("text", "stop", None, Usage(5, 3, ((300.0, 2),), 7), thinking="hm", calls=calls, num_thinking=2)

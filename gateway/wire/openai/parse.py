@@ -72,7 +72,10 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         max_age_s=directives.max_age_s,
         only_if_cached=directives.only_if_cached,
         parameters=choice_parameters(choice) | _parameters(body, form),
-        wire_options={"include_usage": options is not None and options.flag("include_usage")},
+        wire_options={
+            "include_usage": options is not None and options.flag("include_usage"),
+            "effort_field": "reasoning_effort",
+        },
     )
 
 

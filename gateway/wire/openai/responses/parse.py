@@ -94,6 +94,7 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str, respons
             "custom_tools": tools.custom,
             "seal_reasoning": ENCRYPTED_REASONING in include,
             "items": listed(body, response_id.removeprefix("resp_")),
+            "effort_field": "reasoning.effort",
             "service_tier": body.text_or("service_tier", "auto"),
             "echo": _echo(body, options),
         },
