@@ -6,12 +6,15 @@ from typing import Literal
 
 import msgspec
 
+from engine.prompt.template import TemplateClock
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, one model, one device.
 
     `model_path` is a prepared model folder (config.json, safetensors, tokenizer.json). `template` names a shipped template
-    (`engine/prompt/templates/<name>.jinja`), or `model` for the model's own. `kv_nbytes` is the size of the device pool.
+    (`engine/prompt/templates/<name>.jinja`), or `model` for the model's own; `template_clock` is the day it tells.
+    `kv_nbytes` is the size of the device pool.
     `exact` is promise 1's exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
     `max_mixed_tokens` is the share of prefills in a step in which something decodes; 0 is a quarter of `max_step_tokens`.
     `pin_nbytes` is what pinned entries may take of the largest tier.
@@ -30,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     context: int = 8192
     template: str = "auto"
+    template_clock: TemplateClock = "frozen"
     exact: Literal["auto", "on", "off"] = "auto"
     runner: Literal["auto", "lean", "generic"] = "auto"
     kv_nbytes: int = 2 * 1024**3

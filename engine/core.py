@@ -76,7 +76,7 @@ FLUSH_S: Final = 1.5
 class Renders(Protocol):
     """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault."""
 
-    def render(self, prompt: Prompt) -> RenderedPrompt: ...
+    def render(self, prompt: Prompt, now_s: float) -> RenderedPrompt: ...
 
 
 class Constrains(Protocol):
@@ -240,7 +240,7 @@ class Engine:
         begin_s = time.perf_counter()
         constraint = None
         try:
-            rendered = self._parts.renderer.render(job.request.prompt)
+            rendered = self._parts.renderer.render(job.request.prompt, job.request.started_at_s)
             if isinstance(job.request, Submit):
                 request = job.request
                 constraint = self._parts.grammars.constraint(request.sampling, request.prompt.tools, rendered.speech)

@@ -46,10 +46,11 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Count(msgspec.Struct, frozen=True, tag=True):
-    """Count the tokens of a prompt exactly as `Submit` would render it."""
+    """Count the tokens of a prompt exactly as `Submit` would render it, begun at that time."""
 
     request_id: str
     prompt: Prompt
+    started_at_s: float = 0.0
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,7 @@ MissCause: TypeAlias = Literal[
     "system_changed",
     "messages_changed",
     "parameters_changed",
+    "template_clock",
     "expired",
     "evicted",
     "below_min",

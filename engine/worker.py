@@ -68,7 +68,7 @@ def build_engine(
     """
     folder = Path(config.model_path)
     tokenizer = HfTokenizer.from_folder(folder)
-    template = ChatTemplate.load(config.template, folder, tokenizer)
+    template = ChatTemplate.load(config.template, folder, tokenizer, config.template_clock)
     runner = _load_runner(config) if runner is None else runner
     fingerprint = f"{runner.fingerprint}+{tokenizer.fingerprint}+{template.fingerprint}"
     with ExitStack() as opening:

@@ -140,7 +140,9 @@ def why(
     model = model_of(after.read_bytes(), effective)
     folder = fetch_model(model.source, settings.home)
     tokenizer = HfTokenizer.from_folder(folder)
-    renderer = Renderer(tokenizer, ChatTemplate.load(model.template, folder, tokenizer))
+    renderer = Renderer(
+        tokenizer, ChatTemplate.load(model.template, folder, tokenizer, effective.caching.normalize.template_clock)
+    )
     circumstances = Circumstances(after_s=seconds, same_tenant=not other_tenant)
     finding = explain_miss(before.read_bytes(), after.read_bytes(), effective, renderer, circumstances)
     for line in [json.dumps(finding_json(finding))] if as_json else finding_lines(finding):

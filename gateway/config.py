@@ -117,6 +117,7 @@ def engine_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: 
         device=engine.device,
         context=model.context,
         template=model.template,
+        template_clock=policy.caching.normalize.template_clock,
         exact=engine.exact,
         runner=engine.runner,
         kv_nbytes=kv_nbytes,

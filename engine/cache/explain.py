@@ -60,10 +60,15 @@ def explain(view: View, entries: EntryTable, reading: Reading, reach: Reach, *, 
 
 
 def _divergence(view: View, entries: EntryTable, reading: Reading, reach: Reach) -> Miss | None:
-    """`<level>_changed` where the prompt leaves what is known of earlier ones; `cold` where it shares nothing with them."""
+    """`<level>_changed` where the prompt leaves what is known of earlier ones; `cold` where it shares nothing with them.
+
+    `template_clock` where it leaves them in the day that the template tells.
+    """
     remembered = _remembered(view, entries)
     known = max(reach.num_tokens, remembered)
     forks = reach.forks or remembered > reach.num_tokens
+    if forks and known in view.rendered.clock:
+        return Miss("template_clock", token=known)
     if known > view.rendered.preamble and forks:
         position = _containing(view, known)
         if position is not None and (view.plan.any_prefix or position.order <= _wanted(view)[0].order):

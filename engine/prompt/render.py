@@ -8,9 +8,11 @@ it, so a conversation that goes on keeps its ids.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -28,15 +30,23 @@ from engine.prompt.types import Level, Position, Prompt, TextPart, ToolCallPart
 
 _MAX_MARKED_RENDERS: Final = 4
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_OTHER_DAYS: Final = (datetime(1111, 1, 1, tzinfo=UTC), datetime(2222, 12, 22, tzinfo=UTC))
+"""Whatever a template writes of today, one of these is written otherwise from the same character on."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A text, the places where it is cut, the ends of the positions found, and where the first content begins."""
+    """A text, the places where it is cut, the ends of the positions found, and where the first content begins.
+
+    From `clock` on another day would be another text; None where it would not.
+    """
 
     text: str
     cuts: tuple[int, ...]
     ends: Mapping[Position, int]
     preamble: int
+    clock: int | None
 
 
 class Renderer:
@@ -53,8 +63,21 @@ class Renderer:
         own = template.source if template.name == "model" else ""
         self._reasoning = reasoning_kind(tokenizer.added_tokens, own)
 
-    def render(self, prompt: Prompt) -> RenderedPrompt:
-        """Token ids and offsets of `prompt`. Raises `BadPrompt` when the template refuses it or its text is no Unicode."""
+    def render(self, prompt: Prompt, now_s: float = 0.0) -> RenderedPrompt:
+        """Token ids and offsets of `prompt`. Raises `BadPrompt` when the template refuses it or its text is no Unicode.
+
+        A template that tells the day tells that of `now_s`, epoch seconds, in UTC.
+        """
+        if self._template.tells_day:
+            return self._on(_EPOCH + timedelta(days=now_s // 86400))._render(prompt)
+        return self._render(prompt)
+
+    def _on(self, day: datetime) -> Renderer:
+        other = copy.copy(self)
+        other._template = self._template.on(day)
+        return other
+
+    def _render(self, prompt: Prompt) -> RenderedPrompt:
         if prompt.continue_final and (not prompt.messages or prompt.messages[-1].role != "assistant"):
             raise BadPrompt("only an assistant message can be continued")
         if prompt.raw is not None:
@@ -80,7 +103,16 @@ class Renderer:
         ends = {position: min(end, len(text)) for position, end in found.items()}
         begins = _before_spaces(text, begins, frozenset(ends.values()))
         cuts = sorted({0, len(text), *ends.values(), *begins})
-        return _Layout(text, tuple(cuts), ends, min(begins, default=0) if located.complete else 0)
+        preamble = min(begins, default=0) if located.complete else 0
+        return _Layout(text, tuple(cuts), ends, preamble, self._clock(guarded, text))
+
+    def _clock(self, guarded: Guarded, text: str) -> int | None:
+        """The first character that another day would change."""
+        if not self._template.tells_day:
+            return None
+        others = [self._on(day)._write(guarded, NoMarks()) for day in _OTHER_DAYS]
+        at = next((i for i, letters in enumerate(zip(text, *others, strict=False)) if len(set(letters)) > 1), len(text))
+        return at if at < len(text) else None
 
     def _write(self, guarded: Guarded, marks: NoMarks | PrivateMarks, *, prompt: Prompt | None = None) -> str:
         """The template's text of the guarded prompt, or of a part of it that does not go on after its last message."""
@@ -194,7 +226,15 @@ class Renderer:
         for position, _ in prompt.positions():
             reached = max(reached, token_at[layout.ends.get(position, 0)])
             offsets[position] = reached
-        return RenderedPrompt(tuple(ids), offsets, token_at[layout.preamble], self._speech(prompt, layout))
+        clock = range(0) if layout.clock is None else self._clock_tokens(layout, layout.clock, token_at)
+        return RenderedPrompt(tuple(ids), offsets, token_at[layout.preamble], self._speech(prompt, layout), clock)
+
+    def _clock_tokens(self, layout: _Layout, at: int, token_at: Mapping[int, int]) -> range:
+        """From the token that holds character `at`, or the one before it, to the end of the piece it stands in."""
+        start = max(cut for cut in layout.cuts if cut <= at)
+        end = min(cut for cut in layout.cuts if cut > at)
+        num_before = len(self._tokenizer.encode(layout.text[start:at])) if at > start else 0
+        return range(token_at[start] + max(num_before - 1, 0), token_at[end])
 
 
 def _up_to(prompt: Prompt, level: Level, index: int) -> tuple[Position | None, Prompt]:

@@ -14,10 +14,12 @@ class RenderedPrompt:
     """`offsets[p]` is the number of tokens up to and including position `p`; it never decreases in wire order.
 
     `offsets` holds every position of the prompt, marked or not, in wire order. `preamble` is the number of tokens before
-    the first token that any position's content contributed. `speech` is what to look for in the answer.
+    the first token that any position's content contributed. `speech` is what to look for in the answer. `clock` are the tokens
+    that another day may change, where the template tells the day.
     """
 
     token_ids: tuple[int, ...]
     offsets: Mapping[Position, int]
     preamble: int
     speech: Speech = PLAIN
+    clock: range = range(0)

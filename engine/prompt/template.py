@@ -1,18 +1,19 @@
 """A chat template: messages in, the text the model sees out. Knows no positions and no token ids.
 
 The Jinja environment is that of transformers' `apply_chat_template` (5.24, 2026-08): same flags, filters and globals, so a
-model's own template renders here as it did in training. The differences are the clock, which is frozen, and errors.
+model's own template renders here as it did in training. The differences are the clock, which is a choice, and errors.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import jinja2
 from jinja2 import nodes
@@ -26,8 +27,11 @@ from engine.errors import BadPrompt, ModelDamaged, ModelUnsupported
 from engine.prompt.abilities import Abilities, probe
 from engine.prompt.marks import to_json_marked
 
-FROZEN_CLOCK: Final = datetime(2024, 7, 26, tzinfo=UTC)
-"""What `strftime_now` says: a template that prints the date must not make yesterday's prompts another prefix.
+TemplateClock: TypeAlias = Literal["frozen", "utc_day", "off"]
+"""What `strftime_now` tells a template: one day for ever, the day a request began in UTC, or nothing: it is not there."""
+
+FROZEN_DAY: Final = datetime(2024, 7, 26, tzinfo=UTC)
+"""A template that prints the date must not make yesterday's prompts another prefix.
 
 The day is the one that the Llama 3 templates print when they are given no date.
 """
@@ -60,23 +64,25 @@ class ChatTemplate:
 
     `abilities` says which shapes of conversation the template can render, found by probing it once. `tools_first`: tool
     definitions stand before the system text, so they stay cached when the system text changes. Equal fingerprints render
-    equal texts.
+    equal texts, where the template tells the day (`tells_day`) on one day.
     """
 
-    def __init__(self, source: str, *, name: str, tokens: Mapping[str, str], clock: datetime = FROZEN_CLOCK) -> None:
+    def __init__(self, source: str, *, name: str, tokens: Mapping[str, str], clock: TemplateClock = "frozen") -> None:
         self.name = name
         self.source = source
+        self.tells_day = clock == "utc_day" and "strftime_now" in source
         self._tokens = dict(tokens)
+        self._day = None if clock == "off" else FROZEN_DAY
         try:
-            self._template = _environment(clock).from_string(source)
+            self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelUnsupported(f"chat template {name!r} does not compile: {error}") from error
-        key = json.dumps([source, sorted(self._tokens.items()), clock.isoformat()])
+        key = json.dumps([source, sorted(self._tokens.items()), FROZEN_DAY.isoformat() if clock == "frozen" else clock])
         self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
         self.abilities: Abilities = probe(self.render)
 
     @classmethod
-    def load(cls, name: str, folder: Path, tokenizer: Vocabulary) -> ChatTemplate:
+    def load(cls, name: str, folder: Path, tokenizer: Vocabulary, clock: TemplateClock = "frozen") -> ChatTemplate:
         """The template `name`: one of those shipped, `model` for the model's own, or `auto`.
 
         `auto` prefers a shipped template where the vocabulary has its control tokens: `llama3`, or `chatml` unless the
@@ -85,18 +91,26 @@ class ChatTemplate:
         """
         tokens = tokenizer.template_tokens
         if name not in ("auto", "model"):
-            return cls(_shipped(name), name=name, tokens=tokens)
+            return cls(_shipped(name), name=name, tokens=tokens, clock=clock)
         source = _own(folder)
         if name == "auto":
             added = tokenizer.added_tokens
             if "<|start_header_id|>" in added:
-                return cls(_shipped("llama3"), name="llama3", tokens=tokens)
+                return cls(_shipped("llama3"), name="llama3", tokens=tokens, clock=clock)
             if {"<|im_start|>", "<|im_end|>"} <= added.keys():
-                own = None if source is None else _usable(source, tokens)
-                return own or cls(_shipped("chatml"), name="chatml", tokens=tokens)
+                own = None if source is None else _usable(source, tokens, clock)
+                return own or cls(_shipped("chatml"), name="chatml", tokens=tokens, clock=clock)
         if source is None:
             raise ModelUnsupported(f"{folder.name} has no chat template; name one of {', '.join(shipped_names())}")
-        return cls(source, name="model", tokens=tokens)
+        return cls(source, name="model", tokens=tokens, clock=clock)
+
+    def on(self, day: datetime) -> ChatTemplate:
+        """The same template on another day; itself where it does not tell the day."""
+        if not self.tells_day:
+            return self
+        other = copy.copy(self)
+        other._day = day
+        return other
 
     @property
     def tools_first(self) -> bool:
@@ -112,6 +126,8 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation. Raises `BadPrompt` when the template refuses it or fails on it."""
         variables: dict[str, Any] = {**self._tokens, **(options or {})}
+        if self._day is not None:
+            variables["strftime_now"] = self._day.strftime
         variables.update(zip(_RESERVED, (messages, tools or None, None, add_generation_prompt), strict=True))
         try:
             return self._template.render(variables)
@@ -158,10 +174,10 @@ def _own(folder: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _usable(source: str, tokens: Mapping[str, str]) -> ChatTemplate | None:
+def _usable(source: str, tokens: Mapping[str, str], clock: TemplateClock) -> ChatTemplate | None:
     """The model's own template, if it compiles and renders every shape of a tool conversation."""
     try:
-        own = ChatTemplate(source, name="model", tokens=tokens)
+        own = ChatTemplate(source, name="model", tokens=tokens, clock=clock)
     except ModelUnsupported:
         return None
     return own if own.abilities.tools and own.abilities.tool_turns else None
@@ -234,11 +250,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
-def _environment(clock: datetime) -> ImmutableSandboxedEnvironment:
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = clock.strftime
     environment.globals["dict"] = _DictType()
     environment.globals["namespace"] = _Namespace
     return environment

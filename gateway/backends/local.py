@@ -214,7 +214,7 @@ class LocalBackend:
 
     async def count(self, prompt: Prompt) -> int:
         """See `Backend.count`. Raises as `generate` does."""
-        reply = await self._ask(lambda frame_id: Count(frame_id, prompt), Counted)
+        reply = await self._ask(lambda frame_id: Count(frame_id, prompt, self._clock()), Counted)
         return reply.num_prompt
 
     async def flush(self, tenant: str | None = None) -> int:

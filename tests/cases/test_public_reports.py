@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -494,20 +493,23 @@ async def test_case_26_a_tool_list_that_changes_and_changes_back() -> None:
 
 
 async def test_case_27_a_template_that_prints_the_date() -> None:
-    """The clock of templates is frozen: midnight changes no prompt. With another clock it is another template."""
-    source = "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    template = ChatTemplate(source, name="t", tokens={})
-    assert template.render([{"role": "user", "content": "x"}]) == "26 Jul 2024x"
-    other = ChatTemplate(source, name="t", tokens={}, clock=datetime(2026, 11, 30, tzinfo=UTC))
-    assert other.fingerprint != template.fingerprint
+    """Frozen, midnight changes no prompt; told the day, it changes all of them and says so, once."""
+    source = "Today is {{ strftime_now('%d %b %Y') }}. {% for m in messages %}{{ m.content }}{% endfor %}"
+    frozen, daily, off = (ChatTemplate(source, name="t", tokens={}, clock=clock) for clock in ("frozen", "utc_day", "off"))
+    assert len({template.fingerprint for template in (frozen, daily, off)}) == 3
     question = say("user", text(words(200), CC))
-    async with opened(renderer=Renderer(ByteTokenizer(), template)) as desk:
-        desk.advance(-desk.served.clock() % 86400 - 10)
-        before = await desk.ask(question)
-        desk.advance(20)
-        after = await desk.ask(question)
-    assert after.read == before.written == len("26 Jul 2024") + 200 - 1
-    assert "pcg-miss-reason" not in after.headers
+    for template, read in ((frozen, len("Today is 26 Jul 2024. ") + 200 - 1), (daily, 0)):
+        async with opened(renderer=Renderer(ByteTokenizer(), template)) as desk:
+            desk.advance(-desk.served.clock() % 86400 - 10)
+            before = await desk.ask(question)
+            desk.advance(20)
+            after, again = await desk.ask(question), await desk.ask(question)
+        assert (after.read, again.read) == (read, before.written)
+        assert before.written == len("Today is 26 Jul 2024. ") + 200 - 1
+        if template is daily:
+            assert after.headers["pcg-miss-reason"].startswith("template_clock; token=")
+        else:
+            assert "pcg-miss-reason" not in after.headers
 
 
 async def test_case_28_one_beginning_and_one_way_to_it() -> None:

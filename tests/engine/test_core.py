@@ -105,7 +105,7 @@ class GatedRenderer:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
 
-    def render(self, prompt: Prompt) -> RenderedPrompt:
+    def render(self, prompt: Prompt, now_s: float) -> RenderedPrompt:
         self._gate()
         return RenderedPrompt((1, 2, 3), {}, 0)
 
@@ -166,7 +166,7 @@ class FailingRenderer:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def render(self, prompt: Prompt) -> RenderedPrompt:
+    def render(self, prompt: Prompt, now_s: float) -> RenderedPrompt:
         raise self._error
 
 
@@ -343,7 +343,7 @@ class PanickingRenderer:
     def __init__(self) -> None:
         self.num_prompts = 0
 
-    def render(self, prompt: Prompt) -> RenderedPrompt:
+    def render(self, prompt: Prompt, now_s: float) -> RenderedPrompt:
         self.num_prompts += 1
         if self.num_prompts == 1:
             raise Panic(f"byte index 5 is not a char boundary of {prompt!r}")

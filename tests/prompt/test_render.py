@@ -116,6 +116,22 @@ def test_a_space_before_content_belongs_to_it() -> None:
     assert rendered.offsets[message(0)] == len("USER: hi")
 
 
+def test_the_tokens_of_the_day_are_known() -> None:
+    """Where a template tells the day, from its first character on: nothing before it changes at midnight, and nothing else."""
+    source = "It is {{ strftime_now('%d %b %Y') }}. {{ messages[0].content }}"
+    prompt = Prompt(messages=(say("user", "hi"),))
+    renderer = Renderer(BYTES, ChatTemplate(source, name="x", tokens={}, clock="utc_day"))
+    today, tomorrow = renderer.render(prompt, 86399.0), renderer.render(prompt, 86400.0)
+    assert bytes(today.token_ids).decode() == "It is 01 Jan 1970. hi"
+    assert bytes(tomorrow.token_ids).decode() == "It is 02 Jan 1970. hi"
+    assert renderer.render(prompt, 0.0) == today
+    differs = next(i for i, (a, b) in enumerate(zip(today.token_ids, tomorrow.token_ids, strict=True)) if a != b)
+    assert differs in today.clock
+    assert today.clock == range(len("It is ") - 1, len("It is 01 Jan 1970."))
+    frozen = Renderer(BYTES, ChatTemplate(source, name="x", tokens={})).render(prompt, 86400.0)
+    assert frozen.clock == range(0)
+
+
 def test_thinking_ends_with_what_precedes_it() -> None:
     """The shipped templates leave earlier reasoning out unless asked."""
     prompt = Prompt(messages=(say("user", "a"), Message("assistant", (ThinkingPart("hm"), TextPart("b"))), say("user", "c")))

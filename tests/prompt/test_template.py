@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.fakes.tokenizer import ByteTokenizer
 from tests.prompt.kit import FOREIGN, TEMPLATES, source, template
 
 HI = [{"role": "user", "content": "hi"}]
+DAY = datetime(2026, 11, 30, tzinfo=UTC)
 GOOD_CHATML = source("qwen3")
 POOR_CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
@@ -135,6 +137,20 @@ def test_the_clock_is_frozen() -> None:
     """A template that prints the date prints the same one for ever."""
     made = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M') }}", name="x", tokens={})
     assert made.render(HI) == "26 Jul 2024 00:00"
+    assert made.on(DAY) is made
+
+
+def test_a_clock_that_tells_the_day_and_one_that_is_off() -> None:
+    """The day it is put on; and without a clock the template finds none, as it does where transformers has none."""
+    text = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% else %}no clock{% endif %}"
+    daily = ChatTemplate(text, name="x", tokens={}, clock="utc_day")
+    assert daily.tells_day
+    assert daily.on(DAY).render(HI) == "30 Nov 2026"
+    assert daily.on(DAY).fingerprint == daily.fingerprint
+    off = ChatTemplate(text, name="x", tokens={}, clock="off")
+    assert off.render(HI) == "no clock"
+    assert off.fingerprint != daily.fingerprint
+    assert not ChatTemplate("{{ messages }}", name="x", tokens={}, clock="utc_day").tells_day
 
 
 def test_fingerprints_follow_what_is_rendered() -> None:
