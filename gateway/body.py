@@ -20,7 +20,8 @@ async def read_body(http: web.Request, max_nbytes: int) -> bytes:
     """
     encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", ""):
-        raise InvalidRequest(f"Content-Encoding {encoding!r} is not supported; send gzip or nothing")
+        message = f"Content-Encoding {encoding!r} is not supported; send gzip or nothing"
+        raise InvalidRequest(message, code="request_body_encoding_unsupported")
     if (http.content_length or 0) > max_nbytes:
         raise _too_large(max_nbytes)
     inflate = zlib.decompressobj(_GZIP) if "gzip" in encoding else None
@@ -34,7 +35,7 @@ async def read_body(http: web.Request, max_nbytes: int) -> bytes:
         num_read += len(piece)
         chunks.append(piece)
     if inflate and num_sent and not inflate.eof:
-        raise InvalidRequest("the gzip body ends early")
+        raise _not_gzip("the gzip body ends early")
     return b"".join(chunks)
 
 
@@ -42,12 +43,16 @@ def _inflated(inflate: zlib._Decompress, chunk: bytes, room: int) -> bytes:
     try:
         piece = inflate.decompress(chunk, room + 1)
     except zlib.error:
-        raise InvalidRequest("the body is not valid gzip") from None
+        raise _not_gzip("the body is not valid gzip") from None
     if len(piece) > room:
-        raise BodyTooLarge("the body is too large once decoded")
+        raise BodyTooLarge("the body is too large once decoded", code="request_body_too_large_after_decoding")
     if inflate.unused_data:
-        raise InvalidRequest("the gzip body has more than one member")
+        raise _not_gzip("the gzip body has more than one member")
     return piece
+
+
+def _not_gzip(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="request_body_encoding_invalid")
 
 
 def _too_large(max_nbytes: int) -> BodyTooLarge:

@@ -119,7 +119,7 @@ class Server:
         one = "/v1/messages/batches/{id}"
 
         def listed(call: Call, client: HttpClient, http: web.Request) -> Awaitable[None]:
-            return batches.list(call, client, dict(http.query))
+            return batches.list(call, client, plain_query(http))
 
         def named(route: NamedRoute) -> BatchRoute:
             return lambda call, client, http: route(call, client, http.match_info["id"])
@@ -167,13 +167,13 @@ class Server:
 
     async def _response_items(self, http: web.Request) -> web.StreamResponse:
         async def route(call: Call, client: HttpClient) -> None:
-            await self._handler.response_items(call, client, http.match_info["id"], dict(http.query))
+            await self._handler.response_items(call, client, http.match_info["id"], plain_query(http))
 
         return await self._serve(http, "input_items", route)
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
         async def route(call: Call, client: HttpClient) -> None:
-            await self._handler.models(call, client, dict(http.query))
+            await self._handler.models(call, client, plain_query(http))
 
         return await self._serve(http, "models", route)
 
@@ -235,6 +235,11 @@ def plain_headers(http: web.Request) -> dict[str, str]:
         name = name.lower()
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers
+
+
+def plain_query(http: web.Request) -> dict[str, str]:
+    """A parameter sent more than once becomes one list, as header fields do."""
+    return {name: ",".join(http.query.getall(name)) for name in http.query}
 
 
 def wire_for(path: str, headers: Mapping[str, str]) -> WireKey:

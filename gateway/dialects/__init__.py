@@ -4,8 +4,8 @@ Nothing here tokenizes and nothing here knows a price. What may be read and must
 is the engine's business.
 
 Request parameters a dialect understands, absent where the client left the default: `tool_choice`, `parallel_tool_calls`
-(only ever False), `thinking`, `effort`, `speed`, `verbosity`, `prompt_cache_key`, `cache_mode` (only ever `explicit`),
-`cache_ttl_s`, `retention_s`, `output_format`.
+(only ever False), `citations` (only ever True), `thinking`, `effort`, `speed`, `verbosity`, `prompt_cache_key`, `cache_mode`
+(only ever `explicit`), `cache_ttl_s`, `retention_s`, `output_format`.
 """
 
 from __future__ import annotations

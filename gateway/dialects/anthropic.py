@@ -14,7 +14,7 @@ from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
 
-SYSTEM_PARAMETERS: Final[tuple[str, ...]] = ("speed",)
+SYSTEM_PARAMETERS: Final[tuple[str, ...]] = ("speed", "citations")
 MESSAGE_PARAMETERS: Final[tuple[str, ...]] = ("tool_choice", "parallel_tool_calls", "thinking", "effort", "output_format")
 
 
@@ -47,7 +47,7 @@ def salts(parameters: dict[str, Any]) -> dict[Level, str]:
     """What invalidates a level without being rendered. A level inherits the salt of the levels before it.
 
     The table of the pages "Prompt caching" and "Tool use with prompt caching": tool choice, thinking and effort cost the
-    messages; speed costs the system text too; nothing but the tools costs the tools.
+    messages; speed and citations cost the system text too; nothing but the tools costs the tools.
     """
     system = {name: parameters[name] for name in SYSTEM_PARAMETERS if name in parameters}
     messages = system | {name: parameters[name] for name in MESSAGE_PARAMETERS if name in parameters}

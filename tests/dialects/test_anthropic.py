@@ -118,6 +118,7 @@ def test_foreign_ttls_take_the_next_longer_class() -> None:
         ({"thinking": {"type": "adaptive"}}, {"messages"}),
         ({"effort": "low"}, {"messages"}),
         ({"speed": "fast"}, {"system", "messages"}),
+        ({"citations": True}, {"system", "messages"}),
         ({"verbosity": "low", "prompt_cache_key": "k"}, set()),
     ],
 )

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from anthropic._error_classes import ERROR_CLASSES
 
 from gateway.errors import BadFormat, BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
 from tests.fakes.backend import Script, ScriptedBackend
@@ -134,6 +135,24 @@ async def test_compressed_bodies(path: str) -> None:
         for data, encoding in ((packed[:-9], "gzip"), (b"no gzip", "gzip"), (packed + b"x", "gzip"), (packed, "br")):
             status, (kind, _), _ = await post(served, path, data, **{"Content-Encoding": encoding})
             assert (status, kind) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "code"),
+    [
+        (b"no gzip", "gzip", "request_body_encoding_invalid"),
+        (b"{}", "br", "request_body_encoding_unsupported"),
+        (gzip.compress(b" " * 2000), "gzip", "request_body_too_large_after_decoding"),
+    ],
+)
+async def test_errors_of_encodings_have_classes_of_their_own(data: bytes, encoding: str, code: str) -> None:
+    """The SDK tells them by status and `details.error_code`."""
+    async with serving(ScriptedBackend(), "server: {max_body: 1000}") as served:
+        headers = ANTHROPIC | {"Content-Encoding": encoding}
+        async with served.http.post(MESSAGES, data=data, headers=headers) as response:
+            body = await response.json()
+        assert body["error"]["details"] == {"error_code": code}
+        assert (response.status, code) in ERROR_CLASSES
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def test_anthropic_zero_is_zero() -> None:
         "server_tool_use": None,
         "service_tier": "standard",
         "inference_geo": None,
+        "speed": "standard",
     }
 
 

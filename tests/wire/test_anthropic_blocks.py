@@ -158,6 +158,19 @@ def test_blocks_alternate_in_a_stream() -> None:
     assert len(set(signatures)) == 2
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_citations_are_a_setting_of_the_request(nested: bool) -> None:
+    """Asked for by any document, wherever it stands; said to be off they are as if nothing was said."""
+    found = []
+    for citations in ({"enabled": True}, {"enabled": False}, None):
+        block: dict[str, Any] = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
+        block |= {"citations": citations} if citations else {}
+        turn = {"type": "tool_result", "tool_use_id": "t", "content": [block]} if nested else block
+        body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [turn]}]}
+        found.append(WIRE.parse(orjson.dumps(body), {}, request_id="r").parameters)
+    assert found == [{"citations": True}, {}, {}]
+
+
 @pytest.mark.parametrize(("lifetime_s", "short"), [(300.0, 12), (900.0, 12)])
 def test_writes_are_named_by_class_not_by_lifetime(lifetime_s: float, short: int) -> None:
     """A policy may let the class 5m live longer: it is still the one the client asked for and is billed for."""

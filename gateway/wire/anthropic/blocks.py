@@ -42,13 +42,15 @@ class Blocks:
 
     `problems` collects marks that stand where none may; they are left out of the prompt. `unseen` collects what the model
     cannot see; its identity stands in its place. `first_version` is API version 2023-06-01: a user's text may cite, and an
-    assistant's message may hold documents. `deferred` are tools that stand nowhere until a message refers to them.
+    assistant's message may hold documents. `deferred` are tools that stand nowhere until a message refers to them. `citing`:
+    some document is to be cited from.
     """
 
     first_version: bool
     problems: list[MarkerProblem] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
     deferred: dict[str, Tool] = field(default_factory=dict)
+    citing: bool = False
 
     def tools(self, body: Node) -> tuple[Tool, ...]:
         """The definitions at the head of the prompt: all but the deferred ones."""
@@ -111,11 +113,16 @@ class Blocks:
     def _other(self, node: Node, kind: str) -> str:
         """A block that is not of the model's language, as text if it is text, else as the name of what it shows."""
         inner = Node(node.value, node.at(kind))
+        self._note_citations(inner)
         text = readable_text(inner, kind)
         if text is not None:
             return text
         self.refuse(node.path, f"`{kind}` blocks are not supported by this model")
         return f"[{identity(inner, kind)}]"
+
+    def _note_citations(self, node: Node) -> None:
+        citations = node.child("citations")
+        self.citing |= citations is not None and citations.flag("enabled")
 
     def refuse(self, path: Path, message: str) -> None:
         """The request cannot be served because of `path`, but may still break other rules, which come first."""
@@ -170,6 +177,7 @@ class Blocks:
         raise _refused_block(node.path, kind)
 
     def _search_result(self, node: Node) -> TextPart:
+        self._note_citations(node)
         return TextPart(readable_text(node, "search_result") or "", self.mark(node))
 
     def _referenced(self, node: Node) -> str:

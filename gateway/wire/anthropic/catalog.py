@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
 
 from gateway.backends.base import ModelInfo
+from gateway.wire.anthropic.errors import invalid, one_of
 from gateway.wire.anthropic.paging import read_page
+
+ACTIVE: Final = "active"
+STAGES: Final = (ACTIVE, "deprecated", "retired")
 
 
 def encode_models(models: Mapping[str, ModelInfo], query: Mapping[str, str]) -> bytes:
-    """The page that `query` asks for. Raises `InvalidRequest`."""
-    page = read_page(query, list(models))
+    """The page that `query` asks for. Raises `InvalidRequest`. Every model here is active."""
+    page = read_page(query, list(models) if ACTIVE in _stages(query) else [])
     first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
     data = [_model(models[name], name) for name in page.ids]
     return orjson.dumps({"data": data, "has_more": page.has_more, "first_id": first, "last_id": last})
+
+
+def _stages(query: Mapping[str, str]) -> Sequence[str]:
+    """The stages of life that `lifecycle[]` asks for; without it every one."""
+    asked = query.get("lifecycle[]")
+    if asked is None:
+        return STAGES
+    wanted = asked.split(",")
+    for stage in wanted:
+        if stage not in STAGES:
+            raise invalid(("lifecycle",), f"Input should be {one_of(STAGES)}")
+    return wanted
 
 
 def encode_model(model: ModelInfo, requested: str) -> bytes:
@@ -33,7 +49,7 @@ def _model(model: ModelInfo, name: str) -> dict[str, Any]:
         "id": name,
         "display_name": model.name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "lifecycle": "active",
+        "lifecycle": ACTIVE,
         "line": None,
         "max_input_tokens": model.context,
         "max_tokens": model.context,

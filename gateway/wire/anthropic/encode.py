@@ -105,6 +105,7 @@ def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> d
         "server_tool_use": None,
         "service_tier": request.wire_options.get("service_tier", "standard"),
         "inference_geo": None,
+        "speed": request.parameters.get("speed", "standard"),
     }
 
 

@@ -55,7 +55,10 @@ def error_body(error: GatewayError, *, request_id: str) -> bytes:
     path = error.path or (FORMAT_PATH if isinstance(error, BadFormat) else None)
     if isinstance(error, InvalidRequest) and not isinstance(error, ContextExceeded) and path:
         message = f"{path}: {message}"
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
+    told: dict[str, Any] = {"type": kind, "message": message}
+    if error.code is not None:
+        told["details"] = {"error_code": error.code}
+    return orjson.dumps({"type": "error", "error": told, "request_id": request_id})
 
 
 def invalid(path: Path, message: str) -> InvalidRequest:

@@ -76,6 +76,8 @@ def _request(body: Node, version: str, headers: Mapping[str, str], *, request_id
         template_options={"enable_thinking": "thinking" in wish.parameters},
     )
     directives = cache_directives(headers)
+    if blocks.citing:
+        wish.parameters["citations"] = True
     return Request(
         id=request_id,
         wire="anthropic",

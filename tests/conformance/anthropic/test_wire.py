@@ -260,8 +260,18 @@ def test_the_model_list_comes_in_pages(served: Clocked) -> None:
         before = client.models.list(limit=1, before_id=names[-1])
         assert ([model.id for model in before.data], before.has_more) == ([names[-2]], True)
         assert client.models.list(before_id=names[0]).data == []
-    for query in ("limit=0", "limit=1001", "limit=x", "after_id=llama-9", f"after_id={MODEL}&before_id={MODEL}"):
+        stages = {"extra_query": {"lifecycle": ["deprecated", "active"]}}
+        assert [model.id for model in client.models.list(**stages)] == names
+        assert client.models.list(extra_query={"lifecycle": ["retired", "deprecated"]}).data == []
+    for query in (
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "after_id=llama-9",
+        "lifecycle[]=dead",
+        f"after_id={MODEL}&before_id={MODEL}",
+    ):
         status, answer, _ = raw(served, f"/v1/models?{query}", x_api_key="key-one", anthropic_version=VERSIONS[0])
         error = json.loads(answer)["error"]
         assert (status, error["type"]) == (400, "invalid_request_error"), query
-        assert error["message"].startswith(query.partition("=")[0]), query
+        assert error["message"].startswith(query.partition("=")[0].removesuffix("[]")), query
