@@ -13,7 +13,7 @@ from aiohttp import web
 
 from engine.messages import PROTOCOL_VERSION, EngineStats
 from gateway.auth import authenticate
-from gateway.backends.base import Backend
+from gateway.backends.base import Backend, workers_of
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import InFlight
 from gateway.metrics import CONTENT_TYPE, Metrics
@@ -68,7 +68,11 @@ class Admin:
         except Unauthenticated as error:
             return problem(401, error)
         models = {
-            name: {"ready": backend.ready, "info": None if backend.model is None else msgspec.to_builtins(backend.model)}
+            name: {
+                "ready": backend.ready,
+                "workers": [worker.backend.ready for worker in workers_of({name: backend})],
+                "info": None if backend.model is None else msgspec.to_builtins(backend.model),
+            }
             for name, backend in self.backends.items()
         }
         status = "draining" if self.draining else "ok" if all(b.ready for b in self.backends.values()) else "loading"
@@ -76,8 +80,7 @@ class Admin:
 
     async def show_metrics(self, http: web.Request) -> web.Response:
         """Prometheus text; engines that do not answer in time are shown as down."""
-        engines = {name: await engine_stats(backend) for name, backend in self.backends.items()}
-        body = self.metrics.scrape(engines, len(self.in_flight))
+        body = self.metrics.scrape(await all_stats(self.backends), len(self.in_flight))
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def version(self, http: web.Request) -> web.Response:
@@ -101,6 +104,13 @@ def problem(status: int, error: GatewayError) -> web.Response:
     """RFC 9457, for routes that are ours alone."""
     content = {"type": "about:blank", "title": type(error).__name__, "status": status, "detail": error.message}
     return json_reply(content, status, "application/problem+json")
+
+
+async def all_stats(backends: Mapping[str, Backend]) -> dict[tuple[str, int], EngineStats | None]:
+    """What every worker counts, by model and number; see `engine_stats`. All are asked at once."""
+    workers = workers_of(backends)
+    told = await asyncio.gather(*(engine_stats(worker.backend) for worker in workers))
+    return {(worker.model, worker.number): stats for worker, stats in zip(workers, told, strict=True)}
 
 
 async def engine_stats(backend: Backend) -> EngineStats | None:

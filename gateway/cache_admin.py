@@ -17,9 +17,10 @@ from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 import msgspec
 from aiohttp import web
 
-from gateway.admin import engine_stats, json_reply, problem
+from engine.messages import EngineStats
+from gateway.admin import all_stats, json_reply, problem
 from gateway.auth import api_key, authenticate
-from gateway.backends.base import Backend
+from gateway.backends.base import Backend, workers_of
 from gateway.cache_pins import PinDone, PinRequest, change, named
 from gateway.clock import Clock
 from gateway.errors import EngineFailed, Forbidden, GatewayError, InvalidRequest, Overloaded, Unauthenticated
@@ -50,7 +51,8 @@ class EngineNumbers(msgspec.Struct, frozen=True):
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """The answer of `GET /admin/cache/stat`. An engine that does not answer is None."""
+    """The answer of `GET /admin/cache/stat`. An engine that does not answer is None; where a model has several, they are
+    named `model#0`, `model#1`, ..."""
 
     engines: dict[str, EngineNumbers | None]
     contents: list[Contents]
@@ -127,9 +129,10 @@ class CacheAdmin:
 
     async def stat(self, http: web.Request, caller: Caller) -> web.StreamResponse:
         """Sizes of every place, and every engine's numbers."""
-        said = {name: await engine_stats(backend) for name, backend in self.backends.items()}
+        said = await all_stats(self.backends)
+        several = {model for model, number in said if number}
         engines = {
-            name: EngineNumbers(stats.counters, stats.gauges) if stats is not None else None for name, stats in said.items()
+            f"{model}#{number}" if model in several else model: _numbers(stats) for (model, number), stats in said.items()
         }
         contents = await asyncio.to_thread(self.inventory.contents, self._hash(caller.tenant))
         return json_reply(Stat(engines, contents))
@@ -154,8 +157,8 @@ class CacheAdmin:
         if caller.tenant is not None and wanted.tenant not in (None, caller.tenant):
             raise Forbidden("a key forgets its own tenant's cache, no other's")
         tenant = caller.tenant or wanted.tenant
-        able = [backend for backend in self.backends.values() if isinstance(backend, CanFlush)]
-        return json_reply(Flushed(sum([await backend.flush(tenant) for backend in able])))
+        able = [engine for engine in self._engines() if isinstance(engine, CanFlush)]
+        return json_reply(Flushed(sum(await asyncio.gather(*(engine.flush(tenant) for engine in able)))))
 
     async def pin(self, http: web.Request, caller: Caller) -> web.StreamResponse:
         """Keep an entry until it is unpinned."""
@@ -188,11 +191,14 @@ class CacheAdmin:
             raise Forbidden("pins take from what all tenants share: only the operator's key sets and ends them")
         lines = await asyncio.to_thread(lambda: list(self.inventory.entries(self.clock())))
         found = named(lines, digits)
-        told = await change(found, self.backends.values(), pinned=pinned) if isinstance(found, EntryLine) else found
+        told = await change(found, self._engines(), pinned=pinned) if isinstance(found, EntryLine) else found
         if isinstance(told, PinDone):
             return json_reply(told)
         content = {"type": "about:blank", "title": told.title, "status": told.status, "detail": told.detail}
         return json_reply(content, told.status, "application/problem+json")
+
+    def _engines(self) -> list[Backend]:
+        return [worker.backend for worker in workers_of(self.backends)]
 
     def _guarded(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def serve(http: web.Request) -> web.StreamResponse:
@@ -228,6 +234,10 @@ async def _body(http: web.Request, kind: type[T]) -> T:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(str(error)) from None
+
+
+def _numbers(stats: EngineStats | None) -> EngineNumbers | None:
+    return None if stats is None else EngineNumbers(stats.counters, stats.gauges)
 
 
 def _line(line: VerifyLine) -> bytes:

@@ -16,6 +16,9 @@ from engine.stats import COUNTERS, GAUGES, TIERS
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
+WORKER: Final = ("model", "worker")
+"""The labels that name an engine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Described:
@@ -29,7 +32,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetric:
-    """One metric. `sources`: keys of `EngineStats` -> values of the labels after `model`."""
+    """One metric. `sources`: keys of `EngineStats` -> values of the labels after `model` and `worker`."""
 
     described: Described
     sources: Mapping[str, tuple[str, ...]]
@@ -42,12 +45,12 @@ class EngineMetric:
 
 def _by_tier(name: str, kind: Kind, label: str, text: str, key: str) -> EngineMetric:
     """One metric with a series per tier below the device; `key` has {} in the place of the tier."""
-    return EngineMetric(Described(name, kind, ("model", label), text), {key.format(tier): (tier,) for tier in TIERS})
+    return EngineMetric(Described(name, kind, (*WORKER, label), text), {key.format(tier): (tier,) for tier in TIERS})
 
 
 _TIERS: Final = (
     EngineMetric(
-        Described("pcg_kv_bytes", "gauge", ("model", "tier"), "Bytes held, by tier. 0 for a Redis: it is shared."),
+        Described("pcg_kv_bytes", "gauge", (*WORKER, "tier"), "Bytes held, by tier. 0 for a Redis: it is shared."),
         {"cache_device_nbytes": ("device",)} | {f"tier_{tier}_nbytes": (tier,) for tier in TIERS},
     ),
     _by_tier("pcg_kv_pinned_bytes", "gauge", "tier", "Bytes of a tier's objects that are pinned.", "tier_{}_pinned_nbytes"),
@@ -61,7 +64,7 @@ _TIERS: Final = (
         Described(
             "pcg_kv_put_drops_total",
             "counter",
-            ("model", "tier", "reason"),
+            (*WORKER, "tier", "reason"),
             "Objects that were not stored. store: a tier did not take it; queue: every queue was full (tier all).",
         ),
         {f"tier_{tier}_dropped_writes_total": (tier, "store") for tier in TIERS}
@@ -91,13 +94,13 @@ _TIERS: Final = (
         Described(
             "pcg_tier_wait_seconds_total",
             "counter",
-            ("model",),
+            WORKER,
             "Seconds that requests waited for a tier in vain: what they waited for was late, gone or damaged.",
         ),
         {"cache_wasted_wait_seconds_total": ()},
     ),
     EngineMetric(
-        Described("pcg_tier_waits_total", "counter", ("model", "length"), "Requests that waited in vain; long: 0.3 s or more."),
+        Described("pcg_tier_waits_total", "counter", (*WORKER, "length"), "Requests that waited in vain; long: 0.3 s or more."),
         {"cache_wasted_waits_total": ("any",), "cache_long_waits_total": ("long",)},
     ),
 )
@@ -105,11 +108,11 @@ _TIERS: Final = (
 _JOINED: Final = (
     *_TIERS,
     EngineMetric(
-        Described("pcg_kv_entries", "gauge", ("model",), "Live entries: prefixes promised to be cached until their time."),
+        Described("pcg_kv_entries", "gauge", WORKER, "Live entries: prefixes promised to be cached until their time."),
         {"cache_entries": ()},
     ),
     EngineMetric(
-        Described("pcg_kv_evictions_total", "counter", ("model", "reason"), "Blocks of KV given up, by reason."),
+        Described("pcg_kv_evictions_total", "counter", (*WORKER, "reason"), "Blocks of KV given up, by reason."),
         {
             "cache_expired_blocks_total": ("ttl",),
             "cache_evicted_blocks_total": ("room",),
@@ -134,4 +137,4 @@ def known_values(stats: EngineStats) -> dict[str, float]:
 
 
 def _plain(key: str, kind: Kind, text: str) -> EngineMetric:
-    return EngineMetric(Described(f"pcg_{key}", kind, ("model",), f"{text}."), {key: ()})
+    return EngineMetric(Described(f"pcg_{key}", kind, WORKER, f"{text}."), {key: ()})

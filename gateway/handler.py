@@ -35,6 +35,7 @@ from gateway.ledger import Record
 from gateway.limits import InFlight
 from gateway.progress import Choice, Progress
 from gateway.request import Request
+from gateway.session import routing_key
 from gateway.sse import SSE_HEADERS
 from gateway.wire.base import Kept, RememberingWire, StreamEncoder, ToolCall
 from policies.schema import Policy
@@ -180,6 +181,7 @@ class Handler:
                 ttl_classes=dict(rules.ttl_classes),
                 usage_fields=rules.usage_fields,
                 started_at_s=call.started_at_s,
+                routing_key=routing_key(progress.tenant, call.headers, request.parameters),
             )
         request = self.diagnoses.diagnose(request)
         prices = self.policy.prices_for(request.model)

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 
 from engine.messages import EngineStats
-from gateway.engine_metrics import Described, engine_metrics, known_values
+from gateway.engine_metrics import WORKER, Described, engine_metrics, known_values
 from gateway.headers import Bill, cache_word, ttl_name
 from gateway.ledger import Record
 
@@ -50,8 +50,8 @@ class Metrics:
         )
         self._changed = self._counter("pcg_changed_requests", "Requests changed on the client's behalf, by warning.", "warning")
         self._inflight = self._gauge("pcg_inflight", "Requests being served now.")
-        self._restarts = self._counter("pcg_worker_restarts", "Engine workers started to replace one that died.", "model")
-        self._up = self._gauge("pcg_worker_up", "Whether the model's engine worker is serving.", "model")
+        self._restarts = self._counter("pcg_worker_restarts", "Engine workers started to replace one that died.", *WORKER)
+        self._up = self._gauge("pcg_worker_up", "Whether the engine worker is serving.", *WORKER)
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
         self._described += [shown.described for shown in engine_metrics()]
@@ -60,18 +60,19 @@ class Metrics:
         """Every metric this gateway can show, engine included, in the order of `/metrics`."""
         return tuple(self._described)
 
-    def scrape(self, engines: Mapping[str, EngineStats | None], num_inflight: int) -> bytes:
-        """The text exposition format. `engines` holds, per model, what its engine said now; None: it is not serving."""
+    def scrape(self, engines: Mapping[tuple[str, int], EngineStats | None], num_inflight: int) -> bytes:
+        """The text exposition format. `engines` holds what each worker, named by its model and number, said now; None: it is
+        not serving."""
         self._inflight.set(num_inflight)
-        for model, stats in engines.items():
-            self._up.labels(model).set(stats is not None)
-            self._restarts.labels(model)
+        for (model, number), stats in engines.items():
+            self._up.labels(model, number).set(stats is not None)
+            self._restarts.labels(model, number)
         self._engine.latest = engines
         return generate_latest(self._shown)
 
-    def restarted(self, model: str) -> None:
-        """A worker was replaced."""
-        self._restarts.labels(model).inc()
+    def restarted(self, model: str, worker: int) -> None:
+        """The process of a worker was replaced."""
+        self._restarts.labels(model, worker).inc()
 
     def add(self, record: Record) -> None:
         """Count one request, once, when it is over."""
@@ -130,7 +131,7 @@ class _EngineCollector:
     """Shows the latest snapshots as metrics."""
 
     def __init__(self) -> None:
-        self.latest: Mapping[str, EngineStats | None] = {}
+        self.latest: Mapping[tuple[str, int], EngineStats | None] = {}
 
     def describe(self) -> Iterator[Metric]:
         return (shown.family() for shown in engine_metrics())
@@ -138,9 +139,9 @@ class _EngineCollector:
     def collect(self) -> Iterator[Metric]:
         for shown in engine_metrics():
             family = shown.family()
-            for model, stats in self.latest.items():
+            for (model, number), stats in self.latest.items():
                 values = {} if stats is None else known_values(stats)
                 for key, labels in shown.sources.items():
                     if key in values:
-                        family.add_metric((model, *labels), values[key])
+                        family.add_metric((model, str(number), *labels), values[key])
             yield family

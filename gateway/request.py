@@ -43,8 +43,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     marks have been checked, as a provider checks them first. `ttl_classes` are the lifetimes of the model's TTL classes by
     name and `usage_fields` what usage shows besides, once they are known. `automatic` is the client's request-level cache
     mark, if any. `prewarm` means: read and write the cache, generate nothing. `num_choices` answers are wanted to the one
-    prompt. `read_cache`, `store_cache`, `max_age_s` and `only_if_cached` are the client's `Cache-Control: no-cache`,
-    `no-store`, `max-age` and `only-if-cached`.
+    prompt. `routing_key` is a hash of what the client says its requests belong together by, empty where it says nothing.
+    `read_cache`, `store_cache`, `max_age_s` and `only_if_cached` are the client's `Cache-Control: no-cache`, `no-store`,
+    `max-age` and `only-if-cached`.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}
     wire_options: dict[str, Any] = {}
     tenant: str = "default"
+    routing_key: bytes = b""
     plan: CachePlan = CachePlan()
     started_at_s: float = 0.0
     warnings: tuple[str, ...] = ()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from engine.messages import Capabilities, Finished, Started, TextDelta, ToolCallDelta
 from engine.prompt.types import Prompt
@@ -48,3 +48,29 @@ class Backend(Protocol):
     def model(self) -> ModelInfo | None:
         """The model served; None until it is loaded once."""
         ...
+
+
+@runtime_checkable
+class HasWorkers(Protocol):
+    """A backend that hands its requests to others."""
+
+    @property
+    def workers(self) -> Sequence[Backend]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One of the backends that do the work for a model. `number` tells it from the others."""
+
+    model: str
+    number: int
+    backend: Backend
+
+
+def workers_of(backends: Mapping[str, Backend]) -> list[Worker]:
+    """Who does the work for each model: whoever its backend hands requests to, else the backend itself."""
+    return [
+        Worker(model, number, worker)
+        for model, backend in backends.items()
+        for number, worker in enumerate(backend.workers if isinstance(backend, HasWorkers) else (backend,))
+    ]

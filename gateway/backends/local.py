@@ -77,7 +77,9 @@ class LocalBackend:
         limits: Limits | None = None,
         patience: Patience | None = None,
         on_restart: Callable[[], None] = lambda: None,
+        number: int = 0,
     ) -> None:
+        """`number` tells this worker from the others of its model, in the log."""
         self._config = config
         self._clock = clock
         self._command = command
@@ -87,7 +89,8 @@ class LocalBackend:
         self._worker: Worker | None = None
         self._loaded = asyncio.Event()
         self._model: ModelInfo | None = None
-        self._log = structlog.get_logger("pcg.engine").bind(model=config.model)
+        self._life = 0
+        self._log = structlog.get_logger("pcg.engine").bind(model=config.model, worker=number)
 
     @property
     def ready(self) -> bool:
@@ -96,6 +99,11 @@ class LocalBackend:
     @property
     def model(self) -> ModelInfo | None:
         return self._model
+
+    @property
+    def life(self) -> int:
+        """How many workers have served so far: what one had on its device ends with it."""
+        return self._life
 
     @property
     def pid(self) -> int | None:
@@ -162,6 +170,7 @@ class LocalBackend:
         )
         worker.link.post(Tick(self._clock()))
         self._worker = worker
+        self._life += 1
         self._loaded.set()
         self._log.info("engine ready", pid=worker.pid, load_s=round(hello.load_s, 3), fingerprint=hello.fingerprint)
 

@@ -55,6 +55,8 @@ class ScriptedBackend:
         self.num_open = 0
         self.num_tokens = 7
         self.ready = True
+        self.life = 1
+        self.loaded = asyncio.Event()
         self.counters: dict[str, float] = {}
         able = Capabilities(tools_first=True, exact=True, runner="scripted", dtype="float32", device="cpu")
         self.model: ModelInfo | None = ModelInfo("smollm2-135m-instruct", 8192, "f" * 8, able, 1_700_000_000.0)
@@ -99,6 +101,20 @@ class ScriptedBackend:
 
     async def count(self, prompt: Prompt) -> int:
         return self.num_tokens
+
+    async def wait_loaded(self) -> None:
+        await self.loaded.wait()
+
+    def die(self) -> None:
+        """Not ready until `start`; what is being played goes on."""
+        self.ready = False
+        self.loaded.clear()
+
+    def start(self) -> None:
+        """Ready again, with nothing on its device."""
+        self.ready = True
+        self.life += 1
+        self.loaded.set()
 
     async def stats(self) -> EngineStats | None:
         return EngineStats("s", self.counters, {}) if self.ready else None

@@ -49,6 +49,7 @@ class EngineBackend:
         able = Capabilities(tools_first=True, exact=True, runner="fake", dtype="none", device="none")
         self.model: ModelInfo | None = ModelInfo(name, CONTEXT, "f" * 8, able, 1_700_000_000.0)
         self.ready = True
+        self.life = 1
         self._names = itertools.count()
         self._queues: dict[str, asyncio.Queue[FromEngine]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,6 +97,9 @@ class EngineBackend:
         event = await queue.get()
         assert isinstance(event, EngineStats)
         return event
+
+    async def wait_loaded(self) -> None:
+        """It is from the start."""
 
     def _open(self) -> tuple[str, asyncio.Queue[FromEngine]]:
         name = f"r{next(self._names)}"

@@ -14,7 +14,8 @@ from engine.config import EngineConfig
 from engine.messages import Pinned
 from engine.types import PinOutcome
 from gateway.cache_admin import operator_key
-from gateway.inventory import tenant_hash
+from gateway.cache_pins import Refusal, change
+from gateway.inventory import EntryLine, tenant_hash
 from gateway.stock import open_inventory
 from tests.fakes.backend import ScriptedBackend
 from tests.gateway.serving import Served, serving
@@ -188,6 +189,32 @@ async def test_what_the_engine_refuses_is_said(outcome: PinOutcome, title: str, 
         status, error, _ = await ask(served, "POST", "pin", json={"key": SAME})
         assert (status, error["title"]) == (409, title)
         assert ("send a request that reads it" if title == "NotOnDevice" else "1000 of 4000 bytes") in error["detail"]
+
+
+class Pinning:
+    """An engine that answers every pin alike."""
+
+    def __init__(self, outcome: PinOutcome) -> None:
+        self.outcome = outcome
+
+    async def pin(self, key: bytes, *, pinned: bool) -> Pinned:
+        return Pinned("p", self.outcome, 10, 100)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "wanted"),
+    [
+        (("unknown", "done", "unknown"), (10, 100)),
+        (("done", "done", "over_budget"), (20, 200)),
+        (("unknown", "over_budget"), "OverBudget"),
+        (("absent", "unknown"), "NotOnDevice"),
+    ],
+)
+async def test_every_worker_that_has_an_entry_pins_it(outcomes: tuple[PinOutcome, ...], wanted: object) -> None:
+    """What is told is the sum over those that did; only where none did, why."""
+    line = EntryLine("ssd", "00" * 8, "system/0", 9, 300.0, 200.0, 500, key="ab" * 8)
+    told = await change(line, [Pinning(outcome) for outcome in outcomes], pinned=True)
+    assert (told.title if isinstance(told, Refusal) else (told.used_nbytes, told.budget_nbytes)) == wanted
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"tenant": 1}', b'{"tennant": "a"}', b" " * 5000])

@@ -107,7 +107,7 @@ async def test_readiness_follows_the_backend() -> None:
         async with served.http.get("/health") as response:
             assert (await response.json())["status"] == "loading"
         async with served.http.get("/metrics") as response:
-            assert 'pcg_worker_up{model="smollm2-135m-instruct"} 0.0' in await response.text()
+            assert 'pcg_worker_up{model="smollm2-135m-instruct",worker="0"} 0.0' in await response.text()
 
 
 async def test_health_needs_a_key_where_there_are_tenants() -> None:

@@ -271,21 +271,21 @@ def test_every_number_of_the_engine_is_shown_once() -> None:
         {name: float(i) for i, name in enumerate(COUNTERS, start=1000)},
         {name: float(i) for i, name in enumerate(GAUGES, start=2000)},
     )
-    shown = samples(Metrics().scrape({"a": stats, "down": None}, 0))
+    shown = samples(Metrics().scrape({("a", 1): stats, ("down", 0): None}, 0))
     of_engine = [value for (_, labels), value in shown.items() if ("model", "a") in labels and value >= 1000]
     assert sorted(of_engine) == sorted([*stats.counters.values(), *stats.gauges.values()])
-    assert shown["pcg_kv_bytes", (("model", "a"), ("tier", "device"))] == stats.gauges["cache_device_nbytes"]
-    assert shown["pcg_worker_up", (("model", "a"),)] == 1
-    assert shown["pcg_worker_up", (("model", "down"),)] == 0
+    assert shown["pcg_kv_bytes", (("model", "a"), ("tier", "device"), ("worker", "1"))] == stats.gauges["cache_device_nbytes"]
+    assert shown["pcg_worker_up", (("model", "a"), ("worker", "1"))] == 1
+    assert shown["pcg_worker_up", (("model", "down"), ("worker", "0"))] == 0
 
 
 def test_a_tier_that_is_not_there_has_no_series() -> None:
     """Its numbers are unknown, not 0; those of the others are shown."""
     gauges = dict.fromkeys(GAUGES, 1.0) | {"tier_redis_up": -1.0, "tier_ssd_up": 0.0}
-    shown = samples(Metrics().scrape({"a": EngineStats("s", dict.fromkeys(COUNTERS, 1.0), gauges)}, 0))
+    shown = samples(Metrics().scrape({("a", 1): EngineStats("s", dict.fromkeys(COUNTERS, 1.0), gauges)}, 0))
     tiers = {value for _, labels in shown for name, value in labels if name in ("tier", "store")}
     assert tiers == {"device", "ram", "ssd", "all"}
-    assert shown["pcg_store_up", (("model", "a"), ("store", "ssd"))] == 0
+    assert shown["pcg_store_up", (("model", "a"), ("store", "ssd"), ("worker", "1"))] == 0
 
 
 def test_the_description_is_complete() -> None:
