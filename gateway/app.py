@@ -19,6 +19,7 @@ from gateway.admin import Admin
 from gateway.archive import Archive
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
+from gateway.backends.router import Router
 from gateway.batch_api import Batches
 from gateway.batches import BatchStore
 from gateway.cache_admin import CacheAdmin
@@ -81,7 +82,7 @@ def build_app(
     """A gateway over backends, one per model name of the policy. Starts nothing. `inventory` is what its tiers hold, `batches`
     the folder of message batches; without it there are none."""
     metrics, ledger = metrics or Metrics(), Ledger()
-    in_flight = InFlight(sum(m.engine.max_queue + m.engine.max_sequences for m in policy.models))
+    in_flight = InFlight(sum(m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models))
 
     def record(finished: Record) -> None:
         ledger.add(finished)
@@ -168,7 +169,7 @@ async def drain(gateway: Gateway, listener: Listener, *, delay_s: float, hurry: 
 
 async def serve(
     policy: Policy,
-    engines: Mapping[str, EngineConfig],
+    engines: Mapping[str, Sequence[EngineConfig]],
     clock: Clock,
     on_ready: Callable[[str], None],
     *,
@@ -178,23 +179,24 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then drain and return. SIGINT skips the delay, a second signal every wait.
 
     Raises `ModelError` when a model cannot be loaded at start, `OSError` when the port is taken. `on_ready` is told the
-    base URL once every model is loaded; until then requests wait and `/readyz` says so. `command` starts a worker.
-    Message batches are kept in the folder `batches`, and gone on with by the next start.
+    base URL once every worker is loaded; until one of a model is, its requests wait and `/readyz` says so. `engines` holds one
+    configuration per worker, by model name, and `command` starts one. Message batches are kept in the folder `batches`, and
+    gone on with by the next start.
     """
     metrics = Metrics()
-    secret = next((config.root_secret for config in engines.values()), None)
-    backends = {
-        name: LocalBackend(config, clock, command=command, on_restart=partial(metrics.restarted, name))
-        for name, config in engines.items()
-    }
+    configs = [config for workers in engines.values() for config in workers]
+    secret = next((config.root_secret for config in configs), None)
+    workers = {name: _workers(several, clock, command, metrics) for name, several in engines.items()}
+    backends = {name: several[0] if len(several) == 1 else Router(several) for name, several in workers.items()}
     try:
-        with stop_signals() as stop, open_inventory(engines.values()) as inventory:
+        with stop_signals() as stop, open_inventory(configs) as inventory:
             gateway = build_app(
                 policy, backends, clock, metrics=metrics, inventory=inventory, root_secret=secret, batches=batches
             )
             async with listening(gateway) as listener, asyncio.TaskGroup() as group:
-                running = [group.create_task(backend.run()) for backend in backends.values()]
-                others = [group.create_task(_tell_ready(backends, listener, on_ready))]
+                everyone = [worker for several in workers.values() for worker in several]
+                running = [group.create_task(worker.run()) for worker in everyone]
+                others = [group.create_task(_tell_ready(everyone, listener, on_ready))]
                 if gateway.batches is not None:
                     others.append(group.create_task(gateway.batches.run()))
                 await stop.asked.wait()
@@ -209,9 +211,17 @@ async def serve(
         raise errors.exceptions[0] from None
 
 
-async def _tell_ready(backends: Mapping[str, LocalBackend], listener: Listener, on_ready: Callable[[str], None]) -> None:
-    for backend in backends.values():
-        await backend.wait_loaded()
+def _workers(configs: Sequence[EngineConfig], clock: Clock, command: Sequence[str], metrics: Metrics) -> list[LocalBackend]:
+    """The workers of one model, not running yet."""
+    return [
+        LocalBackend(config, clock, command=command, on_restart=partial(metrics.restarted, config.model, number), number=number)
+        for number, config in enumerate(configs)
+    ]
+
+
+async def _tell_ready(workers: Sequence[LocalBackend], listener: Listener, on_ready: Callable[[str], None]) -> None:
+    for worker in workers:
+        await worker.wait_loaded()
     on_ready(listener.url)
 
 

@@ -22,7 +22,7 @@ from engine.store.errors import StoreBusy
 from gateway.cache_admin import EngineNumbers, Entries, Stat, operator_key
 from gateway.cache_pins import SHOWN_DIGITS, PinDone
 from gateway.cache_remote import Remote, is_gateway
-from gateway.config import ConfigError, engine_config, read_policy, read_settings, root_secret
+from gateway.config import ConfigError, engine_configs, read_policy, read_settings, root_secret
 from gateway.inventory import Contents, Damage, EntryLine, Inventory, Verified, tenant_hash
 from gateway.inventory import Progress as Reached
 from gateway.stock import forget, open_inventory
@@ -191,7 +191,7 @@ def _source(policy_file: Path | None, url: str | None, key: str | None) -> Itera
     if url is not None:
         yield Remote(url, key or operator_key(secret)), policy
         return
-    engines = tuple(engine_config(policy, model, Path(), secret) for model in policy.models)
+    engines = tuple(config for model in policy.models for config in engine_configs(policy, model, Path(), secret))
     old = [folder for folder in leftovers(policy) if (folder / "lock").is_file()]
     engines += tuple(msgspec.structs.replace(engines[0], ssd_path=str(folder), ssd_nbytes=sys.maxsize) for folder in old)
     with open_inventory(engines) as inventory:

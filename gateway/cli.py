@@ -25,7 +25,7 @@ from engine.store.errors import StoreError
 from gateway.admin import package_version
 from gateway.app import serve as serve_forever
 from gateway.cache_cli import cache_app
-from gateway.config import ConfigError, choose_clock, engine_config, read_policy, read_settings, root_secret
+from gateway.config import ConfigError, choose_clock, engine_configs, read_policy, read_settings, root_secret
 from gateway.errors import GatewayError
 from gateway.logs import set_up_logging
 from gateway.paste import paste_block
@@ -35,6 +35,7 @@ from gateway.why import explain as explain_miss
 from policies.errors import PolicyError
 from policies.json_schema import json_schema
 from policies.schema import Policy
+from policies.sections import ModelPolicy
 from policies.size import Size
 
 app = App(
@@ -74,7 +75,7 @@ def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOpt
     clock = choose_clock(settings, effective)
     secret = root_secret(settings)
     engines = {
-        model.name: engine_config(effective, model, fetch_model(model.source, settings.home), secret)
+        model.name: engine_configs(effective, model, fetch_model(model.source, settings.home), secret)
         for model in effective.models
     }
     names = {model.name: model.aliases for model in effective.models}
@@ -192,7 +193,8 @@ def _summary(policy: Policy) -> Table:
     table.add_row("listens on", f"{server.host}:{server.port}")
     for model in policy.models:
         table.add_row(
-            "serves", escape(f"{model.name} from {model.source}, also as {', '.join(model.aliases) or 'nothing else'}")
+            "serves",
+            escape(f"{model.name} from {model.source}, also as {', '.join(model.aliases) or 'nothing else'}{_more(model)}"),
         )
     lifetimes = ", ".join(f"{name} = {seconds:g} s" for name, seconds in caching.ttl_classes.items())
     table.add_row("TTL classes", lifetimes)
@@ -206,6 +208,10 @@ def _summary(policy: Policy) -> Table:
         table.add_row(name, escape(text))
     table.add_row("tenants", ", ".join(tenant.name for tenant in policy.tenants) or "none: everyone is one tenant")
     return table
+
+
+def _more(model: ModelPolicy) -> str:
+    return f", in {model.engine.workers} workers" if model.engine.workers > 1 else ""
 
 
 def _tiers(policy: Policy) -> Iterator[tuple[str, str]]:

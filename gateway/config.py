@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from engine.config import EngineConfig
 from gateway.clock import Clock, FileClock, SystemClock
-from gateway.tiers import ssd_share
+from gateway.tiers import ssd_shares
 from policies.load import load_policy
 from policies.schema import Policy
 from policies.sections import ModelPolicy
@@ -103,43 +105,68 @@ def root_secret(settings: Settings) -> bytes:
     return secret
 
 
-def engine_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes) -> EngineConfig:
-    """How the engine of one model is to be set up on this machine."""
+def engine_configs(policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes) -> tuple[EngineConfig, ...]:
+    """How the engine of one model is to be set up on this machine, in each of its workers.
+
+    What the policy gives a model is dealt out: its KV pool to the workers on one device, everything else to all of them.
+    """
+    whole = _whole_config(policy, model, model_path, secret)
+    engine, shares = model.engine, ssd_shares(policy, model)
+    devices = [engine.device[worker % len(engine.device)] for worker in range(engine.workers)]
+    pinnable_nbytes = whole.kv_nbytes if shares is None else sum(share.nbytes for share in shares)
+    return tuple(
+        msgspec.structs.replace(
+            whole,
+            device=device,
+            kv_nbytes=whole.kv_nbytes // devices.count(device),
+            num_threads=engine.num_threads or _fair_threads(engine.workers),
+            pin_nbytes=policy.eviction.pinned.resolve(pinnable_nbytes) // engine.workers,
+            ram_nbytes=whole.ram_nbytes // engine.workers,
+            ssd_path=None if shares is None else str(shares[worker].folder),
+            ssd_nbytes=0 if shares is None else shares[worker].nbytes,
+        )
+        for worker, device in enumerate(devices)
+    )
+
+
+def _whole_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes) -> EngineConfig:
+    """Everything that all workers have alike, and what they share as if there were one."""
     memory_nbytes = machine_memory_nbytes()
     engine, tiers = model.engine, policy.tiers
-    ssd = ssd_share(policy, model.name)
-    kv_nbytes = engine.kv_bytes.resolve(memory_nbytes)
     return EngineConfig(
         model=model.name,
         model_path=str(model_path),
         root_secret=secret,
         dtype=model.dtype,
-        device=engine.device,
         context=model.context,
         template=model.template,
         template_clock=policy.caching.normalize.template_clock,
         exact=engine.exact,
         runner=engine.runner,
-        kv_nbytes=kv_nbytes,
+        kv_nbytes=engine.kv_bytes.resolve(memory_nbytes),
         block_size=engine.block_size,
         max_sequences=engine.max_sequences,
         max_step_tokens=engine.max_step_tokens,
         max_mixed_tokens=engine.max_mixed_tokens,
         speculation=engine.speculation,
         max_queue=engine.max_queue,
-        num_threads=engine.num_threads,
         eviction=policy.eviction.score,
-        pin_nbytes=policy.eviction.pinned.resolve(kv_nbytes if ssd is None else ssd.nbytes),
         ram_nbytes=tiers.ram.bytes.resolve(memory_nbytes),
         force_ram=tiers.ram.force,
-        ssd_path=None if ssd is None else str(ssd.folder),
-        ssd_nbytes=0 if ssd is None else ssd.nbytes,
         ssd_min_free_nbytes=tiers.ssd.min_free,
         encrypt=tiers.ssd.encrypt,
         redis_url=None if tiers.redis.url is None else tiers.redis.url.reveal(),
         redis_timeout_s=tiers.redis.timeout,
         redis_prefix=tiers.redis.prefix,
     )
+
+
+def _fair_threads(num_workers: int) -> int:
+    """CPU threads of each of several workers, so that together they have one per core; 0, the engine's choice, for one."""
+    if num_workers == 1:
+        return 0
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(num_cores // num_workers, 1)
 
 
 def machine_memory_nbytes(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:

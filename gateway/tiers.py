@@ -1,7 +1,7 @@
-"""What each model's engine gets of the SSD: a folder and a share of the cap. Reads sizes of files, opens none.
+"""What each engine worker gets of the SSD: a folder and a share of the cap. Reads sizes of files, opens none.
 
-Every engine is a process of its own and counts its own bytes, so no two of them share a folder. What else lies below
-`tiers.ssd.path`, such as folders of models that are no longer served, counts against the cap.
+Every worker is a process of its own and counts its own bytes, so no two of them share a folder. What else lies below
+`tiers.ssd.path`, such as folders of models and workers that are no longer there, counts against the cap.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from policies.schema import Policy
+from policies.sections import ModelPolicy
 
 _SECTOR_NBYTES: Final = 512
 """The unit of `st_blocks`."""
@@ -21,17 +22,17 @@ _SECTOR_NBYTES: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class SsdShare:
-    """One engine's part of the SSD tier."""
+    """One worker's part of the SSD tier."""
 
     folder: Path
     nbytes: int
 
 
-def ssd_share(policy: Policy, model: str) -> SsdShare | None:
-    """The part of the engine that serves `model`; None where the policy has no SSD tier, or others have filled it."""
+def ssd_shares(policy: Policy, model: ModelPolicy) -> list[SsdShare] | None:
+    """The part of each worker that serves `model`; None where the policy has no SSD tier, or others have filled it."""
     nbytes = policy.tiers.ssd.bytes - sum(map(occupied_nbytes, leftovers(policy)))
-    share = nbytes // len(policy.models)
-    return SsdShare(ssd_root(policy) / folder_name(model), share) if share > 0 else None
+    share = nbytes // len(policy.models) // model.engine.workers
+    return [SsdShare(folder, share) for folder in ssd_folders(policy, model)] if share > 0 else None
 
 
 def ssd_root(policy: Policy) -> Path:
@@ -39,20 +40,21 @@ def ssd_root(policy: Policy) -> Path:
     return Path(policy.tiers.ssd.path).expanduser().absolute()
 
 
-def ssd_folders(policy: Policy) -> dict[str, Path]:
-    """The folder of each model of the policy, whether it exists or not."""
-    return {model.name: ssd_root(policy) / folder_name(model.name) for model in policy.models}
+def ssd_folders(policy: Policy, model: ModelPolicy) -> list[Path]:
+    """The folder of each worker of a model, whether it exists or not. The first is the model's, however many there are."""
+    return [ssd_root(policy) / folder_name(model.name, worker) for worker in range(model.engine.workers)]
 
 
-def folder_name(model: str) -> str:
-    """A file name that no other model has: `org/name` -> `org%2Fname`."""
+def folder_name(model: str, worker: int = 0) -> str:
+    """A file name that no other model or worker has: `org/name` -> `org%2Fname`, `org%2Fname#1`."""
     name = quote(model, safe="")
-    return f"%2E{name[1:]}" if name.startswith(".") else name
+    name = f"%2E{name[1:]}" if name.startswith(".") else name
+    return f"{name}#{worker}" if worker else name
 
 
 def leftovers(policy: Policy) -> list[Path]:
-    """What lies in the root folder and belongs to no model of the policy, by name."""
-    ours = set(ssd_folders(policy).values())
+    """What lies in the root folder and belongs to no worker of the policy, by name."""
+    ours = {folder for model in policy.models for folder in ssd_folders(policy, model)}
     return [path for path in _listed(ssd_root(policy)) if path not in ours]
 
 

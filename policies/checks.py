@@ -40,6 +40,8 @@ def _models(policy: Policy) -> Iterator[Conflict]:
             yield Conflict(("models", i, "name"), "another model has this name")
         names.add(model.name)
         engine = model.engine
+        if len(engine.device) > engine.workers:
+            yield Conflict(("models", i, "engine", "device"), f"more devices than workers ({engine.workers})")
         if engine.max_step_tokens < engine.block_size:
             path = ("models", i, "engine", "max_step_tokens")
             yield Conflict(path, f"must be at least block_size ({engine.block_size})")

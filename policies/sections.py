@@ -18,7 +18,7 @@ from policies.values import (
     ByteSize,
     ClassName,
     Count,
-    Device,
+    Devices,
     Duration,
     Flag,
     Number,
@@ -93,12 +93,21 @@ class EnginePolicy(Section):
     runner: Literal["auto", "lean", "generic"] = Field(
         default="auto", description="How the model's forward pass is run. auto: lean for what it does, else generic."
     )
-    device: Device = Field(default="auto", description="auto, cpu, cuda or cuda:N. auto takes CUDA where there is one.")
+    device: Devices = Field(
+        default=("auto",),
+        description="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one. A list is dealt out to the workers.",
+    )
+    workers: PositiveCount = Field(
+        default=1,
+        description="Engine processes of this model. Each has its own KV pool and lower tiers, a part of what follows, and a "
+        "request goes to the one that has most of its prompt.",
+    )
     kv_bytes: ByteSize = Field(
-        default=Size.parse("25%"), description="Size of the KV pool on the device: bytes, or a share of the device's memory."
+        default=Size.parse("25%"),
+        description="Size of the KV pool on the device: bytes, or a share of the device's memory; workers share it.",
     )
     block_size: PositiveCount = Field(default=16, description="Tokens per KV block. A device may ask for another size.")
-    max_sequences: PositiveCount = Field(default=32, description="Requests computed at a time.")
+    max_sequences: PositiveCount = Field(default=32, description="Requests a worker computes at a time.")
     max_step_tokens: PositiveCount = Field(default=512, description="Most tokens of one step; longer prompts take several.")
     max_mixed_tokens: Count = Field(
         default=0,
@@ -110,8 +119,10 @@ class EnginePolicy(Section):
         description="auto: guess tokens from what was said before where that pays, and verify them. The answer is the same; "
         "without exact mode within the bound that holds for other batches too.",
     )
-    max_queue: PositiveCount = Field(default=256, description="Requests that may wait; further ones are refused as overload.")
-    num_threads: Count = Field(default=0, description="CPU threads of the engine. 0: one per core.")
+    max_queue: PositiveCount = Field(
+        default=256, description="Requests that may wait for a worker; further ones are refused as overload."
+    )
+    num_threads: Count = Field(default=0, description="CPU threads of a worker. 0: one per core, dealt out to the workers.")
 
 
 class ModelPolicy(Section):

@@ -126,10 +126,16 @@ def _check_tenant_name(name: str) -> str:
     return name
 
 
-def _check_device(name: str) -> str:
-    if not re.match(_DEVICE, name):
-        raise ValueError('must be "auto", "cpu", "cuda" or "cuda:N"')
-    return name
+def _read_devices(value: object) -> tuple[str, ...]:
+    """One device, or a list of them."""
+    names = value if isinstance(value, list | tuple) else [value]
+    if not names or not all(isinstance(name, str) and re.match(_DEVICE, name) for name in names):
+        raise ValueError('must be "auto", "cpu", "cuda" or "cuda:N", or a list of these')
+    return tuple(names)
+
+
+def _format_devices(names: tuple[str, ...]) -> str | list[str]:
+    return names[0] if len(names) == 1 else list(names)
 
 
 def _duration_schema(*extra: dict[str, Any]) -> WithJsonSchema:
@@ -181,7 +187,21 @@ ByteSize: TypeAlias = Annotated[
 NumBytes: TypeAlias = Annotated[int, PlainValidator(parse_nbytes), _SIZE_SCHEMA]
 ClassName: TypeAlias = Annotated[Text, AfterValidator(_check_class_name), _text_schema(r"^[1-9]\d*(ms|s|m|h)$")]
 TenantName: TypeAlias = Annotated[Text, AfterValidator(_check_tenant_name), _text_schema(_TENANT)]
-Device: TypeAlias = Annotated[Text, AfterValidator(_check_device), _text_schema(_DEVICE)]
+Devices: TypeAlias = Annotated[
+    tuple[str, ...],
+    PlainValidator(_read_devices),
+    PlainSerializer(_format_devices, when_used="json"),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": _DEVICE},
+                {"type": "array", "minItems": 1, "items": {"type": "string", "pattern": _DEVICE}},
+            ]
+        }
+    ),
+]
+"""Where an engine computes: one name for all workers, or one after the other."""
+
 ApiKey: TypeAlias = Annotated[
     KeyHash,
     PlainValidator(_read_key),

@@ -12,13 +12,13 @@ from gateway.clock import FileClock, SystemClock
 from gateway.config import (
     ConfigError,
     choose_clock,
-    engine_config,
+    engine_configs,
     machine_memory_nbytes,
     read_policy,
     read_settings,
     root_secret,
 )
-from gateway.tiers import folder_name, leftovers, occupied_nbytes, ssd_share
+from gateway.tiers import folder_name, leftovers, occupied_nbytes, ssd_shares
 from policies.errors import PolicyError
 from tests.gateway.serving import make_policy
 
@@ -126,7 +126,7 @@ def test_the_engine_is_set_up_as_the_policy_says(tmp_path: Path) -> None:
         "max_step_tokens: 64, max_mixed_tokens: 16, speculation: 'off', max_queue: 3, num_threads: 1}}]\n"
         "eviction: {score: lru}\ntiers: {ram: {bytes: 1MiB, force: true}}"
     )
-    config = engine_config(policy, policy.models[0], tmp_path, b"s" * 32)
+    (config,) = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
     assert config.kv_nbytes == machine_memory_nbytes() // 2
     assert (config.model, config.model_path, config.dtype, config.context) == ("m", str(tmp_path), "float32", 100)
     assert (config.template, config.exact, config.block_size, config.num_threads) == ("model", "on", 8, 1)
@@ -141,7 +141,7 @@ def test_the_tiers_are_set_up_as_the_policy_says(tmp_path: Path) -> None:
         f"models: [{{name: a}}, {{name: org/b}}]\ntiers: {{ssd: {{path: {tmp_path}, bytes: 4MiB, min_free: 1MiB, "
         "encrypt: true}, redis: {url: 'redis://:word@host', timeout: 20ms, prefix: 'x:'}}"
     )
-    configs = [engine_config(policy, model, tmp_path, b"s" * 32) for model in policy.models]
+    configs = [config for model in policy.models for config in engine_configs(policy, model, tmp_path, b"s" * 32)]
     assert [config.ssd_path for config in configs] == [str(tmp_path / "a"), str(tmp_path / "org%2Fb")]
     assert {config.ssd_nbytes for config in configs} == {2 * 1024**2}
     assert (configs[0].ssd_min_free_nbytes, configs[0].encrypt) == (1024**2, True)
@@ -151,7 +151,7 @@ def test_the_tiers_are_set_up_as_the_policy_says(tmp_path: Path) -> None:
 def test_tiers_can_be_off(tmp_path: Path) -> None:
     """No bytes: no folder. No URL: no Redis."""
     policy = make_policy(f"tiers: {{ssd: {{path: {tmp_path}, bytes: 0}}}}")
-    config = engine_config(policy, policy.models[0], tmp_path, b"s" * 32)
+    (config,) = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
     assert (config.ssd_path, config.ssd_nbytes, config.redis_url) == (None, 0, None)
 
 
@@ -163,11 +163,42 @@ def test_what_else_lies_in_the_folder_counts_against_the_cap(tmp_path: Path) -> 
         folder.mkdir()
         (folder / "object").write_bytes(bytes(256 * 1024))
     assert leftovers(policy) == [old]
-    share = ssd_share(policy, "m")
-    assert share is not None
-    assert share.nbytes == 1024**2 - occupied_nbytes(old) <= 768 * 1024
+    shares = ssd_shares(policy, policy.models[0])
+    assert shares is not None
+    assert shares[0].nbytes == 1024**2 - occupied_nbytes(old) <= 768 * 1024
     (old / "another").write_bytes(bytes(1024**2))
-    assert ssd_share(policy, "m") is None
+    assert ssd_shares(policy, policy.models[0]) is None
+
+
+def test_workers_share_what_a_model_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of the same device, threads, pins and SSD are dealt out; each has a folder of its own, the first the model's."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(7))
+    policy = make_policy(
+        "models: [{name: m, engine: {workers: 3, kv_bytes: 6MiB, device: ['cuda:0', 'cuda:1']}}, {name: other}]\n"
+        f"tiers: {{ram: {{bytes: 3MiB}}, ssd: {{path: {tmp_path}, bytes: 12MiB}}}}\neviction: {{pinned: 3MiB}}"
+    )
+    configs = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
+    assert [config.device for config in configs] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [config.kv_nbytes for config in configs] == [3 * 1024**2, 6 * 1024**2, 3 * 1024**2]
+    assert [config.ssd_path for config in configs] == [str(tmp_path / name) for name in ("m", "m#1", "m#2")]
+    assert {config.ssd_nbytes for config in configs} == {2 * 1024**2}
+    assert {(config.ram_nbytes, config.pin_nbytes, config.num_threads) for config in configs} == {(1024**2, 1024**2, 2)}
+    (alone,) = engine_configs(policy, policy.models[1], tmp_path, b"s" * 32)
+    assert (alone.num_threads, alone.ssd_nbytes, alone.device) == (0, 6 * 1024**2, "auto")
+
+
+def test_folders_of_workers_that_are_gone_count_against_the_cap(tmp_path: Path) -> None:
+    """As those of models do: what three workers wrote is in the way of the two that are left."""
+    for name in ("m", "m#1", "m#2"):
+        (tmp_path / name).mkdir()
+    text = "models: [{name: m, engine: {workers: 2}}]\ntiers: {ssd: {path: %s}}"
+    assert leftovers(make_policy(text % tmp_path)) == [tmp_path / "m#2"]
+
+
+def test_more_devices_than_workers_are_refused() -> None:
+    """A device nobody would use is a mistake."""
+    with pytest.raises(PolicyError, match="more devices than workers"):
+        make_policy("models: [{name: m, engine: {device: ['cuda:0', 'cuda:1']}}]")
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "a_b", "org/model:1"])

@@ -79,7 +79,7 @@ PROBLEMS = {
     "empty text": ("models: [{name: ''}]", '1: models.0.name: must not be empty, not ""'),
     "device": (
         "models: [{engine: {device: gpu}}]",
-        '1: models.0.engine.device: must be "auto", "cpu", "cuda" or "cuda:N", not "gpu"',
+        '1: models.0.engine.device: must be "auto", "cpu", "cuda" or "cuda:N", or a list of these, not "gpu"',
     ),
     "a list": ("- server", "1: must be a mapping of sections such as server: and caching:"),
     "syntax": ("server: [", "1: not valid YAML: expected the node content, but found '<stream end>'"),
