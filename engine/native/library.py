@@ -33,6 +33,24 @@ class Product(ctypes.Structure):
     _fields_ = (("rows", _POINTER), ("out", _POINTER), ("num_rows", _INT), ("stride", _INT), ("kind", _INT))
 
 
+class Span(ctypes.Structure):
+    """`pcg_span`."""
+
+    _fields_ = (("row", _INT), ("num_rows", _INT), ("start", _INT), ("num_pages", _INT), ("pages", _POINTER))
+
+
+class Heads(ctypes.Structure):
+    """`pcg_heads`."""
+
+    _fields_ = (("num_heads", _INT), ("num_kv_heads", _INT), ("head_dim", _INT), ("page_size", _INT))
+
+
+class Attention(ctypes.Structure):
+    """`pcg_attention`."""
+
+    _fields_ = (("query", _POINTER), ("key", _POINTER), ("value", _POINTER), ("out", _POINTER))
+
+
 PANEL: Final = 64
 """`PCG_PANEL`."""
 
@@ -46,6 +64,9 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "pcg_team_free": (None, (_POINTER,)),
     "pcg_team_size": (ctypes.c_int, (_POINTER,)),
     "pcg_pack": (None, (_POINTER, _INT, _INT, _POINTER)),
+    "pcg_plan_new": (_POINTER, (ctypes.POINTER(Span), _INT, ctypes.POINTER(Heads), _INT, _POINTER)),
+    "pcg_plan_free": (None, (_POINTER,)),
+    "pcg_attend_all": (None, (_POINTER, ctypes.POINTER(Attention), _POINTER)),
     "pcg_matmul": (None, (_POINTER, ctypes.POINTER(Matrix), ctypes.POINTER(Product))),
 }
 """Result and arguments of what is called."""

@@ -25,11 +25,14 @@ typedef struct {
 /* How spans attend, the same in every layer of one window (0: none). Keeps no pointer into `spans`, but their `pages`. */
 typedef struct pcg_plan pcg_plan;
 
-/* NULL without memory. */
-pcg_plan *pcg_plan_new(const pcg_span *spans, int32_t num_spans, const pcg_heads *heads, int32_t window, int32_t num_threads);
-void pcg_plan_free(pcg_plan *plan);
+/* While the team is idle, and for that team. NULL without memory, of which attending needs none. */
+PCG_API pcg_plan *pcg_plan_new(const pcg_span *spans, int32_t num_spans, const pcg_heads *heads, int32_t window, pcg_team *team);
+PCG_API void pcg_plan_free(pcg_plan *plan);
 
-/* Every thread of the team calls it, between two barriers; it may call barriers itself. */
+/* Every thread of the team calls it, between two barriers. Values in the slots of the pages are finite, seen or not. */
 void pcg_attend(const pcg_plan *plan, const pcg_attention *layer, pcg_team *team, int thread);
+
+/* The same by the whole team. */
+PCG_API void pcg_attend_all(const pcg_plan *plan, const pcg_attention *layer, pcg_team *team);
 
 #endif

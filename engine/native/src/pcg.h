@@ -34,6 +34,9 @@ int pcg_next(pcg_team *team);
 /* At least `nbytes` of memory of a thread's own, aligned to 64 bytes, until its next call. NULL without memory. */
 void *pcg_scratch(pcg_team *team, int thread, size_t nbytes);
 
+/* The same of the whole team: grown while it is idle, by attention alone. */
+void *pcg_shared(pcg_team *team, size_t nbytes);
+
 static inline __m512 pcg_widen(__m256i values) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
 }

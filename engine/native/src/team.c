@@ -37,7 +37,8 @@ struct pcg_team {
   _Alignas(64) atomic_int next;
   _Alignas(64) int num_threads;
   int num_started;
-  scratch *scratches;
+  scratch shared;
+  scratch *scratches; /* of each thread */
   worker *workers;
 };
 
@@ -66,18 +67,21 @@ int pcg_next(pcg_team *team) { return atomic_fetch_add_explicit(&team->next, 1, 
 
 int pcg_team_size(const pcg_team *team) { return team->num_threads; }
 
-void *pcg_scratch(pcg_team *team, int thread, size_t nbytes) {
-  scratch *own = &team->scratches[thread];
-  if (own->nbytes < nbytes) {
-    free(own->memory);
-    own->nbytes = (nbytes + 4095) / 4096 * 4096;
-    own->memory = aligned_alloc(64, own->nbytes);
-    if (own->memory == NULL) {
-      own->nbytes = 0;
+static void *grow(scratch *memory, size_t nbytes) {
+  if (memory->nbytes < nbytes) {
+    free(memory->memory);
+    memory->nbytes = (nbytes + 4095) / 4096 * 4096;
+    memory->memory = aligned_alloc(64, memory->nbytes);
+    if (memory->memory == NULL) {
+      memory->nbytes = 0;
     }
   }
-  return own->memory;
+  return memory->memory;
 }
+
+void *pcg_scratch(pcg_team *team, int thread, size_t nbytes) { return grow(&team->scratches[thread], nbytes); }
+
+void *pcg_shared(pcg_team *team, size_t nbytes) { return grow(&team->shared, nbytes); }
 
 static void await_turn(pcg_team *team, unsigned turn) {
   for (int spins = 0; spins < IDLE_SPINS; spins++) {
@@ -133,6 +137,7 @@ void pcg_team_free(pcg_team *team) {
     free(team->scratches[thread].memory);
   }
   free(team->scratches);
+  free(team->shared.memory);
   free(team->workers);
   free(team);
 }
