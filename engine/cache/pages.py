@@ -5,28 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-_FREE: Final = b"\x01"
 _USED: Final = b"\x00"
+_FREE: Final = b"\x01"
+_CLAIMED: Final = b"\x02"
+"""Free, and in the way of a run that its owner said would grow: taken by others only where nothing else is as long."""
 
 
 class PagePool:
-    """Pages `0 .. num_pages - 1`, each free or handed out once."""
+    """Pages `0 .. num_pages - 1`, each free or handed out once.
 
-    __slots__ = ("_cursor", "_free", "num_free", "num_pages")
+    The lowest free run that is long enough is taken: what was used before is used again before memory that nobody has
+    touched yet, which costs many times as much to write.
+    """
+
+    __slots__ = ("_states", "num_free", "num_pages")
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 1:
             raise ValueError(f"a pool needs at least one page, not {num_pages}")
         self.num_pages = num_pages
         self.num_free = num_pages
-        self._free = bytearray(_FREE * num_pages)
-        self._cursor = 0
+        self._states = bytearray(_FREE * num_pages)
 
     def allocate(self, num_pages: int, after: int | None = None, room: int = 0) -> list[int]:
         """Take `num_pages` pages, in ascending runs.
 
         They continue the run that ends with page `after` as far as it is free; where a new run must start, one with
-        `room` free pages is preferred, so that its owner can grow in place. Raises `MemoryError` when too few are free.
+        `room` free pages is preferred, so that its owner can grow in place, and the rest of it is claimed until the
+        owner's `settle`. Raises `MemoryError` when too few are free.
         """
         if num_pages > self.num_free:
             raise MemoryError(f"{num_pages} pages wanted, {self.num_free} free")
@@ -34,54 +40,54 @@ class PagePool:
         if after is not None and num_pages:
             self._take(after + 1, min(num_pages, self._run_at(after + 1)), pages)
         while missing := num_pages - len(pages):
-            room = max(room, missing)
-            start = self._find_run(room)
-            if start is None:
-                start, room = self._find_shorter_run(room, missing)
-            self._take(start, min(missing, room), pages)
-            self._cursor = (start + room) % self.num_pages
+            start, length = self._find(missing, max(room, missing))
+            self._take(start, min(missing, length), pages)
+            self._states[start + missing : start + length] = _CLAIMED * (length - missing)
             room = 0
         return pages
 
     def free(self, pages: Iterable[int]) -> None:
         """Give pages back; one that is not out is a bug."""
         for page in pages:
-            assert self._free[page] == 0, f"page {page} is free already"
-            self._free[page] = 1
+            assert self._states[page] == _USED[0], f"page {page} is free already"
+            self._states[page] = _FREE[0]
             self.num_free += 1
+
+    def settle(self, page: int) -> None:
+        """The run that ends with `page` will not grow any more."""
+        end = start = page + 1
+        while self._states[end : end + 1] == _CLAIMED:
+            end += 1
+        self._states[start:end] = _FREE * (end - start)
 
     def is_free(self, page: int) -> bool:
         """Whether `page` is in the pool."""
-        return self._free[page] == 1
+        return self._states[page] != _USED[0]
 
     def check(self) -> None:
         """Raise AssertionError if the count and the map disagree."""
-        assert len(self._free) == self.num_pages
-        assert self._free.count(1) == self.num_free
+        assert len(self._states) == self.num_pages
+        assert self.num_pages - self._states.count(_USED) == self.num_free
 
     def _run_at(self, start: int) -> int:
         """Length of the free run that begins at `start`; 0 past the end."""
-        end = self._free.find(_USED, start)
+        end = self._states.find(_USED, start)
         return max(0, (self.num_pages if end < 0 else end) - start)
 
-    def _find_run(self, length: int) -> int | None:
-        """Start of some free run of `length` pages: the first after the last one handed out, else the first of all."""
-        if length > self.num_free:
-            return None
-        pattern = _FREE * length
-        start = self._free.find(pattern, self._cursor)
-        if start < 0:
-            start = self._free.find(pattern)
-        return None if start < 0 else start
-
-    def _find_shorter_run(self, length: int, missing: int) -> tuple[int, int]:
-        """Start and length of the longest run found by halving; at least one page is free."""
-        length = min(missing, length // 2) if length > missing else length // 2
-        while (start := self._find_run(length)) is None:
-            length //= 2
+    def _find(self, missing: int, room: int) -> tuple[int, int]:
+        """Start and length of a free run to take `missing` pages from: one with `room` if there is one, else one that holds
+        them, else, over all claims, the longest found by halving. At least one page is free."""
+        length = room
+        while (start := self._states.find(_FREE * length)) < 0:
+            if length > missing:
+                length = max(missing, length // 2)
+            elif _CLAIMED in self._states:
+                self._states = self._states.replace(_CLAIMED, _FREE)
+            else:
+                length //= 2
         return start, length
 
     def _take(self, start: int, num_pages: int, pages: list[int]) -> None:
-        self._free[start : start + num_pages] = _USED * num_pages
+        self._states[start : start + num_pages] = _USED * num_pages
         self.num_free -= num_pages
         pages.extend(range(start, start + num_pages))

@@ -59,6 +59,8 @@ class Sharing:
         """Unpin every block of the lease and free every page that stays nobody's. What is not kept leaves the tree."""
         table, num_held = lease.block_table, len(lease.held)
         num_shared = num_held
+        if table:
+            self._supply.settle(table[-1])
         if lease.tail is not None:
             num_shared += 1
             self._unpin(lease.tail)

@@ -59,6 +59,10 @@ class PageSupply:
         self.num_in_use += num_pages
         return pages
 
+    def settle(self, page: int) -> None:
+        """Nobody will take pages to continue the run that ends with `page`."""
+        self._pool.settle(page)
+
     def give_back(self, pages: Sequence[int]) -> None:
         """Free pages in use that no block has."""
         self._pool.free(pages)

@@ -57,6 +57,38 @@ def test_fragments_are_used_when_there_is_no_run() -> None:
     assert sorted(pool.allocate(5, room=9)) == [0, 2, 4, 6, 8]
 
 
+def test_pages_used_before_come_before_fresh_ones() -> None:
+    """Requests that come one after the other use the same memory again, though the pool has plenty they never touched."""
+    pool = PagePool(100)
+    for _ in range(20):
+        table = pool.allocate(8, room=12)
+        for _ in range(4):
+            table += pool.allocate(1, after=table[-1])
+        assert table == list(range(12))
+        pool.settle(table[-1])
+        pool.free(table)
+
+
+def test_claimed_room_is_free_again_once_its_owner_is_settled() -> None:
+    """What one run did not grow into is the next one's, though the first one's pages stay out."""
+    pool = PagePool(20)
+    table = pool.allocate(2, room=10)
+    assert pool.allocate(3, room=4) == [10, 11, 12]
+    pool.settle(table[-1])
+    assert pool.allocate(3, room=4) == [2, 3, 4]
+    assert pool.allocate(1, after=1) == [6]
+
+
+def test_a_claim_gives_way_where_nothing_else_is_long_enough() -> None:
+    """A growing run loses its room rather than that another one be cut in pieces; and never to one that has a place."""
+    pool = PagePool(16)
+    growing = pool.allocate(2, room=12)
+    assert pool.allocate(3) == [12, 13, 14]
+    assert pool.allocate(1) == [15]
+    assert pool.allocate(5) == [2, 3, 4, 5, 6]
+    assert pool.allocate(2, after=growing[-1]) == [7, 8]
+
+
 def test_misuse_is_refused() -> None:
     """More than is free, pages that are not out, an empty pool."""
     pool = PagePool(2)
