@@ -6,16 +6,28 @@ for huge pages, and go back to the system when their last view is gone.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-from collections.abc import Sequence
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeAlias
 
 Payload: TypeAlias = bytes | memoryview
 """Bytes that nobody changes any more. A view is read-only, and of single bytes."""
 
+Lend: TypeAlias = Callable[[int], memoryview]
+"""Gives a writable view of so many bytes that nobody else has, whatever they are: `buffer`, or a stage's `lend`."""
+
 MAPPED_NBYTES: Final = 1024**2
 """From this size on a buffer is a mapping of its own."""
+
+CELL_NBYTES: Final = 64 * 1024
+"""What a stage is lent out in."""
+_FREE: Final = b"\x01"
+_LENT: Final = b"\x00"
 
 
 def mapping(nbytes: int) -> mmap.mmap:
@@ -42,3 +54,49 @@ def joined(parts: Sequence[Payload]) -> Payload:
         whole[at : at + len(part)] = part
         at += len(part)
     return whole.toreadonly()
+
+
+class Stage:
+    """Memory that is lent, comes back when the last view of it is gone, and is lent again: it is touched once.
+
+    Safe for any thread. What does not fit now is lent from memory of its own, so `lend` always works.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = mapping(max(nbytes, 1))
+        self._cells = bytearray(_FREE * (nbytes // CELL_NBYTES))
+        # Views end in any thread, in the middle of anything: what comes back only waits here for the next `lend`.
+        self._returned: deque[tuple[int, int]] = deque()
+        self._lock = threading.Lock()
+
+    def touch(self) -> None:
+        """Have all of it at hand, before anybody borrows: later writes would wait for fresh memory."""
+        for at in range(0, len(self._memory), mmap.PAGESIZE):
+            self._memory[at] = 0
+
+    @property
+    def lent_nbytes(self) -> int:
+        """Bytes that are out."""
+        with self._lock:
+            self._take_back()
+            return self._cells.count(_LENT) * CELL_NBYTES
+
+    def lend(self, nbytes: int) -> memoryview:
+        """See `Lend`."""
+        if nbytes < MAPPED_NBYTES:
+            return buffer(nbytes)
+        num_cells = -(-nbytes // CELL_NBYTES)
+        with self._lock:
+            self._take_back()
+            first = self._cells.find(_FREE * num_cells)
+            if first < 0:
+                return buffer(nbytes)
+            self._cells[first : first + num_cells] = _LENT * num_cells
+        lent = (ctypes.c_ubyte * nbytes).from_buffer(self._memory, first * CELL_NBYTES)
+        weakref.finalize(lent, self._returned.append, (first, num_cells)).atexit = False
+        return memoryview(lent).cast("B")
+
+    def _take_back(self) -> None:
+        while self._returned:
+            first, num_cells = self._returned.popleft()
+            self._cells[first : first + num_cells] = _FREE * num_cells

@@ -44,6 +44,10 @@ _log = logging.getLogger("engine.worker")
 DRAIN_S: Final = 2.0
 """How long an ending worker waits for the step in progress, and for the peer to read what is pending."""
 
+STAGE_NBYTES: Final = 128 * 1024**2
+"""Memory that reads from SSD and Redis go through, touched once, but no more than the pool has: what about 4,000 tokens of
+the default model take, twice for as many as are being decrypted."""
+
 
 class Exit(IntEnum):
     """Why the worker ended."""
@@ -72,7 +76,8 @@ def build_engine(
     runner = _load_runner(config) if runner is None else runner
     fingerprint = f"{runner.fingerprint}+{tokenizer.fingerprint}+{template.fingerprint}"
     with ExitStack() as opening:
-        stores = opening.enter_context(open_tiers(config, log_progress, waits=True))
+        stage_nbytes = min(STAGE_NBYTES, runner.num_pages * runner.page_nbytes)
+        stores = opening.enter_context(open_tiers(config, log_progress, waits=True, stage_nbytes=stage_nbytes))
         cache = PrefixCache(
             device=runner,
             num_pages=runner.num_pages,

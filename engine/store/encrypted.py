@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from engine.memory import Payload, buffer
+from engine.memory import Lend, Payload, buffer
 from engine.store.base import BlockStore, Found, Item
 
 NONCE_NBYTES: Final = 12
@@ -35,13 +35,14 @@ class EncryptedStore:
     Shares `inner.stats`; a payload that can't be decrypted counts as damaged and not as a hit.
     """
 
-    def __init__(self, inner: BlockStore, secret: bytes) -> None:
-        """Raises ValueError for a secret shorter than 16 bytes."""
+    def __init__(self, inner: BlockStore, secret: bytes, lend: Lend = buffer) -> None:
+        """What is decrypted lies in memory from `lend`. Raises ValueError for a secret shorter than 16 bytes."""
         if len(secret) < MIN_SECRET_NBYTES:
             raise ValueError(f"the secret must have at least {MIN_SECRET_NBYTES} bytes")
         self.stats = inner.stats
         self._inner = inner
         self._secret = secret
+        self._lend = lend
         self._lock = threading.Lock()
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
@@ -80,7 +81,7 @@ class EncryptedStore:
 
     def _open(self, key: bytes, sealed: Payload) -> Payload | None:
         view = memoryview(sealed)
-        opened = buffer(max(len(sealed) - OVERHEAD_NBYTES, 0))
+        opened = self._lend(max(len(sealed) - OVERHEAD_NBYTES, 0))
         try:
             self._cipher(key).decrypt_into(view[:NONCE_NBYTES], view[NONCE_NBYTES:], key, opened)
         except (InvalidTag, ValueError):  # ValueError: too short to be ours

@@ -15,6 +15,7 @@ class FaultyFiles(Files):
     """`errors[name]` is raised by the method of that name; `hooks[name]` runs before it otherwise. Both may change any time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.errors: dict[str, OSError] = {}
         self.hooks: dict[str, Callable[[], None]] = {}
 
@@ -80,6 +81,7 @@ class MeasuredFiles(Files):
     """Looks at what the whole folder occupies after every change of it, one change at a time, and remembers the most."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__()
         self.most_nbytes = 0
         self.num_looks = 0
         self._root = root

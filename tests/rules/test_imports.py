@@ -36,7 +36,7 @@ RULES = (
     Rule("engine.prompt", ("engine.prompt", "engine.errors", "msgspec", "jinja2", "tokenizers", "xxhash")),
     Rule("engine.constrain", ("engine.constrain", "engine.prompt", "engine.errors", "engine.types", "llguidance")),
     Rule("engine.store", ("engine.store", "engine.errors", "engine.memory", "xxhash")),
-    Rule("engine.store.open", ("engine.store", "engine.config")),
+    Rule("engine.store.open", ("engine.store", "engine.config", "engine.memory")),
     Rule("engine.store.encrypted", ("engine.store", "engine.memory", "cryptography")),
     Rule("engine.store.redis", ("engine.store", "engine.memory", "redis")),
     Rule(

@@ -10,6 +10,7 @@ import pytest
 
 import engine.store.open
 from engine.config import EngineConfig
+from engine.memory import Stage
 from engine.store.base import Item
 from engine.store.disk.store import DiskStore
 from engine.store.errors import StoreBusy, StoreUnsupported
@@ -51,6 +52,32 @@ def test_all_in_reading_order(tmp_path: Path, redis_server: RedisServer) -> None
     assert seen == [("ssd", 0, 0)]
     with open_tiers(config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20)) as tiers:
         assert tiers[0].store.get_many([A], T0) == [b"ssd"]
+
+
+def test_what_is_read_lies_in_the_stage(tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megabytes read from SSD and Redis, plain or decrypted, are in memory that comes back when nobody needs them."""
+    stages: list[Stage] = []
+    monkeypatch.setattr(engine.store.open, "Stage", lambda nbytes: stages.append(Stage(nbytes)) or stages[-1])
+    payload = bytes(range(256)) * 8192
+    for encrypt in (False, True):
+        asked = config(
+            ssd_path=str(tmp_path / str(encrypt)),
+            ssd_nbytes=1 << 24,
+            redis_url=redis_server.url,
+            redis_prefix=f"staged-{encrypt}:",
+            redis_timeout_s=5.0,
+            encrypt=encrypt,
+        )
+        with open_tiers(asked, stage_nbytes=32 << 20) as tiers:
+            for tier in tiers:
+                tier.store.put_many([Item(A, payload, T0 + 60)])
+                (got,) = tier.store.get_many([A], T0)
+                assert got == payload
+                assert stages[-1].lent_nbytes >= 2 << 20
+                del got
+                assert stages[-1].lent_nbytes == 0
+    with open_tiers(config(ram_nbytes=1 << 20), stage_nbytes=32 << 20):
+        assert len(stages) == 2
 
 
 def test_encryption_covers_what_lies_at_rest(tmp_path: Path, redis_server: RedisServer) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.memory import Payload, buffer
+from engine.memory import Lend, Payload, buffer
 from engine.store.object import HEADER_NBYTES
 
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -20,7 +20,10 @@ SECTOR_NBYTES: Final = 512
 
 
 class Files:
-    """Files and folders of one store. Has no state."""
+    """Files and folders of one store. What is read lies in memory from `lend`."""
+
+    def __init__(self, lend: Lend = buffer) -> None:
+        self._lend = lend
 
     def read_object(self, path: Path) -> tuple[Payload, Payload]:
         """The first `HEADER_NBYTES` bytes and all the rest, read into memory of their own."""
@@ -28,7 +31,7 @@ class Files:
         try:
             nbytes = os.fstat(fd).st_size
             os.posix_fadvise(fd, 0, nbytes, os.POSIX_FADV_WILLNEED)
-            whole = read_into(fd, buffer(nbytes)).toreadonly()
+            whole = read_into(fd, self._lend(nbytes)).toreadonly()
             return whole[:HEADER_NBYTES], whole[HEADER_NBYTES:]
         finally:
             os.close(fd)

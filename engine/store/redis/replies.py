@@ -12,7 +12,7 @@ import redis
 from redis._parsers import _RESP2Parser
 from redis._parsers.socket import SERVER_CLOSED_CONNECTION_ERROR, SocketBuffer
 
-from engine.memory import MAPPED_NBYTES, buffer
+from engine.memory import MAPPED_NBYTES, Lend
 
 IN_PLACE_NBYTES: Final = MAPPED_NBYTES
 READ_NBYTES: Final = 1 << 16
@@ -20,22 +20,33 @@ READ_NBYTES: Final = 1 << 16
 
 
 class LargeReplies(_RESP2Parser):
-    """RESP2 as `redis` reads it, but for strings of at least `IN_PLACE_NBYTES`: those are read-only views."""
+    """RESP2 as `redis` reads it, but for strings of at least `IN_PLACE_NBYTES`: those are read-only views.
+
+    Those lie in memory from `lend`.
+    """
+
+    def __init__(self, socket_read_size: int, lend: Lend) -> None:
+        super().__init__(socket_read_size)  # type: ignore[no-untyped-call]
+        self._lend = lend
 
     def on_connect(self, connection: Any) -> None:
         """Called by the connection once its socket is there."""
         super().on_connect(connection)  # type: ignore[no-untyped-call]
-        self._buffer = _Received(connection._sock, READ_NBYTES, connection.socket_timeout)
+        self._buffer = _Received(connection._sock, READ_NBYTES, connection.socket_timeout, self._lend)
 
 
 class _Received(SocketBuffer):
     """What came from the socket. Raises as its base does; the connection is not used again then."""
 
+    def __init__(self, sock: Any, read_nbytes: int, timeout_s: float, lend: Lend) -> None:
+        super().__init__(sock, read_nbytes, timeout_s)
+        self._lend = lend
+
     def read(self, length: int, *args: Any, **options: Any) -> Any:
         """The next `length` bytes; the line's end after them is taken too."""
         if length < IN_PLACE_NBYTES:
             return super().read(length, *args, **options)
-        whole = buffer(length)
+        whole = self._lend(length)
         begun = self._buffer.read(length)
         whole[: len(begun)] = begun
         at = len(begun)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from engine.memory import Payload
+from engine.memory import Lend, Payload, buffer
 from engine.store.errors import StoreUnsupported
 from engine.store.redis.replies import LargeReplies
 
@@ -49,9 +50,10 @@ class Server:
 
     Password, database and TLS options are redis-py's, in the URL. Connects at the first use. `timeout_s` bounds the wait
     for a connection, for each piece of a reply, and for sending one batch.
+    Large strings of replies lie in memory from `lend`.
     """
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
+    def __init__(self, url: str, *, timeout_s: float, lend: Lend = buffer) -> None:
         """Raises `StoreUnsupported` for a URL that can't be read. Its message leaves the URL out, which may hold a password."""
         scheme, _, rest = url.partition("://")
         if scheme not in _SCHEMES or not rest:
@@ -61,7 +63,7 @@ class Server:
         self._options: dict[str, Any] = {
             "socket_timeout": timeout_s,
             "socket_connect_timeout": timeout_s,
-            "parser_class": LargeReplies,
+            "parser_class": partial(LargeReplies, lend=lend),
             "protocol": 2,
             "driver_info": None,
         }

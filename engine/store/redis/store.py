@@ -17,7 +17,7 @@ from typing import Final, Self
 
 import redis
 
-from engine.memory import Payload, joined
+from engine.memory import Lend, Payload, buffer, joined
 from engine.store.base import Found, Item, StoreStats
 from engine.store.health import Health
 from engine.store.object import EXPIRY_AT, HEADER_NBYTES, ObjectHeader, decode_header, encode_expiry, encode_header
@@ -52,13 +52,19 @@ class RedisStore:
     """
 
     def __init__(
-        self, url: str, *, timeout_s: float = 0.05, prefix: str = "pcg:", clock: Callable[[], float] = time.monotonic
+        self,
+        url: str,
+        *,
+        timeout_s: float = 0.05,
+        prefix: str = "pcg:",
+        clock: Callable[[], float] = time.monotonic,
+        lend: Lend = buffer,
     ) -> None:
         """Does not connect. Raises `StoreUnsupported` for a URL of an unknown kind."""
         self.stats = StoreStats()
         self._prefix = prefix
         self._clock = clock
-        self._reads = Server(url, timeout_s=timeout_s)
+        self._reads = Server(url, timeout_s=timeout_s, lend=lend)
         self._writes = Server(url, timeout_s=timeout_s * WRITE_PATIENCE)
         self._breaker = Breaker(num_failures=NUM_FAILURES, open_s=OPEN_S, clock=clock)
         self._health = Health("redis", self.stats)
