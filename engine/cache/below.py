@@ -29,6 +29,11 @@ class Below:
         self._fetches: dict[Fetch, None] = {}
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there are no tiers: nothing is ever found, and nothing has to be written."""
+        return self._tiers.is_empty
+
+    @property
     def has_work(self) -> bool:
         """Whether `poll` or `copy` would get on now."""
         return self._tiers.has_news or self._write_back.may_copy

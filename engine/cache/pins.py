@@ -25,7 +25,7 @@ UNLIMITED: Final = 1 << 62
 class Pins:
     """All pinned entries of a cache together may take `budget_nbytes` of KV."""
 
-    def __init__(self, supply: PageSupply, geometry: Geometry, below: Below | None, budget_nbytes: int) -> None:
+    def __init__(self, supply: PageSupply, geometry: Geometry, below: Below, budget_nbytes: int) -> None:
         self.budget_nbytes = budget_nbytes
         self._supply = supply
         self._geometry = geometry
@@ -48,8 +48,7 @@ class Pins:
             return "over_budget"
         entry.expires_at_s = PINNED_UNTIL_S
         self._supply.extend(last, PINNED_UNTIL_S, promised=True)
-        if self._below is not None:
-            self._below.pin(space, entry, path)
+        self._below.pin(space, entry, path)
         return "done"
 
     def unpin(self, spaces: Iterable[Space], key: bytes) -> PinOutcome:
@@ -68,8 +67,7 @@ class Pins:
         for block in reversed(path):
             promises = [other.expires_at_s for other in space.entries.covered_by(block)]
             self._supply.curtail(block, until_s, max(promises, default=0.0))
-        if self._below is not None:
-            self._below.unpin(space, entry, path, until_s)
+        self._below.unpin(space, entry, path, until_s)
         return "done"
 
     def used_nbytes(self, spaces: Iterable[Space]) -> int:
@@ -82,8 +80,7 @@ class Pins:
             else:
                 pages.update(_path(entry.block))
         known_nbytes = len(pages) * self._geometry.page_nbytes + elsewhere_nbytes
-        tiers = {} if self._below is None else self._below.stats()
-        return max([known_nbytes, *(tier.gauges.pinned_nbytes for tier in tiers.values())])
+        return max([known_nbytes, *(tier.gauges.pinned_nbytes for tier in self._below.stats().values())])
 
     @staticmethod
     def entries(spaces: Iterable[Space]) -> list[Entry]:

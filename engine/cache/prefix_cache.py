@@ -78,16 +78,15 @@ class PrefixCache:
         self._pool = PagePool(num_pages)
         self._queue = EvictionQueue(eviction)
         self._geometry = Geometry(block_size, page_nbytes, max(span_tokens - span_tokens % block_size, block_size))
-        self._below: Below | None = None
-        self._supply = PageSupply(self._index, self._pool, self._queue, self._counters, self._rescue)
+        tiers = Tiers(()) if tiers is None else tiers
+        tiers.attach(self._geometry, self._counters)
+        write_back = WriteBack(tiers, device, self._geometry, self._counters, lambda: self.now_s)
+        self._below = Below(tiers, write_back, self._geometry)
+        self._supply = PageSupply(self._index, self._pool, self._queue, self._counters, self._below.rescue)
         self._sharing = Sharing(self._index, self._supply, self._counters)
         self._loader = Loader(self._geometry, self._supply, self._sharing, device, self._counters)
         self._spaces: dict[str, Space] = {}
         self._leases: dict[Lease, None] = {}
-        if tiers is not None:
-            tiers.attach(self._geometry, self._counters)
-            write_back = WriteBack(tiers, device, self._geometry, self._counters, lambda: self.now_s)
-            self._below = Below(tiers, write_back, self._geometry)
         self._promises = Promises(self._index, self._supply, self._sharing, self._counters, self._below)
         self._pins = Pins(self._supply, self._geometry, self._below, pin_nbytes)
 
@@ -112,7 +111,7 @@ class PrefixCache:
         """Start looking below the device for what it lacks of a prompt, packed already where `ids` are given. None where
         there is nothing below, or nothing may be read. The fetch must be given to `admit` or to `abandon`; it may be over
         already."""
-        if self._below is None or not plan.read or not rendered.token_ids:
+        if self._below.is_empty or not plan.read or not rendered.token_ids:
             return None
         self._advance(now_s)
         space = self._space(tenant)
@@ -126,8 +125,7 @@ class PrefixCache:
 
     def abandon(self, fetch: Fetch) -> None:
         """Nobody waits for the fetch any more. Idempotent."""
-        if self._below is not None:
-            self._below.abandon(fetch)
+        self._below.abandon(fetch)
 
     def admit(
         self,
@@ -167,7 +165,7 @@ class PrefixCache:
             ids = pack(rendered.token_ids)
         match = self._index.match(space.root, ids, num_prompt - 1, self.now_s) if plan.read else _NOTHING
         pieces: list[Piece] = []
-        if fetch is not None and self._below is not None:
+        if fetch is not None:
             pieces = self._below.arrived(fetch, space, match, self.now_s)
         if pieces:
             match = Match(match.path, None, 0, len(match.path) * self._block_size)
@@ -177,11 +175,11 @@ class PrefixCache:
         lease = Lease(space, view, now_s, num_pages, writes(view))
         lease.num_kept = _num_kept(view, lease.planned)
         self._open(lease, match)
-        if pieces and self._below is not None:
+        if pieces:
             self._below.expect(lease, pieces)
         lease.report = self._promises.report(lease, fetch, num_known)
         lease.fetch = fetch
-        self._keep_below(lease)
+        self._below.keep(lease)
         if not lease.arrivals:
             self._use_up(lease)
         return lease
@@ -205,7 +203,7 @@ class PrefixCache:
         again.num_kept = lease.num_kept if space is lease.space else 0  # forgotten meanwhile: stays so
         again.report, again.num_promised = lease.report, lease.num_promised
         self._open(again, match)
-        self._keep_below(again)
+        self._below.keep(again)
         return again
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
@@ -255,13 +253,12 @@ class PrefixCache:
         self._sharing.put(lease, lease.view.rendered.token_ids, min(lease.view.num_prompt, num_computed))
         lease.num_promised = num_due
         if lease.num_kept:
-            if self._below is not None:
-                self._promises.touch(lease, lease.started_at_s)
-            self._keep_below(lease)
+            self._promises.touch(lease, lease.started_at_s)
+            self._below.keep(lease)
             due = zip(lease.planned[first:num_due], lease.report.boundaries[first:num_due], strict=True)
             for planned, boundary in due:
                 self._promises.write(lease, planned, existed=boundary.existed)
-            self._keep_below(lease)
+            self._below.keep(lease)
 
     def release(self, lease: Lease, token_ids: list[int], num_reusable: int) -> None:
         """End the lease: keep the KV of the first `num_reusable` tokens as long as the plan says, give back the rest."""
@@ -277,7 +274,7 @@ class PrefixCache:
         self._use(lease.held if lease.tail is None else [*lease.held, lease.tail], 0)
         if lease.num_kept:
             self._promises.touch(lease, self.now_s)
-            self._keep_below(lease)
+            self._below.keep(lease)
         self._sharing.let_go(lease)
         self._supply.sweep(SWEEP_BLOCKS)
         if self._force_store:
@@ -289,11 +286,10 @@ class PrefixCache:
         """Tell the time, and free some of what has expired."""
         self._advance(now_s)
         self._supply.sweep(SWEEP_BLOCKS)
-        if self._below is not None:
-            self._below.tell_time(self.now_s)
+        self._below.tell_time(self.now_s)
         for tenant, space in list(self._spaces.items()):
             space.entries.sweep(self.now_s, SWEEP_ENTRIES)
-            used = [*(lease.space for lease in self._leases), *([] if self._below is None else self._below.spaces)]
+            used = [*(lease.space for lease in self._leases), *self._below.spaces]
             if space.is_empty and space not in used:
                 del self._spaces[tenant]
 
@@ -309,8 +305,7 @@ class PrefixCache:
             space = self._spaces.pop(name, None)
             if space is None:
                 continue
-            if self._below is not None:
-                self._below.forget(space)
+            self._below.forget(space)
             for lease in self._leases:
                 if lease.space is space:
                     lease.num_kept = 0
@@ -321,11 +316,8 @@ class PrefixCache:
                     self._supply.drop(block)
             num_blocks += len(blocks)
         self._counters.num_flushed_blocks += num_blocks
-        if self._below is None:
-            then(num_blocks)
-        else:
-            prefix = b"" if tenant is None else namespace(self._root_secret, tenant)
-            self._below.purge(prefix, lambda num_objects: then(num_blocks + num_objects))
+        prefix = b"" if tenant is None else namespace(self._root_secret, tenant)
+        self._below.purge(prefix, lambda num_objects: then(num_blocks + num_objects))
         return num_blocks
 
     def pin(self, key: bytes, *, pinned: bool) -> tuple[PinOutcome, int, int]:
@@ -352,12 +344,12 @@ class PrefixCache:
             num_tombstones=sum(space.entries.num_tombstones for space in spaces),
             num_leases=len(self._leases),
             device_nbytes=(pool.num_pages - pool.num_free) * self._page_nbytes,
-            staged_nbytes=0 if self._below is None else self._below.staged_nbytes,
-            num_unwritten=0 if self._below is None else self._below.num_unwritten,
+            staged_nbytes=self._below.staged_nbytes,
+            num_unwritten=self._below.num_unwritten,
             num_pinned_entries=len(self._pins.entries(spaces)),
             pin_nbytes=self._pins.used_nbytes(spaces),
         )
-        return CacheStats(replace(self._counters), gauges, {} if self._below is None else self._below.stats())
+        return CacheStats(replace(self._counters), gauges, self._below.stats())
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds. Walks everything: for tests."""
@@ -368,44 +360,40 @@ class PrefixCache:
         assert self._supply.num_reserved == sum(lease.num_pages - len(lease.block_table) for lease in self._leases)
         for space in self._spaces.values():
             space.entries.check(self.now_s)
-        if self._below is not None:
-            self._below.check(list(self._leases))
+        self._below.check(list(self._leases))
 
     # The tiers below ------------------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """Whether `poll` or `copy_out` would get on now."""
-        return self._below is not None and self._below.has_work
+        return self._below.has_work
 
     def poll(self) -> None:
         """Take in what the tiers have done; fetches that are over say so afterwards."""
-        if self._below is not None:
-            self._below.poll()
+        self._below.poll()
 
     def copy_out(self, max_nbytes: int) -> None:
         """Hand up to about `max_nbytes` of what the lower tiers should have over to them, if they keep up."""
-        if self._below is not None:
-            self._below.copy(max_nbytes)
+        self._below.copy(max_nbytes)
 
     def wait_s(self) -> float | None:
         """Seconds after which `poll` has something to do though nothing came; None if it never will."""
-        return None if self._below is None else self._below.wait_s()
+        return self._below.wait_s()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, from any thread, whenever a tier has news."""
-        if self._below is not None:
-            self._below.wake_by(wake)
+        self._below.wake_by(wake)
 
     def prefilled(self, num_tokens: int, seconds: float) -> None:
         """Learn how fast the model computes prompts: loads that would take longer are not made."""
-        if self._below is not None and seconds > 0:
+        if seconds > 0:
             self._below.learn(num_tokens, seconds)
 
     def close(self, timeout_s: float) -> bool:
         """Write what the tiers should have, for so long at most; False when some of it was given up. Nothing may be
         called afterwards but `stats` and `check`."""
-        return self._below is None or self._below.close(timeout_s)
+        return self._below.close(timeout_s)
 
     # Inside ---------------------------------------------------------------------------------------------------------------
 
@@ -434,14 +422,6 @@ class PrefixCache:
         fetch, lease.fetch = lease.fetch, None
         if fetch is not None:
             self.abandon(fetch)
-
-    def _keep_below(self, lease: Lease) -> None:
-        if self._below is not None:
-            self._below.keep(lease)
-
-    def _rescue(self, block: Block) -> None:
-        if self._below is not None:
-            self._below.rescue(block)
 
     def _use(self, blocks: Iterable[Block], num_uses: int) -> None:
         """Note that the blocks are used now."""

@@ -26,11 +26,9 @@ DEVICE: Final = "device"
 
 
 class Promises:
-    """Reads, renews and writes the entries of leases. `below` is told what changed, None where there is no lower tier."""
+    """Reads, renews and writes the entries of leases. `below` is told what changed."""
 
-    def __init__(
-        self, index: RadixIndex, supply: PageSupply, sharing: Sharing, counters: CacheCounters, below: Below | None
-    ) -> None:
+    def __init__(self, index: RadixIndex, supply: PageSupply, sharing: Sharing, counters: CacheCounters, below: Below) -> None:
         self._index = index
         self._supply = supply
         self._sharing = sharing
@@ -58,8 +56,7 @@ class Promises:
                 entry.renew(lease.started_at_s)
                 self._sharing.keep(entry, lease)
                 self._counters.num_refreshed_entries += 1
-                if self._below is not None:
-                    self._below.write(lease, entry)
+                self._below.write(lease, entry)
         tiers = {DEVICE: skipped - sum(lease.loaded.values()), **lease.loaded}
         report = CacheReport(
             num_prompt=view.num_prompt,
@@ -101,8 +98,7 @@ class Promises:
             entry.refresh_on_read |= planned.refresh_on_read
             entry.renew(lease.started_at_s, ttl_s)
         self._sharing.keep(entry, lease)
-        if self._below is not None:
-            self._below.write(lease, entry)
+        self._below.write(lease, entry)
 
     def touch(self, lease: Lease, used_at_s: float) -> None:
         """Keep the lease's path as long after its use as the plan says."""

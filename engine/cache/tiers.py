@@ -61,8 +61,8 @@ class _Purge:
 
 
 class Tiers:
-    """The lanes, in the order they are read; everything is written to all of them. A context manager: leaving it gives up
-    what `close` has not written."""
+    """The lanes, in the order they are read; everything is written to all of them. Without stores nothing is ever found, and
+    nothing has to be written. A context manager: leaving it gives up what `close` has not written."""
 
     def __init__(
         self,
@@ -87,6 +87,11 @@ class Tiers:
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, from any thread, whenever there is something to poll."""
         self._mailbox.wake = wake
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no stores."""
+        return not self._lanes
 
     @property
     def has_news(self) -> bool:
@@ -178,6 +183,9 @@ class Tiers:
         for keys in (self._writes, self._fresh):
             for key in [key for key in keys if key.startswith(prefix)]:
                 del keys[key]
+        if self.is_empty:
+            then(0)
+            return
         purge = _Purge(prefix, len(self._lanes), then)
         self._purges.append(purge)
         for lane in self._lanes:

@@ -134,7 +134,7 @@ class WriteBack:
 
     def _want(self, wanted: _Wanted, thing: object) -> None:
         key = (type(wanted), id(thing))
-        if key in self._wanted:
+        if key in self._wanted or self._tiers.is_empty:
             return
         if len(self._wanted) >= MAX_WANTED:
             self._counters.num_dropped_writes += 1
