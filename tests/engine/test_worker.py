@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -43,7 +44,7 @@ from engine.messages import (
     encode_frame,
 )
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
-from engine.types import CachePlan, PlannedEntry, Sampling
+from engine.types import CachePlan, CacheReport, PlannedEntry, Sampling
 from engine.worker import Exit, serve, stop_reading
 from tests.fakes.harness import MakeEngine, Wiring
 from tests.fakes.runner import FakeRunner
@@ -319,26 +320,41 @@ def test_a_worker_never_outlives_its_parent(served_model: Path) -> None:
 def test_a_killed_worker_leaves_what_the_next_one_reads(served_model: Path, tmp_path: Path) -> None:
     """After kill -9 a new process reads the entry from its files: the same answer, the same time left, not computed again."""
     config_json = msgspec.json.encode(config(served_model, exact="on", ssd_path=str(tmp_path), ssd_nbytes=256 * 1024**2))
-    answers, reports = [], []
-    for name in ("before", "after"):
-        with worker(config_json) as (process, peer):
-            assert isinstance(peer.receive(), Hello)
-            peer.send(submit(name, "Name three colours.", max_tokens=8))
-            events = peer.receive_answer(name)
-            assert isinstance(events[0], Started)
-            reports.append(events[0].report)
-            answers.append("".join(e.text for e in events if isinstance(e, TextDelta)))
-            gauges = {"engine_open": 1.0}
-            while gauges["engine_open"] or gauges["cache_unwritten"] or gauges["tier_ssd_queued_nbytes"]:
-                peer.send(Snapshot("s"))
-                snapshot = peer.receive()
-                assert isinstance(snapshot, EngineStats)
-                gauges = snapshot.gauges
-            process.kill()
-            assert process.wait(PATIENCE_S) == -signal.SIGKILL
-    assert answers[0] == answers[1] != ""
-    hit = reports[1].hit
+    before, after = ask_and_kill(config_json), ask_and_kill(config_json)
+    for _ in range(5):
+        if not after.was_late:  # on a busy machine a read may be, and is computed then
+            break
+        after = ask_and_kill(config_json)
+    assert before.text == after.text != ""
+    hit = after.report.hit
     assert hit is not None
-    assert hit.offset == reports[0].boundaries[0].offset
+    assert hit.offset == before.report.boundaries[0].offset
     assert hit.ttl_left_s == 300.0
-    assert reports[1].tiers == {"ssd": reports[1].skipped}
+    assert after.report.tiers == {"ssd": after.report.skipped}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a worker said before it was killed."""
+
+    report: CacheReport
+    text: str
+    was_late: bool
+
+
+def ask_and_kill(config_json: bytes) -> Told:
+    """One question to a worker of its own, killed as soon as it has written what it should."""
+    with worker(config_json) as (process, peer):
+        assert isinstance(peer.receive(), Hello)
+        peer.send(submit("one", "Name three colours.", max_tokens=8))
+        events = peer.receive_answer("one")
+        assert isinstance(events[0], Started)
+        gauges, was_late = {"engine_open": 1.0}, False
+        while gauges["engine_open"] or gauges["cache_unwritten"] or gauges["tier_ssd_queued_nbytes"]:
+            peer.send(Snapshot("s"))
+            snapshot = peer.receive()
+            assert isinstance(snapshot, EngineStats)
+            gauges, was_late = snapshot.gauges, snapshot.counters["cache_late_reads_total"] > 0
+        process.kill()
+        assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    return Told(events[0].report, "".join(e.text for e in events if isinstance(e, TextDelta)), was_late)
