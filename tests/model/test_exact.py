@@ -22,8 +22,8 @@ PAGE = 16
 NUM_PROMPT = 530
 """Past one padding step of 512 keys, past four row groups of 128, and not a multiple of a page."""
 NUM_OUTPUT = 6
-TOKENS = tuple(random.Random(1).randrange(VOCABULARY) for _ in range(NUM_PROMPT))
-OTHER = tuple(random.Random(2).randrange(VOCABULARY) for _ in range(77))
+TOKENS = tuple(random.Random(1).choices(range(VOCABULARY), k=NUM_PROMPT))
+OTHER = tuple(random.Random(2).choices(range(VOCABULARY), k=77))
 NUM_PAGES = -(-(NUM_PROMPT + NUM_OUTPUT) // PAGE)
 
 

@@ -22,7 +22,7 @@ from tests.fakes.torch_driver import Driver
 
 pytestmark = pytest.mark.engine
 
-TOKENS: Final = tuple(random.Random(9).randrange(VOCABULARY) for _ in range(760))
+TOKENS: Final = tuple(random.Random(9).choices(range(VOCABULARY), k=760))
 BOUND: Final = 1e-4
 """Largest difference of a logit between two ways of attending, as a share of the row's spread, in float32."""
 
