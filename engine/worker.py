@@ -74,6 +74,7 @@ def build_engine(
     tokenizer = HfTokenizer.from_folder(folder)
     template = ChatTemplate.load(config.template, folder, tokenizer, config.template_clock)
     runner = _load_runner(config) if runner is None else runner
+    config = msgspec.structs.replace(config, block_size=runner.page_size)
     fingerprint = f"{runner.fingerprint}+{tokenizer.fingerprint}+{template.fingerprint}"
     with ExitStack() as opening:
         stage_nbytes = min(STAGE_NBYTES, runner.num_pages * runner.page_nbytes)

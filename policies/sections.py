@@ -290,7 +290,7 @@ class PricesPolicy(Section):
 
 class RamTierPolicy(Section):
     bytes: ByteSize = Field(
-        default=Size(), description="Pinned memory below a CUDA device's pool: bytes, or a share of the RAM. Unused on a CPU."
+        default=Size(), description="Memory below a CUDA device's pool: bytes, or a share of the RAM. Unused on a CPU."
     )
     force: Flag = Field(default=False, description="Use the RAM tier on a CPU too. For tests only: there the pool is RAM.")
 

@@ -63,11 +63,28 @@ def check_faithful(name: str, forward: Forward, pool: KvPool, reference: torch.T
     transformations we ignore. Overwrites the pool's first pages. Raises `ModelUnsupported`.
     """
     ours = forward(_whole(_sequences(_LENGTHS, pool.page_size, reference.shape[1])))
-    error = float((ours - reference).norm() / reference.norm())
+    error = _difference(ours, reference)
     if not error < _TOLERANCE[pool.shape.dtype]:
         raise ModelUnsupported(
             f"{name}: logits differ from transformers' own by {error:.1%}; something in it is not implemented"
         )
+
+
+def decode_logits(forward: Forward, pool: KvPool, vocabulary: int) -> torch.Tensor:
+    """What a forward pass says of the token after next in each of the sequences of `check_faithful`, decoded in one batch.
+
+    Fp32 `[num_sequences, vocab]`. Overwrites the pool's first pages.
+    """
+    sequences = _sequences(_LENGTHS, pool.page_size, vocabulary)
+    forward(_whole(sequences))
+    for sequence in sequences:
+        sequence.token_ids.append(1)
+    return forward([Slice(sequence, sequence.num_prompt, 1, sample=True) for sequence in sequences]).clone()
+
+
+def is_same(ours: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits differ by no more than two ways of computing the same in that dtype."""
+    return _difference(ours, reference) < _TOLERANCE[dtype]
 
 
 def check_exact(name: str, forward: Forward, pool: KvPool, rows: RowGroups, vocabulary: int) -> None:
@@ -89,6 +106,10 @@ def check_exact(name: str, forward: Forward, pool: KvPool, rows: RowGroups, voca
     batch = forward([Slice(other, 17, 1, sample=False), Slice(second, length, 1, sample=True)])
     if not (same and torch.equal(alone, batch)):
         raise ModelUnsupported(f"{name}: exact mode is not bit-exact on this machine; set exact: off")
+
+
+def _difference(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((ours - reference).norm() / reference.norm())
 
 
 def _whole(sequences: list[Sequence]) -> list[Slice]:

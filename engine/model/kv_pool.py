@@ -46,19 +46,20 @@ def slots_of(runs: Sequence[Run], device: torch.device) -> slice | torch.Tensor:
 
 
 class KvPool:
-    """`num_pages` pages of `page_size` slots, and `PAD_SLOTS` zero slots after them.
+    """`num_pages` pages of `page_size` slots, `num_spare` pages that are no sequence's, and `PAD_SLOTS` zero slots after them.
 
     Every value in the pool is finite, always: what a model or a tier brings as NaN or infinity is stored as zero. Slots
     under an attention mask weigh exactly nothing only then (0 * NaN is NaN), and one sequence can never reach another.
     """
 
-    def __init__(self, shape: KvShape, num_pages: int, page_size: int, device: torch.device) -> None:
+    def __init__(self, shape: KvShape, num_pages: int, page_size: int, device: torch.device, *, num_spare: int = 0) -> None:
         self.shape = shape
         self.num_pages = num_pages
+        self.num_spare = num_spare
         self.page_size = page_size
         self.page_nbytes = shape.page_nbytes(page_size)
-        self.pad_slot = num_pages * page_size
-        dims = (shape.num_layers, 2, self.pad_slot + PAD_SLOTS, shape.num_kv_heads, shape.head_dim)
+        num_slots = (num_pages + num_spare) * page_size
+        dims = (shape.num_layers, 2, num_slots + PAD_SLOTS, shape.num_kv_heads, shape.head_dim)
         self._slots = _zeros(dims, shape.dtype, device)
         self._planes = tuple((layer[0], layer[1]) for layer in self._slots)
         self._flat = tuple((key.flatten(1), value.flatten(1)) for key, value in self._planes)
@@ -97,10 +98,13 @@ class KvPool:
                 side.index_copy_(0, slots, new.to(self.shape.dtype))
 
     def keep_finite(self, slots: slice | torch.Tensor) -> None:
-        """Make what was `put` in `slots`, in all layers, finite: one sum where it is, which is nearly always."""
+        """Make what was `put` in `slots`, in all layers, finite: on the CPU one sum where it is, which is nearly always.
+
+        Elsewhere it is written again unasked: waiting for a device's answer costs more, and cannot be recorded.
+        """
         written = self._slots[:, :, slots]
-        if not bool(written.sum(dtype=torch.float32).isfinite()):
-            self._slots[:, :, slots] = torch.nan_to_num(written, nan=0.0, posinf=0.0, neginf=0.0)
+        if self._bytes is None or not bool(written.sum(dtype=torch.float32).isfinite()):
+            self._slots[:, :, slots] = _finite(written)
 
     def sides(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All slots' keys and values in place, as `[1, num_kv_heads, num_slots, head_dim]` each."""
@@ -109,6 +113,18 @@ class KvPool:
     def flat(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All slots' keys and values in place, as `[num_slots, num_kv_heads * head_dim]` each."""
         return self._flat[layer]
+
+    def whole_pages(self) -> torch.Tensor:
+        """All pages in place, the spare ones last, as `[layers and sides, num_pages + num_spare, items]`."""
+        count = self.num_pages + self.num_spare
+        return self._slots[:, :, : count * self.page_size].reshape(2 * self.shape.num_layers, count, -1)
+
+    def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All pages' keys and values in place, the spare ones last: `[num_pages + num_spare, page_size, num_kv_heads,
+        head_dim]` each."""
+        count = self.num_pages + self.num_spare
+        key, value = (side[: count * self.page_size].unflatten(0, (count, self.page_size)) for side in self._planes[layer])
+        return key, value
 
     def gather(self, layer: int, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `runs`, shaped as `sides`; see `read` for how long they last."""

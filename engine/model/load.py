@@ -17,13 +17,17 @@ from engine.config import EngineConfig
 from engine.errors import ModelDamaged, ModelError, ModelUnsupported
 from engine.model import attention, experts
 from engine.model.check import check_exact, check_faithful, check_layers, reference_logits
+from engine.model.cuda import Kit, cuda_kit
 from engine.model.generic import GenericForward
 from engine.model.kv_pool import KvPool, KvShape
 from engine.model.lean import LeanForward
 from engine.model.lean_weights import round_to_int4, take_weights, why_not_lean
 from engine.model.manifest import ModelFiles, check_folder, content_digest
+from engine.model.paged_load import NUM_SPARE, Paged, choose_paged
+from engine.model.probe import Heads
 from engine.model.rows import RowGroups
 from engine.model.runner import Forward, Identity, LogitsSink, TorchRunner
+from engine.model.staging import StagedPages
 from engine.model.support import check_supported, fit_context, has_experts, layer_windows
 
 LAYOUT_VERSION: Final = 1
@@ -50,11 +54,10 @@ class _Placement:
     num_threads: int
 
 
-def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None) -> TorchRunner:
-    """Load the model folder `config.model_path` and return a warm runner for it.
+def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None, kit: Kit | None = None) -> TorchRunner:
+    """Load the model folder `config.model_path` and return a warm runner for it; see `make_runner`.
 
-    Sets torch's thread count. With `exact="on"` the runner is exact or this raises; with `"auto"` see `choose_exact`.
-    Raises `ModelNotFound`, `ModelDamaged`, `ModelUnsupported`, or `ModelError` when `kv_nbytes` is too small for one context.
+    Raises `ModelNotFound`, `ModelDamaged`, or what `make_runner` raises.
     """
     files = check_folder(Path(config.model_path))
     model_config = _read_config(files.folder)
@@ -63,22 +66,57 @@ def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None) -> 
     placement = _place(config)
     torch.set_num_threads(placement.num_threads)
     exact = choose_exact(config)
-    runner = choose_runner(config, model_config, placement.device, exact=exact)
+    choose_runner(config, model_config, placement.device, exact=exact)  # what it refuses is refused before anything is loaded
     model = _load_model(files, model_config, placement, exact=exact)
+    return make_runner(model, config, content_digest(files), logits_sink, kit)
+
+
+def make_runner(
+    model: Any, config: EngineConfig, weights: str, logits_sink: LogitsSink | None = None, kit: Kit | None = None
+) -> TorchRunner:
+    """A warm runner of a transformers model on the device it shall run on, made with `ATTENTION_NAME`.
+
+    `weights` names the weights' content. `kit` is by default what the device has. Its pages are larger than
+    `config.block_size` where the device's attention kernel needs that. Sets torch's thread count. With `exact="on"` the runner
+    is exact or this raises; with `"auto"` see `choose_exact`. Raises `ModelUnsupported`, or `ModelError` when `kv_nbytes` is
+    too small for one context.
+    """
+    placement = _place(config)
+    torch.set_num_threads(placement.num_threads)
+    exact = choose_exact(config)
+    runner = choose_runner(config, model.config, placement.device, exact=exact)
+    shape, windows = _kv_shape(model.config, placement), layer_windows(model.config)
+    if kit is None and placement.device.type == "cuda":
+        kit = cuda_kit(placement.device)
+    paged = None
+    if kit is not None and runner == "lean":
+        heads = Heads(model.config.num_attention_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, windows)
+        paged = choose_paged(kit, config, heads, placement.device)
+        config = paged.config
     identity = Identity(
-        fingerprint=_fingerprint(config, files, placement, runner=runner, exact=exact),
-        windows=layer_windows(model_config),
+        fingerprint=_fingerprint(config, weights, placement, runner=runner, exact=exact, paged=paged),
+        windows=windows,
         rows=RowGroups() if exact else None,
     )
-    shape = _kv_shape(model_config, placement)
-    pool = KvPool(shape, _num_pages(config, shape), config.block_size, placement.device)
+    num_spare = 0 if paged is None else NUM_SPARE
+    pool = KvPool(shape, _num_pages(config, shape), config.block_size, placement.device, num_spare=num_spare)
     pool.touch(READY_NBYTES)
-    forward = _checked(model, pool, identity, runner, int4=config.dtype == "int4")
-    return TorchRunner(forward, pool, identity, logits_sink)
+    forward = _checked(model, pool, identity, _Made(runner, paged, int4=config.dtype == "int4"))
+    moves = None if kit is None or kit.copies is None else StagedPages(pool, kit.copies)
+    return TorchRunner(forward, pool, identity, logits_sink, moves)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a forward pass is made of besides model and pool."""
+
+    runner: str
+    paged: Paged | None
+    int4: bool
 
 
 def choose_runner(config: EngineConfig, model_config: PreTrainedConfig, device: torch.device, *, exact: bool) -> str:
-    """The rule of `runner: auto`: lean where it does the model, on a CPU in fast mode, else generic.
+    """The rule of `runner: auto`: lean where it does the model, in fast mode, else generic.
 
     Raises `ModelUnsupported` where lean is asked for and cannot do it.
     """
@@ -89,8 +127,8 @@ def choose_runner(config: EngineConfig, model_config: PreTrainedConfig, device: 
         reason = "runner: generic is set"
     if reason is None and exact:
         reason = "exact mode is the generic runner's"
-    if reason is None and device.type != "cpu":
-        reason = f"it runs on the CPU, not on {device.type}"
+    if reason is None and config.dtype == "int4" and device.type != "cpu":
+        reason = f"its 4-bit weights are for the CPU, not for {device.type}"
     if reason is not None and config.dtype == "int4":
         raise ModelUnsupported(f"dtype int4 needs the lean runner, which cannot be used: {reason}")
     if reason is not None and config.runner == "lean":
@@ -98,14 +136,15 @@ def choose_runner(config: EngineConfig, model_config: PreTrainedConfig, device: 
     return "lean" if reason is None else "generic"
 
 
-def _checked(model: Any, pool: KvPool, identity: Identity, runner: str, *, int4: bool) -> Forward:
+def _checked(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forward:
     """The model's forward pass, which has shown that it is transformers' own; of lean's model only the weights remain."""
     name, vocabulary = type(model).__name__, model.config.vocab_size
-    if runner == "lean":
-        if int4:
+    if made.runner == "lean":
+        if made.int4:
             round_to_int4(model)
         reference = reference_logits(model, pool.page_size)
-        forward: Forward = LeanForward(take_weights(model, int4=int4), pool, identity)
+        lean = take_weights(model, int4=made.int4)
+        forward: Forward = LeanForward(lean, pool, identity) if made.paged is None else made.paged.forward(lean, pool)
     else:
         check_layers(model, pool, identity)
         reference = reference_logits(model, pool.page_size)
@@ -209,11 +248,13 @@ def _num_pages(config: EngineConfig, shape: KvShape) -> int:
     return num_pages
 
 
-def _fingerprint(config: EngineConfig, files: ModelFiles, placement: _Placement, *, runner: str, exact: bool) -> str:
+def _fingerprint(
+    config: EngineConfig, weights: str, placement: _Placement, *, runner: str, exact: bool, paged: Paged | None
+) -> str:
     """Hex SHA-256 over everything a token's KV bits depend on. In exact mode that includes the machine's kernels."""
     parts: dict[str, object] = {
         "layout": LAYOUT_VERSION,
-        "weights": content_digest(files),
+        "weights": weights,
         "dtype": config.dtype,
         "runner": runner,
         "block_size": config.block_size,
@@ -222,6 +263,10 @@ def _fingerprint(config: EngineConfig, files: ModelFiles, placement: _Placement,
         "transformers": transformers.__version__,
         "exact": exact,
     }
+    if paged is not None:
+        parts["attention"] = paged.kernel.name
+    if placement.device.type != "cpu":
+        parts["device"] = placement.device.type
     if exact:
         parts["rows"] = RowGroups()
         parts["device"] = _kernels(placement)

@@ -12,6 +12,7 @@ import torch
 from engine.model.kv_pool import KvPool
 from engine.model.rows import RowGroups
 from engine.model.sampler import sample
+from engine.model.staging import StagedPages
 from engine.schedule.sequence import Sampled, Slice
 
 LogitsSink: TypeAlias = Callable[[str, int, torch.Tensor], None]
@@ -45,17 +46,27 @@ class Identity:
 class TorchRunner:
     """Implements `engine.schedule.runner.Runner`. Used by one thread."""
 
-    def __init__(self, forward: Forward, pool: KvPool, identity: Identity, logits_sink: LogitsSink | None = None) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        pool: KvPool,
+        identity: Identity,
+        logits_sink: LogitsSink | None = None,
+        moves: StagedPages | None = None,
+    ) -> None:
+        """`moves` brings pages in and out beside what computes; without, the pool itself does, and everything waits."""
         self.name = forward.name
         self.device = pool.device.type
         self.fingerprint = identity.fingerprint
         self.num_pages = pool.num_pages
+        self.page_size = pool.page_size
         self.page_nbytes = pool.page_nbytes
         self.exact = identity.rows is not None
         self.reuse_decode_kv = identity.rows is None or identity.rows.prefill == identity.rows.decode
         self._forward: Forward | None = forward
         self._pool: KvPool | None = pool
         self._sink = logits_sink
+        self._moves = moves
 
     def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
         """See `Runner.step`. Every slice's block table must cover its tokens, the draft's included."""
@@ -63,6 +74,8 @@ class TorchRunner:
             raise RuntimeError("the runner is closed")
         if not slices:
             return []
+        for piece in slices:
+            self._settle(piece.sequence.block_table)
         logits = self._forward(slices)
         wanted = [piece for piece in slices if piece.sample]
         if self._sink is not None:
@@ -72,18 +85,22 @@ class TorchRunner:
 
     def copy_page(self, source: int, target: int, num_tokens: int) -> None:
         """See `Runner.copy_page`."""
+        self._settle((source, target))
         self._open().copy_page(source, target, num_tokens)
 
     def read_pages(self, pages: Seq[int]) -> memoryview:
         """See `Runner.read_pages`; the layout is in `engine.model.kv_pool`."""
-        return self._open().read_pages(pages)
+        return (self._moves or self._open()).read_pages(pages)
 
     def write_pages(self, pages: Seq[int], body: memoryview) -> None:
         """See `Runner.write_pages`."""
-        self._open().write_pages(pages, body)
+        (self._moves or self._open()).write_pages(pages, body)
 
     def close(self) -> None:
         """Release weights and pool. Idempotent."""
+        if self._moves is not None:
+            self._moves.close()
+        self._moves = None
         self._pool = None
         self._forward = None
 
@@ -91,6 +108,11 @@ class TorchRunner:
         if self._pool is None:
             raise RuntimeError("the runner is closed")
         return self._pool
+
+    def _settle(self, pages: Seq[int]) -> None:
+        """What computes from now on finds in these pages what was written to them."""
+        if self._moves is not None:
+            self._moves.settle(pages)
 
     def _show(self, logits: torch.Tensor, wanted: Seq[Slice]) -> None:
         assert self._sink is not None

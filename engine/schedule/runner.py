@@ -22,6 +22,8 @@ class Runner(Protocol):
     """Where it runs, by its kind: `cpu`, `cuda`."""
     fingerprint: str
     num_pages: int
+    page_size: int
+    """Tokens of a page: what was asked for, or what the device needs."""
     page_nbytes: int
     exact: bool
     reuse_decode_kv: bool

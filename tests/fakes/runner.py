@@ -40,7 +40,7 @@ class FakeRunner:
     ) -> None:
         self.alphabet = tuple(alphabet)
         self.num_pages = num_pages
-        self.block_size = block_size
+        self.block_size = self.page_size = block_size
         self.page_nbytes = block_size * SLOT_NBYTES
         self.reuse_decode_kv = reuse_decode_kv
         self.name = "fake"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig
+from engine.model.cuda import Kit
 from engine.model.load import load_runner
 from engine.schedule.sequence import Sampled, Sequence, Slice
 from engine.types import Sampling
@@ -18,9 +19,9 @@ GREEDY = Sampling(max_tokens=1000, temperature=0.0)
 
 
 class Driver:
-    """One runner. `logits[request_id][n]` is the row that saw the request's first n tokens."""
+    """One runner, on a device that offers `kit`. `logits[request_id][n]` is the row that saw the request's first n tokens."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, kit: Kit | None = None, **options: Any) -> None:
         settings: dict[str, Any] = {
             "model": "test",
             "model_path": str(folder),
@@ -31,7 +32,7 @@ class Driver:
         }
         self.logits: dict[str, dict[int, torch.Tensor]] = {}
         self.config = EngineConfig(**(settings | options))
-        self.runner = load_runner(self.config, self._keep)
+        self.runner = load_runner(self.config, self._keep, kit)
 
     def sequence(self, name: str, token_ids: Iterable[int], pages: Seq[int], num_prompt: int | None = None) -> Sequence:
         """A greedy sequence on the given pages; all its tokens are prompt unless said."""
