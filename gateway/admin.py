@@ -17,6 +17,7 @@ from gateway.backends.base import Backend, workers_of
 from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import InFlight
 from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.response_cache import ResponseCache
 from policies.schema import Policy
 
 STATS_TIMEOUT_S: Final = 1.0
@@ -38,6 +39,7 @@ class Admin:
     backends: Mapping[str, Backend]
     metrics: Metrics
     in_flight: InFlight
+    responses: ResponseCache
     draining: bool = False
 
     def add_routes(self, app: web.Application) -> None:
@@ -80,7 +82,7 @@ class Admin:
 
     async def show_metrics(self, http: web.Request) -> web.Response:
         """Prometheus text; engines that do not answer in time are shown as down."""
-        body = self.metrics.scrape(await all_stats(self.backends), len(self.in_flight))
+        body = self.metrics.scrape(await all_stats(self.backends), len(self.in_flight), self.responses.nbytes)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def version(self, http: web.Request) -> web.Response:

@@ -31,6 +31,7 @@ from gateway.ledger import Ledger, Record
 from gateway.limits import InFlight
 from gateway.logs import log_record
 from gateway.metrics import Metrics
+from gateway.response_cache import ResponseCache
 from gateway.server import Server, WireKey
 from gateway.signals import stop_signals
 from gateway.stock import open_inventory
@@ -96,17 +97,18 @@ def build_app(
         "completions": CompletionsWire(),
     }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
-    handler = Handler(policy, Catalogue(policy, backends), in_flight, record, archive)
+    responses = ResponseCache(policy.caching.responses)
+    handler = Handler(policy, Catalogue(policy, backends), in_flight, record, archive, responses)
     limits = policy.server.batches
     later = None
     if batches is not None and limits.bytes:
         later = Batches(handler, wires["anthropic"], clock, BatchStore(batches, limits.bytes), limits.concurrency)
     server = Server(handler, wires, clock, later)
-    admin = Admin(policy, backends, metrics, in_flight)
+    admin = Admin(policy, backends, metrics, in_flight, responses)
     app = web.Application(client_max_size=policy.server.max_body)
     server.add_routes(app)
     admin.add_routes(app)
-    CacheAdmin(policy, backends, clock, inventory or Inventory(), root_secret).add_routes(app)
+    CacheAdmin(policy, backends, clock, inventory or Inventory(), root_secret, responses).add_routes(app)
     return Gateway(policy, app, server, admin, in_flight, metrics, ledger, later)
 
 

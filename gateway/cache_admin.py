@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -25,6 +26,7 @@ from gateway.cache_pins import PinDone, PinRequest, change, named
 from gateway.clock import Clock
 from gateway.errors import EngineFailed, Forbidden, GatewayError, InvalidRequest, Overloaded, Unauthenticated
 from gateway.inventory import Contents, EntryLine, Inventory, Verified, tenant_hash
+from gateway.response_cache import ResponseCache
 from policies.schema import Policy
 from policies.tenancy import is_loopback
 
@@ -118,6 +120,7 @@ class CacheAdmin:
     clock: Clock
     inventory: Inventory
     root_secret: bytes | None
+    responses: ResponseCache
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/admin/cache/stat", self._guarded(self.stat))
@@ -135,7 +138,7 @@ class CacheAdmin:
             f"{model}#{number}" if model in several else model: _numbers(stats) for (model, number), stats in said.items()
         }
         contents = await asyncio.to_thread(self.inventory.contents, self._hash(caller.tenant))
-        return json_reply(Stat(engines, contents))
+        return json_reply(Stat(engines, [*contents, *self._whole_answers(caller.tenant)]))
 
     async def entries(self, http: web.Request, caller: Caller) -> web.StreamResponse:
         """What is promised to be cached, as far as it is stored."""
@@ -157,6 +160,7 @@ class CacheAdmin:
         if caller.tenant is not None and wanted.tenant not in (None, caller.tenant):
             raise Forbidden("a key forgets its own tenant's cache, no other's")
         tenant = caller.tenant or wanted.tenant
+        self.responses.flush(tenant)
         able = [engine for engine in self._engines() if isinstance(engine, CanFlush)]
         return json_reply(Flushed(sum(await asyncio.gather(*(engine.flush(tenant) for engine in able)))))
 
@@ -196,6 +200,16 @@ class CacheAdmin:
             return json_reply(told)
         content = {"type": "about:blank", "title": told.title, "status": told.status, "detail": told.detail}
         return json_reply(content, told.status, "application/problem+json")
+
+    def _whole_answers(self, tenant: str | None) -> list[Contents]:
+        """What the cache of whole answers holds, as one place more."""
+        if not self.responses.enabled:
+            return []
+        tenants = Counter[str]()
+        given = self.responses.given_to(tenant)
+        for answer in given:
+            tenants[tenant_hash(self.root_secret or b"", answer.tenant)] += answer.nbytes
+        return [Contents("responses", "memory", len(given), tenants.total(), dict(tenants))]
 
     def _engines(self) -> list[Backend]:
         return [worker.backend for worker in workers_of(self.backends)]

@@ -35,6 +35,7 @@ from gateway.ledger import Record
 from gateway.limits import InFlight
 from gateway.progress import Choice, Progress
 from gateway.request import Request
+from gateway.response_cache import ResponseCache, replay
 from gateway.session import routing_key
 from gateway.sse import SSE_HEADERS
 from gateway.wire.base import Kept, RememberingWire, StreamEncoder, ToolCall
@@ -60,6 +61,7 @@ class Handler:
     in_flight: InFlight
     record: Callable[[Record], None]
     archive: Archive
+    responses: ResponseCache
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
 
     # The routes -------------------------------------------------------------------------------------------------------
@@ -70,7 +72,7 @@ class Handler:
         async with self._recorded(progress, client):
             with self.in_flight.slot():
                 request, backend = await self._admit(progress, client)
-                async with feed(_answers(backend, request)) as events:
+                async with feed(self._answers(progress, request, backend)) as events:
                     if request.stream:
                         await self._stream(progress, events, client)
                     else:
@@ -199,6 +201,7 @@ class Handler:
         call, request = progress.call, progress.request
         assert request is not None
         self._keep(progress)
+        self._keep_whole(progress)
         body = call.wire.encode_answer(request, progress.answer(), created_at_s=call.started_at_s)
         await client.send(self._reply(call, body, _billing(progress)))
         progress.answered()
@@ -217,6 +220,7 @@ class Handler:
                 event = await events.next(sse.keepalive)
                 _note(progress, event)
             self._keep(progress)
+            self._keep_whole(progress)
             await client.write(encoder.finish(progress.answer()))
             progress.answered()
         except ConnectionError:
@@ -239,6 +243,24 @@ class Handler:
             assert request is not None
             kept = call.wire.keep(request, progress.answer(), created_at_s=call.started_at_s)
             self.archive.put(request.tenant, kept, call.started_at_s)
+
+    def _answers(self, progress: Progress, request: Request, backend: Backend) -> AsyncIterator[Event | Chosen]:
+        """The events of an answer that was given before, else the backend's, of one answer or of several."""
+        model = f"{progress.served_by} {backend.model.fingerprint if backend.model is not None else ''}"
+        progress.lookup = lookup = self.responses.look(progress.call, request, model)
+        if lookup is not None and lookup.given is not None:
+            return replay(lookup.given, request)
+        if lookup is not None and lookup.key is not None:
+            progress.tape = []
+        return backend.generate(request) if request.num_choices == 1 else chosen(backend, request)
+
+    def _keep_whole(self, progress: Progress) -> None:
+        """For later requests that are the same, where this one's answer may be given to them."""
+        bill = progress.bill()
+        if progress.tape is not None and progress.lookup is not None and bill is not None:
+            assert progress.request is not None
+            kept_s = self.responses.keep(progress.lookup, progress.request, progress.tape, bill.usage, bill.charge.total)
+            progress.kept_s = kept_s
 
     @asynccontextmanager
     async def _recorded(self, progress: Progress, client: Client) -> AsyncIterator[None]:
@@ -277,15 +299,12 @@ def _remembering(call: Call) -> RememberingWire:
     return call.wire
 
 
-def _answers(backend: Backend, request: Request) -> AsyncIterator[Event | Chosen]:
-    """The backend's events, of one answer or of several."""
-    return backend.generate(request) if request.num_choices == 1 else chosen(backend, request)
-
-
 def _note(progress: Progress, event: Event | Chosen | None) -> None:
     index = 0
     if isinstance(event, Chosen):
         index, event = event.index, event.event
+    if event is not None and progress.tape is not None:
+        progress.tape.append((index, event))
     match event:
         case Started():
             progress.on_started(event)
@@ -301,7 +320,7 @@ def _check_cached(progress: Progress) -> None:
     bill = progress.bill()
     assert bill is not None
     assert progress.request is not None
-    if progress.request.only_if_cached and bill.usage.cache_read == 0:
+    if progress.request.only_if_cached and bill.usage.cache_read == 0 and not progress.replays:
         raise NotCached("nothing of this prompt is cached, and the request says only-if-cached")
 
 

@@ -15,12 +15,14 @@ from http_sf import Token
 from http_sf.types import BareItemType
 
 from engine.types import CachePlan, CacheReport
+from gateway.response_cache import Lookup, Outcome
 from policies.pricing import Charge, Usage, format_usd
 from policies.rules import DialectRules
 
-CacheWord: TypeAlias = Literal["hit", "partial", "miss", "expired", "bypass", "below-min"]
+CacheWord: TypeAlias = Literal["hit", "partial", "miss", "expired", "bypass", "below-min", "response"]
 
 CACHE_NAME: Final = "pcg-kv"
+RESPONSE_CACHE_NAME: Final = "pcg-resp"
 
 _FORWARD: Final[Mapping[CacheWord, str]] = {
     "hit": "partial",
@@ -29,12 +31,23 @@ _FORWARD: Final[Mapping[CacheWord, str]] = {
     "expired": "stale",
     "bypass": "bypass",
     "below-min": "bypass",
+    "response": "bypass",
+}
+
+_RESPONSE_FORWARD: Final[Mapping[Outcome, str]] = {
+    "miss": "uri-miss",
+    "stale": "stale",
+    "request": "request",
+    "bypass": "bypass",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """One request's cache report and what was made of it. `final`: the answer is whole, so `charge.output` is known."""
+    """One request's cache report and what was made of it. `final`: the answer is whole, so `charge.output` is known.
+
+    `lookup` and `kept_s` are what the cache of whole answers made of it, None where it is off.
+    """
 
     plan: CachePlan
     report: CacheReport
@@ -43,6 +56,13 @@ class Bill:
     charge: Charge
     price_version: str
     final: bool
+    lookup: Lookup | None = None
+    kept_s: float | None = None
+
+    @property
+    def replayed(self) -> bool:
+        """Nothing was computed: the answer had been given before. Usage is that of then, and it costs nothing now."""
+        return self.lookup is not None and self.lookup.given is not None
 
 
 def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Iterable[str] = ()) -> dict[str, str]:
@@ -54,7 +74,7 @@ def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Itera
     """
     usage, charge = bill.usage, bill.charge
     headers = {
-        "Cache-Status": cache_status(bill),
+        "Cache-Status": ", ".join(_cache_statuses(bill)),
         "pcg-cache": cache_word(bill),
         "pcg-cache-read-tokens": str(usage.cache_read),
         "pcg-cache-write-tokens": str(usage.num_written),
@@ -62,13 +82,13 @@ def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Itera
     for name, tokens in _writes_by_class(bill).items():
         headers[f"pcg-cache-write-{name}-tokens"] = str(tokens)
     headers["pcg-uncached-tokens"] = str(usage.input)
-    headers["pcg-prefill-skipped-tokens"] = str(bill.report.skipped)
+    headers["pcg-prefill-skipped-tokens"] = str(bill.report.num_prompt if bill.replayed else bill.report.skipped)
     if bill.final:
         headers["pcg-cost-usd"] = format_usd(charge.total)
     headers["pcg-prompt-cost-usd"] = format_usd(charge.prompt)
     headers["pcg-cost-saved-usd"] = format_usd(charge.saved)
     headers["pcg-price-version"] = bill.price_version
-    if bill.report.miss is not None:
+    if bill.report.miss is not None and not bill.replayed:
         headers["pcg-miss-reason"] = _miss_reason(bill.report)
     return headers | headers_without_counts(timings=timings, warnings=warnings)
 
@@ -87,8 +107,11 @@ def cache_word(bill: Bill) -> CacheWord:
     """One word for humans and metrics.
 
     `bypass`: nothing was looked up, because the client forbade it or nothing was marked. `below-min`: marked, but shorter
-    than the model's minimum. `hit`: every planned boundary was read. `partial`: some boundary had to be written.
+    than the model's minimum. `hit`: every planned boundary was read. `partial`: some boundary had to be written. `response`:
+    the whole answer had been given before.
     """
+    if bill.replayed:
+        return "response"
     plan, cause = bill.plan, bill.report.miss.cause if bill.report.miss is not None else None
     if not plan.read:
         return "bypass"
@@ -102,8 +125,22 @@ def cache_word(bill: Bill) -> CacheWord:
     return "expired" if cause == "expired" else "miss"
 
 
+def response_status(bill: Bill) -> str | None:
+    """The member of the cache of whole answers, None where it is off. `stored` and `ttl` are known once the answer is whole."""
+    if bill.lookup is None:
+        return None
+    if bill.replayed:
+        return _member({"hit": True, "ttl": int(bill.lookup.ttl_left_s)}, RESPONSE_CACHE_NAME)
+    parameters: dict[str, BareItemType] = {"fwd": Token(_RESPONSE_FORWARD[bill.lookup.outcome])}
+    if bill.kept_s is not None:
+        parameters |= {"stored": True, "ttl": int(bill.kept_s)}
+    if bill.lookup.detail is not None:
+        parameters["detail"] = Token(bill.lookup.detail)
+    return _member(parameters, RESPONSE_CACHE_NAME)
+
+
 def cache_status(bill: Bill) -> str:
-    """Our member of the `Cache-Status` list, with token counts as prefixed parameters.
+    """The prefix cache's member of the `Cache-Status` list, with token counts as prefixed parameters.
 
     `ttl` is the time left of the last boundary that lives on after this request; `stored` says that something new does;
     `collapsed` that some of it was computed by another request while this one waited.
@@ -132,8 +169,15 @@ def ttl_name(ttl_s: float, rules: DialectRules) -> str:
     return next((name for name, class_s in rules.ttl_classes.items() if class_s == ttl_s), f"{ttl_s:g}s")
 
 
-def _member(parameters: Mapping[str, BareItemType]) -> str:
-    return http_sf.ser([(Token(CACHE_NAME), dict(parameters))]).replace(";", "; ")
+def _cache_statuses(bill: Bill) -> list[str]:
+    """The members of `Cache-Status`, the cache nearest to the model first; one that was not asked has none."""
+    prefix = [] if bill.replayed else [cache_status(bill)]
+    response = response_status(bill)
+    return prefix if response is None else [*prefix, response]
+
+
+def _member(parameters: Mapping[str, BareItemType], name: str = CACHE_NAME) -> str:
+    return http_sf.ser([(Token(name), dict(parameters))]).replace(";", "; ")
 
 
 def _writes_by_class(bill: Bill) -> dict[str, int]:

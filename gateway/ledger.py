@@ -14,6 +14,7 @@ from gateway.headers import Bill
 from gateway.request import WireName
 
 Outcome: TypeAlias = Literal["answered", "failed", "cancelled"]
+Kind: TypeAlias = Literal["engine", "response_cache"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +44,18 @@ class Record:
     phases: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> Kind:
+        """Where the answer came from."""
+        return "response_cache" if self.bill is not None and self.bill.replayed else "engine"
+
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over billed requests."""
+    """Sums over billed requests. Of the `num_replayed` whose answers had been given before, only what they saved counts."""
 
     num_requests: int = 0
+    num_replayed: int = 0
     input: int = 0
     cache_read: int = 0
     cache_write: int = 0
@@ -58,12 +65,15 @@ class Totals:
 
     def add(self, bill: Bill) -> None:
         self.num_requests += 1
+        self.saved_usd += bill.charge.saved
+        if bill.replayed:
+            self.num_replayed += 1
+            return
         self.input += bill.usage.input
         self.cache_read += bill.usage.cache_read
         self.cache_write += bill.usage.num_written
         self.output += bill.usage.output
         self.cost_usd += bill.charge.total
-        self.saved_usd += bill.charge.saved
 
 
 class Ledger:

@@ -52,5 +52,7 @@ def log_record(record: Record) -> None:
         fields |= {"cache": cache_word(record.bill), "prompt": report.num_prompt, "skipped": report.skipped}
         fields |= {"read": usage.cache_read, "write": usage.num_written, "input": usage.input, "output": usage.output}
         fields["usd"] = format_usd(record.bill.charge.total)
+        if record.kind == "response_cache":
+            fields |= {"kind": record.kind, "saved_usd": format_usd(record.bill.charge.saved)}
     log = structlog.get_logger("pcg")
     log.info("request", **{name: value for name, value in fields.items() if value is not None})

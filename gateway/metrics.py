@@ -44,12 +44,15 @@ class Metrics:
         self._cost = self._counter("pcg_cost_usd", "What requests cost, in USD.", "kind")
         self._saved = self._counter("pcg_cost_saved_usd", "What cache reads saved against input price, in USD.")
         self._premium = self._counter("pcg_cost_premium_usd", "What cache writes cost beyond input price, in USD.")
+        self._responses = self._counter("pcg_response_lookup", "Requests by what the cache of whole answers did.", "result")
+        self._replayed = self._counter("pcg_response_saved_usd", "What answers given again cost when they were made, in USD.")
         self._ttft = self._histogram("pcg_ttft_seconds", "From the request's arrival to its first text.", _SECONDS, "cache")
         self._overhead = self._histogram(
             "pcg_overhead_seconds", "Time spent on a request besides computing tokens.", _SHORT_SECONDS, "phase"
         )
         self._changed = self._counter("pcg_changed_requests", "Requests changed on the client's behalf, by warning.", "warning")
         self._inflight = self._gauge("pcg_inflight", "Requests being served now.")
+        self._kept = self._gauge("pcg_response_bytes", "Bytes of answers that may be given again.")
         self._restarts = self._counter("pcg_worker_restarts", "Engine workers started to replace one that died.", *WORKER)
         self._up = self._gauge("pcg_worker_up", "Whether the engine worker is serving.", *WORKER)
         self._engine = _EngineCollector()
@@ -60,10 +63,13 @@ class Metrics:
         """Every metric this gateway can show, engine included, in the order of `/metrics`."""
         return tuple(self._described)
 
-    def scrape(self, engines: Mapping[tuple[str, int], EngineStats | None], num_inflight: int) -> bytes:
+    def scrape(
+        self, engines: Mapping[tuple[str, int], EngineStats | None], num_inflight: int, response_nbytes: int = 0
+    ) -> bytes:
         """The text exposition format. `engines` holds what each worker, named by its model and number, said now; None: it is
         not serving."""
         self._inflight.set(num_inflight)
+        self._kept.set(response_nbytes)
         for (model, number), stats in engines.items():
             self._up.labels(model, number).set(stats is not None)
             self._restarts.labels(model, number)
@@ -84,7 +90,11 @@ class Metrics:
         word = cache_word(record.bill) if record.bill else "unknown"
         if record.ttft_s is not None:
             self._ttft.labels(word).observe(record.ttft_s)
-        if record.bill is not None:
+        if record.bill is not None and record.bill.lookup is not None:
+            self._responses.labels(record.bill.lookup.outcome).inc()
+        if record.bill is not None and record.bill.replayed:
+            self._replayed.inc(float(record.bill.charge.saved))
+        elif record.bill is not None:
             self._lookups.labels(word.replace("-", "_")).inc()
             self._add_bill(record.bill)
 

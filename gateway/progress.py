@@ -16,8 +16,9 @@ from gateway.exchange import Call
 from gateway.headers import Bill
 from gateway.ledger import Outcome, Record
 from gateway.request import REST_OF_CONTEXT, Request
+from gateway.response_cache import Lookup, Tape
 from gateway.wire.base import Answer, ToolCall
-from policies.pricing import Prices, Usage, charge
+from policies.pricing import NOTHING, Prices, Usage, charge
 from policies.rules import DialectRules
 
 CLIENT_GONE = 499
@@ -71,7 +72,11 @@ class Choice:
 
 @dataclass(slots=True)
 class Progress:
-    """Filled in step by step by the handler; `bill` and `record` may be asked for at any time."""
+    """Filled in step by step by the handler; `bill` and `record` may be asked for at any time.
+
+    `lookup` is what became of the request in the cache of whole answers, `tape` its events where they may be kept there, and
+    `kept_s` for how long they were.
+    """
 
     call: Call
     tenant: str | None = None
@@ -80,6 +85,9 @@ class Progress:
     prices: Prices | None = None
     served_by: str | None = None
     context: int | None = None
+    lookup: Lookup | None = None
+    tape: Tape | None = None
+    kept_s: float | None = None
     started: Started | None = None
     choices: list[Choice] = field(default_factory=lambda: [Choice()])
     ttft_s: float | None = None
@@ -95,9 +103,15 @@ class Progress:
         yield
         self.phases[name] = _now_s() - begin_s
 
+    @property
+    def replays(self) -> bool:
+        """An answer that was given before is given again."""
+        return self.lookup is not None and self.lookup.given is not None
+
     def on_started(self, event: Started) -> None:
         self.started = event
-        self.phases |= {"render": event.render_s, "match": event.match_s, "queue": event.queue_s}
+        if not self.replays:
+            self.phases |= {"render": event.render_s, "match": event.match_s, "queue": event.queue_s}
 
     def on_delta(self, event: TextDelta | ToolCallDelta, choice: int = 0) -> None:
         if self.ttft_s is None:
@@ -136,15 +150,23 @@ class Progress:
         assert self.rules is not None
         assert self.prices is not None
         report = self.started.report
-        usage = dialects.usage(report, self.rules, self.request.plan, sum(choice.num_output for choice in self.choices))
+        if self.lookup is not None and self.lookup.given is not None:
+            usage = self.lookup.given.usage
+            owed = replace(NOTHING, saved=self.lookup.given.cost_usd)
+        else:
+            num_output = sum(choice.num_output for choice in self.choices)
+            usage = dialects.usage(report, self.rules, self.request.plan, num_output)
+            owed = charge(usage, self.prices)
         return Bill(
             plan=self.request.plan,
             report=report,
             rules=self.rules,
             usage=usage,
-            charge=charge(usage, self.prices),
+            charge=owed,
             price_version=self.prices.version,
-            final=self.finished,
+            final=self.finished or self.replays,
+            lookup=self.lookup,
+            kept_s=self.kept_s,
         )
 
     def answer(self) -> Answer:
@@ -168,7 +190,7 @@ class Progress:
         """Seconds by the short names of `Server-Timing`."""
         timings = dict(self.phases)
         first = self.choices[0].finished
-        if first is not None:
+        if first is not None and not self.replays:
             timings |= {"prefill": first.prefill_s, "decode": first.decode_s}
         if self.ttft_s is not None:
             timings["ttft"] = self.ttft_s

@@ -44,6 +44,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     name and `usage_fields` what usage shows besides, once they are known. `automatic` is the client's request-level cache
     mark, if any. `prewarm` means: read and write the cache, generate nothing. `num_choices` answers are wanted to the one
     prompt. `routing_key` is a hash of what the client says its requests belong together by, empty where it says nothing.
+    `end_user` is its own name for whom it asks: neither the model nor anybody else is told.
     `read_cache`, `store_cache`, `max_age_s` and `only_if_cached` are the client's `Cache-Control: no-cache`, `no-store`,
     `max-age` and `only-if-cached`.
     """
@@ -69,6 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     wire_options: dict[str, Any] = {}
     tenant: str = "default"
     routing_key: bytes = b""
+    end_user: str = ""
     plan: CachePlan = CachePlan()
     started_at_s: float = 0.0
     warnings: tuple[str, ...] = ()

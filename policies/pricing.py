@@ -67,7 +67,7 @@ class Charge:
     """What one request costs, in USD.
 
     `saved` is what the prompt would have cost at input price without a cache, minus what it costs now: negative for a
-    request that only writes.
+    request that only writes. An answer that is given again saves all that it cost when it was made.
     """
 
     input: Decimal
@@ -88,6 +88,10 @@ class Charge:
         """What the request cost, exact."""
         with localcontext(_EXACT):
             return self.prompt + self.output
+
+
+NOTHING: Final = Charge(input=Decimal(0), cache_read=Decimal(0), cache_write=Decimal(0), output=Decimal(0), saved=Decimal(0))
+"""What a request costs for which nothing is computed."""
 
 
 def charge(usage: Usage, prices: Prices) -> Charge:

@@ -184,6 +184,31 @@ class TtlPolicy(Section):
     )
 
 
+class ResponseCachePolicy(Section):
+    enabled: Flag = Field(
+        default=False,
+        description="Give a whole answer again, for nothing, to a request of the same tenant that is the same in everything "
+        "that could change it. Temperature 0 or a seed is needed, and no tools.",
+    )
+    bytes: NumBytes = Field(
+        default=64 * 1024**2, description="Most bytes of answers, in memory; those used longest ago go first."
+    )
+    ttl: PositiveDuration = Field(
+        default=600.0, description="An answer is given again for so long. At a restart all are forgotten."
+    )
+    sampled: Flag = Field(
+        default=False,
+        description="Also answers drawn at random: a temperature above 0 and no seed. Asking again tells the same.",
+    )
+    tools: Flag = Field(
+        default=False, description="Also where tools are offered: an agent then repeats its calls, with what they do."
+    )
+    end_users: Literal["shared", "apart"] = Field(
+        default="shared",
+        description="Whether a tenant's end users (`metadata.user_id`, `safety_identifier`, `user`) get each other's answers.",
+    )
+
+
 class CachingPolicy(Section):
     automatic: Flag = Field(default=True, description="Cache without a marker where the dialect does so.")
     unmarked_ttl: Duration = Field(default=300.0, description="KV no marker covers is kept this long after use. 0: not kept.")
@@ -202,6 +227,7 @@ class CachingPolicy(Section):
         default="strict", description="Cache markers a provider would refuse: refuse them too, or repair them with a warning."
     )
     normalize: NormalizePolicy = Field(default=NormalizePolicy(), description="Changes to the prompt before it is cached.")
+    responses: ResponseCachePolicy = Field(default=ResponseCachePolicy(), description="Whole answers.")
 
 
 class PresetPolicy(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import orjson
@@ -27,6 +27,14 @@ class FieldError(Exception):
         self.path = path
         self.expected = expected
         self.got = got
+
+
+def end_user(body: Mapping[str, Any]) -> str:
+    """The client's own name for whom it asks, in either provider's field for it; empty without."""
+    metadata = body.get("metadata")
+    named = metadata.get("user_id") if isinstance(metadata, dict) else None
+    found = (body.get("safety_identifier"), body.get("user"), named)
+    return next((name for name in found if isinstance(name, str)), "")
 
 
 class Node:

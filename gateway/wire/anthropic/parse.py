@@ -16,7 +16,7 @@ from gateway.wire.anthropic.diagnosis import settings_digest
 from gateway.wire.anthropic.errors import from_field, invalid
 from gateway.wire.anthropic.wish import Wish, check_tool_choice, read_wish
 from gateway.wire.directives import cache_directives
-from gateway.wire.fields import FieldError, Node, clip, decode_body
+from gateway.wire.fields import FieldError, Node, clip, decode_body, end_user
 
 FIRST_VERSION: Final = "2023-06-01"
 VERSIONS: Final = (FIRST_VERSION, "2026-10-21")
@@ -91,6 +91,7 @@ def _request(body: Node, version: str, headers: Mapping[str, str], *, request_id
         store_cache=directives.store,
         max_age_s=directives.max_age_s,
         only_if_cached=directives.only_if_cached,
+        end_user=end_user(body.value),
         marker_problems=tuple(blocks.problems),
         unseen=tuple(blocks.unseen),
         parameters=wish.parameters,

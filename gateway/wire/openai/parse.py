@@ -10,7 +10,7 @@ import msgspec
 from engine.types import OutputFormat, Sampling
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.wire.directives import cache_directives
-from gateway.wire.fields import FieldError, Node, clip, decode_body
+from gateway.wire.fields import FieldError, Node, clip, decode_body, end_user
 from gateway.wire.openai.caching import (
     DEFAULT_BREAKPOINT_TTL,
     cache_control,
@@ -71,6 +71,7 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         store_cache=directives.store,
         max_age_s=directives.max_age_s,
         only_if_cached=directives.only_if_cached,
+        end_user=end_user(body.value),
         parameters=choice_parameters(choice) | _parameters(body, form),
         wire_options={
             "include_usage": options is not None and options.flag("include_usage"),

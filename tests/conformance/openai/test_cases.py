@@ -72,6 +72,29 @@ async def test_case_39_a_stored_answer_costs_nothing_again() -> None:
         assert served.records[-1].bill is None
 
 
+async def test_case_39_a_repeated_answer_costs_nothing() -> None:
+    """Given again to the same request, in either API: usage as before, cost 0, all of it saved, and the model is not asked."""
+    backend = ScriptedBackend()
+    async with (
+        serving(backend, "caching: {responses: {enabled: true}}") as served,
+        openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as gpt,
+    ):
+        raw = gpt.chat.completions.with_raw_response
+        hi: Any = [{"role": "user", "content": "Hi"}]
+        chats = [await raw.create(model="gpt-5.6", messages=hi, temperature=0, user=user) for user in ("a", "b")]
+        said = [
+            await gpt.responses.with_raw_response.create(model="gpt-5.6", input="Hi", temperature=0, metadata={"n": str(i)})
+            for i in range(2)
+        ]
+        for first, second in (chats, said):
+            assert second.parse().usage == first.parse().usage
+            assert second.headers["pcg-cost-usd"] == "0.00000000"
+            assert second.headers["pcg-cost-saved-usd"] == first.headers["pcg-cost-usd"] != "0.00000000"
+            assert second.headers["Cache-Status"] == "pcg-resp; hit; ttl=600"
+        assert said[1].parse().metadata == {"n": "1"}
+    assert len(backend.requests) == 2
+
+
 def test_case_29_reasoning_that_the_template_strips() -> None:
     """The next turn reads through the last user turn, whether the client sends the reasoning back or not."""
     user, more = {"role": "user", "content": "Q" * 40}, {"role": "user", "content": "And?"}

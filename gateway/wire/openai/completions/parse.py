@@ -10,7 +10,7 @@ import msgspec
 from engine.prompt.types import Message, Prompt, TextPart
 from gateway.request import Request
 from gateway.wire.directives import cache_directives
-from gateway.wire.fields import FieldError, Node, decode_body, type_name
+from gateway.wire.fields import FieldError, Node, decode_body, end_user, type_name
 from gateway.wire.openai.caching import caching_parameters
 from gateway.wire.openai.errors import from_field, invalid, unsupported
 from gateway.wire.openai.parse import MAX_CHOICES, sampling
@@ -56,6 +56,7 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         store_cache=directives.store,
         max_age_s=directives.max_age_s,
         only_if_cached=directives.only_if_cached,
+        end_user=end_user(body.value),
         parameters=caching_parameters(body),
         wire_options={
             "include_usage": options is not None and options.flag("include_usage"),

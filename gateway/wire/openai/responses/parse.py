@@ -11,7 +11,7 @@ from engine.prompt.types import Prompt, TextPart
 from engine.types import OutputFormat, Sampling
 from gateway.request import Request
 from gateway.wire.directives import cache_directives
-from gateway.wire.fields import FieldError, Node, decode_body, deeper_than
+from gateway.wire.fields import FieldError, Node, decode_body, deeper_than, end_user
 from gateway.wire.openai.caching import (
     DEFAULT_BREAKPOINT_TTL,
     cache_control,
@@ -83,6 +83,7 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str, respons
         store_cache=directives.store,
         max_age_s=directives.max_age_s,
         only_if_cached=directives.only_if_cached,
+        end_user=end_user(body.value),
         parameters=choice_parameters(choice) | _parameters(body, form),
         warnings=tools.warnings,
         wire_options={
