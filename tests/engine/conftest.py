@@ -1,4 +1,4 @@
-"""Starts engines for tests and stops them afterwards."""
+"""Starts engines for tests and stops them afterwards; a store that knows a prompt."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from contextlib import ExitStack
 
 import pytest
 
+from engine.store.memory import MemoryStore
 from tests.fakes.gate import Gate
 from tests.fakes.harness import Harness, MakeEngine, Wiring
 from tests.fakes.runner import FakeRunner
+from tests.fakes.tiered import PROMPT, Bench
 
 
 @pytest.fixture
@@ -32,3 +34,11 @@ def gate() -> Iterator[Gate]:
     made = Gate()
     yield made
     made.open()
+
+
+@pytest.fixture
+def warm() -> MemoryStore:
+    """A store that knows the prompt up to its mark at 100."""
+    store = MemoryStore(1 << 20)
+    Bench(store).ask(PROMPT, marks=[100])
+    return store
