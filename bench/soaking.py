@@ -267,9 +267,10 @@ class Conversation:
 
 
 def soak(
-    asked: Asked, uncached: Asked, sizes: SoakSizes, watch: Watch, progress: Callable[[int], None] = lambda num_done: None
+    asked: Asked, uncached: Asked, sizes: SoakSizes, watch: Watch, progress: Callable[[Findings], None] = lambda findings: None
 ) -> Findings:
-    """Ask `num_turns` questions, a few conversations at once and each of them in any order; compare and watch."""
+    """Ask `num_turns` questions, a few conversations at once and each of them in any order; compare and watch. `progress`
+    hears after each round what was found so far."""
     chance, findings = random.Random(20_261_130), Findings()
     talks = [Conversation(i, sizes) for i in range(sizes.num_conversations)]
     begin_s, resident = time.time(), list[int]()
@@ -289,7 +290,7 @@ def soak(
         for name, value in stats.gauges.items():
             findings.most_gauges[name] = max(value, findings.most_gauges.get(name, value))
         resident.append(watch.resident_nbytes())
-        progress(findings.num_turns)
+        progress(findings)
     fifth = max(1, len(resident) // 5)
     findings.grown_nbytes = max(resident) - max(resident[:fifth])
     findings.most_ssd_nbytes = watch.most_nbytes

@@ -1,16 +1,20 @@
-"""What the soak counts: bytes in a folder that changes, answers that differ, codewords that leak. No model."""
+"""What the soak counts, bytes in a folder that changes, answers that differ, codewords that leak, how it tells. No model."""
 
 from __future__ import annotations
 
 import os
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from bench.soak import Pace, row
 from bench.soaking import Answer, Conversation, Findings, SoakSizes, Watch, compare
 from engine.types import CacheReport
 from gateway.tiers import occupied_nbytes
 
+BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 SIZES = SoakSizes(num_turns=1, context=100, max_tokens=3)
 
 
@@ -96,3 +100,31 @@ def test_a_conversation_starts_over_with_its_last_question() -> None:
     (message,) = talk.prompt.messages
     assert message.parts[0].text == "second"  # type: ignore[union-attr]
     assert talk.codeword in talk.prompt.system[0].text
+
+
+def test_the_way_is_told_in_twenty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a log, which is read while the soak runs: turns, what is wrong so far, and the time they took and will take."""
+    said = StringIO()
+    monkeypatch.setattr("bench.soak.console", Console(file=said, width=110))
+    monkeypatch.setattr("time.perf_counter", lambda: 1000.0 + 6 * findings.num_turns)
+    findings = Findings()
+    pace = Pace(100, begin_s=1000.0)
+    for _ in range(100):
+        findings.num_turns += 1
+        findings.num_unequal = findings.num_turns // 50
+        pace(findings)
+    lines = said.getvalue().splitlines()
+    assert len(lines) == 20
+    assert lines[0].startswith("5 of 100 turns, 0 unequal, 0 foreign; 0:00:30 so far, about 0:09:30 left")
+    assert lines[-1].startswith("100 of 100 turns, 2 unequal, 0 foreign; 0:10:00 so far, about 0:00:00 left")
+
+
+def test_the_result_is_a_line_of_the_documents_table() -> None:
+    """With as many cells as the table in docs/benchmarks.md has columns, and the verdict last."""
+    findings = Findings(num_turns=500, num_prompt_tokens=300_000, num_unequal=1)
+    findings.num_tokens_by_tier.update(ssd=1234, redis=99)
+    line = row(findings, 1800.0, {"date": "2026-11-30 10:40 UTC", "processor": "AMD EPYC, 2 cores"}, good=False)
+    assert line.startswith("| 2026-11-30 | AMD EPYC, 2 cores | 500 | 300,000 | 1,234 / 99 | 1 / 0 | ")
+    assert line.endswith(" | 0:30:00 | FAIL |")
+    (header,) = [line for line in BENCHMARKS.read_text(encoding="utf-8").splitlines() if line.startswith("| soak of |")]
+    assert line.count("|") == header.count("|")
