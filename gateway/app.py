@@ -20,6 +20,7 @@ from gateway.archive import Archive
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
 from gateway.backends.router import Router
+from gateway.background import Background
 from gateway.batch_api import Batches
 from gateway.batches import BatchStore
 from gateway.cache_admin import CacheAdmin
@@ -66,6 +67,7 @@ class Gateway:
     in_flight: InFlight
     metrics: Metrics
     ledger: Ledger
+    background: Background
     batches: Batches | None = None
 
 
@@ -97,8 +99,8 @@ def build_app(
         "completions": CompletionsWire(),
     }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
-    responses = ResponseCache(policy.caching.responses)
-    handler = Handler(policy, Catalogue(policy, backends), in_flight, record, archive, responses)
+    responses, background = ResponseCache(policy.caching.responses), Background(clock)
+    handler = Handler(policy, Catalogue(policy, backends), in_flight, record, archive, responses, background)
     limits = policy.server.batches
     later = None
     if batches is not None and limits.bytes:
@@ -109,7 +111,7 @@ def build_app(
     server.add_routes(app)
     admin.add_routes(app)
     CacheAdmin(policy, backends, clock, inventory or Inventory(), root_secret, responses).add_routes(app)
-    return Gateway(policy, app, server, admin, in_flight, metrics, ledger, later)
+    return Gateway(policy, app, server, admin, in_flight, metrics, ledger, background, later)
 
 
 @dataclass(slots=True)
@@ -198,6 +200,7 @@ async def serve(
             async with listening(gateway) as listener, asyncio.TaskGroup() as group:
                 everyone = [worker for several in workers.values() for worker in several]
                 running = [group.create_task(worker.run()) for worker in everyone]
+                running.append(group.create_task(gateway.background.run()))
                 others = [group.create_task(_tell_ready(everyone, listener, on_ready))]
                 if gateway.batches is not None:
                     others.append(group.create_task(gateway.batches.run()))

@@ -8,11 +8,13 @@ Whatever ends a request (an answer, an error, a client that left) ends here, and
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,10 +25,11 @@ from gateway import dialects
 from gateway.archive import Archive
 from gateway.auth import authenticate
 from gateway.backends.base import Backend, Event
+from gateway.background import Background, EventLog
 from gateway.catalogue import Catalogue
 from gateway.choices import Chosen, chosen
 from gateway.diagnoses import Diagnoses
-from gateway.errors import EngineFailed, GatewayError, InvalidRequest, NotCached, UnknownResponse
+from gateway.errors import EngineFailed, GatewayError, NotCached
 from gateway.exchange import Call, Client, Reply
 from gateway.feed import EventFeed, feed
 from gateway.headers import billing_headers, headers_without_counts
@@ -37,14 +40,17 @@ from gateway.progress import Choice, Progress
 from gateway.request import Request
 from gateway.response_cache import ResponseCache, replay
 from gateway.session import routing_key
-from gateway.sse import SSE_HEADERS
-from gateway.wire.base import Kept, RememberingWire, StreamEncoder, ToolCall
+from gateway.sse import KEEPALIVE_COMMENT, SSE_HEADERS
+from gateway.wire.base import RememberingWire, StreamEncoder, ToolCall
 from policies.schema import Policy
 
 JSON_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "application/json", "Cache-Control": "no-store"}
 
 BATCHED: Final = "batched"
 """The route of a batch's requests, one by one."""
+
+BACKGROUND: Final = "background"
+"""The route of an answer for which nobody waits."""
 
 BATCH_MULTIPLIER: Final = Decimal("0.5")
 """Of every price (page "Batch processing", 2026-08)."""
@@ -62,6 +68,7 @@ class Handler:
     record: Callable[[Record], None]
     archive: Archive
     responses: ResponseCache
+    background: Background
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
 
     # The routes -------------------------------------------------------------------------------------------------------
@@ -72,11 +79,10 @@ class Handler:
         async with self._recorded(progress, client):
             with self.in_flight.slot():
                 request, backend = await self._admit(progress, client)
-                async with feed(self._answers(progress, request, backend)) as events:
-                    if request.stream:
-                        await self._stream(progress, events, client)
-                    else:
-                        await self._whole(progress, events, client)
+                if not request.wire_options.get("background"):
+                    await self._answer(progress, backend, client)
+                    return
+            await self._defer(progress, backend, client)
 
     async def count(self, call: Call, client: Client) -> None:
         """POST /v1/messages/count_tokens, /v1/responses/input_tokens: free, and exactly what the same body would be billed."""
@@ -91,44 +97,16 @@ class Handler:
                 request = self._resumed(call, progress.tenant, request)
                 request = dialects.normalize(request, self.policy.rules_for(request.model, request.wire))
                 num_prompt = await served.backend.count(request.prompt)
-            await client.send(self._reply(call, call.wire.encode_count(num_prompt)))
+            await self.send(call, client, call.wire.encode_count(num_prompt))
             progress.answered()
 
     async def models(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
         """GET /v1/models."""
-        await self._lookup(call, client, lambda tenant: call.wire.encode_models(self.catalogue.listed(), query))
+        await self._lookup(call, client, lambda: call.wire.encode_models(self.catalogue.listed(), query))
 
     async def model(self, call: Call, client: Client, model_id: str) -> None:
         """GET /v1/models/{id}."""
-        await self._lookup(call, client, lambda tenant: call.wire.encode_model(self.catalogue.info(model_id), model_id))
-
-    async def response(self, call: Call, client: Client, response_id: str) -> None:
-        """GET /v1/responses/{id}: the answer as it was given."""
-        await self._lookup(call, client, lambda tenant: self._kept(call, tenant, response_id).body or b"")
-
-    async def response_items(self, call: Call, client: Client, response_id: str, query: Mapping[str, str]) -> None:
-        """GET /v1/responses/{id}/input_items: what it was asked."""
-        wire = _remembering(call)
-        await self._lookup(call, client, lambda tenant: wire.encode_items(self._kept(call, tenant, response_id), query))
-
-    async def forget_response(self, call: Call, client: Client, response_id: str) -> None:
-        """DELETE /v1/responses/{id}: afterwards nothing can refer to it. Its prefix stays cached, as any other."""
-
-        def forget(tenant: str) -> bytes:
-            kept = self._kept(call, tenant, response_id)
-            self.archive.forget(tenant, response_id)
-            return _remembering(call).encode_deleted(kept)
-
-        await self._lookup(call, client, forget)
-
-    async def cancel_response(self, call: Call, client: Client, response_id: str) -> None:
-        """POST /v1/responses/{id}/cancel: an answer that is kept is whole. To cancel one on its way, close its connection."""
-
-        def refuse(tenant: str) -> bytes:
-            self._kept(call, tenant, response_id)
-            raise InvalidRequest("Cannot cancel a synchronous response.")
-
-        await self._lookup(call, client, refuse)
+        await self._lookup(call, client, lambda: call.wire.encode_model(self.catalogue.info(model_id), model_id))
 
     async def refuse(self, call: Call, client: Client, error: GatewayError) -> None:
         """A request that no route takes."""
@@ -136,27 +114,31 @@ class Handler:
             raise error
 
     @asynccontextmanager
-    async def recorded(self, call: Call, client: Client) -> AsyncIterator[None]:
+    async def recorded(self, call: Call, client: Client) -> AsyncIterator[Progress]:
         """For routes that are served elsewhere: errors are told and the outcome is recorded as for every other."""
         progress = Progress(call)
         async with self._recorded(progress, client):
-            yield
+            yield progress
             progress.answered()
 
-    async def _lookup(self, call: Call, client: Client, encode: Callable[[str], bytes]) -> None:
-        """Answer from what is at hand. `encode` is given the tenant's name."""
+    async def send(self, call: Call, client: Client, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """A whole answer with status 200."""
+        told = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(headers or {})
+        await client.send(Reply(200, body, told))
+
+    async def follow(self, client: Client, log: EventLog, first: int, headers: Mapping[str, str]) -> None:
+        """The events of an answer in the background from number `first` on, as they come, to its end."""
+        await client.open(dict(SSE_HEADERS) | dict(headers))
+        async for event in log.follow(first, self.policy.server.sse.keepalive):
+            await client.write(event or KEEPALIVE_COMMENT)
+
+    async def _lookup(self, call: Call, client: Client, encode: Callable[[], bytes]) -> None:
+        """Answer from what is at hand."""
         progress = Progress(call)
         async with self._recorded(progress, client):
             progress.tenant = authenticate(self.policy, call.headers).name
-            await client.send(self._reply(call, encode(progress.tenant)))
+            await self.send(call, client, encode())
             progress.answered()
-
-    def _kept(self, call: Call, tenant: str, response_id: str) -> Kept:
-        """Raises `UnknownResponse` also for what was kept without its text."""
-        kept = self.archive.find(tenant, response_id, call.started_at_s)
-        if kept is None or kept.body is None:
-            raise UnknownResponse(f"Response with id '{response_id[:64]}' not found.")
-        return kept
 
     # The steps of `generate` ------------------------------------------------------------------------------------------
 
@@ -195,6 +177,15 @@ class Handler:
         progress.context = None if served.backend.model is None else served.backend.model.context
         return request, served.backend
 
+    async def _answer(self, progress: Progress, backend: Backend, client: Client) -> None:
+        """Whole or streamed, as the request wants it."""
+        assert progress.request is not None
+        async with feed(self._answers(progress, progress.request, backend)) as events:
+            if progress.request.stream:
+                await self._stream(progress, events, client)
+            else:
+                await self._whole(progress, events, client)
+
     async def _whole(self, progress: Progress, events: EventFeed[Event | Chosen], client: Client) -> None:
         while not progress.finished:
             _note(progress, await events.next())
@@ -203,7 +194,7 @@ class Handler:
         self._keep(progress)
         self._keep_whole(progress)
         body = call.wire.encode_answer(request, progress.answer(), created_at_s=call.started_at_s)
-        await client.send(self._reply(call, body, _billing(progress)))
+        await self.send(call, client, body, _billing(progress))
         progress.answered()
 
     async def _stream(self, progress: Progress, events: EventFeed[Event | Chosen], client: Client) -> None:
@@ -229,6 +220,46 @@ class Handler:
             known = _known(error, call)
             progress.failed(known, 200)
             await client.write(encoder.error(known))
+
+    async def _defer(self, progress: Progress, backend: Backend, client: Client) -> None:
+        """Has the answer made in the background, and tells the client where it will be, or its events as they come."""
+        call, request = progress.call, progress.request
+        assert request is not None
+        assert isinstance(call.wire, RememberingWire)
+        state = partial(call.wire.encode_unfinished, request, created_at_s=call.started_at_s)
+        later = replace(
+            progress,
+            call=replace(call, route=BACKGROUND),
+            request=msgspec.structs.replace(request, stream=True),
+            phases=dict(progress.phases),
+        )
+        log = self.background.begin(
+            request.tenant, request.wire_options["response_id"], state, lambda log: self._make(later, backend, log)
+        )
+        if request.stream:
+            await self.follow(client, log, 0, id_headers(call.wire.name, call.id) | _billing(progress))
+        else:
+            await self.send(call, client, state(begun=False), _billing(progress))
+        progress.answered()
+
+    async def _make(self, progress: Progress, backend: Backend, log: EventLog) -> None:
+        """Make an answer for which nobody waits. Afterwards it is kept, whatever it came to."""
+        call, request = progress.call, progress.request
+        assert request is not None
+        assert isinstance(call.wire, RememberingWire)
+        keep = partial(call.wire.keep_unanswered, request, created_at_s=call.started_at_s)
+        try:
+            async with self._recorded(progress, log):
+                await self.in_flight.wait_free()
+                with self.in_flight.slot():
+                    await self._answer(progress, backend, log)
+        except asyncio.CancelledError:
+            self.archive.put(request.tenant, keep(None), call.started_at_s)
+            raise
+        if progress.failure is not None:
+            self.archive.put(request.tenant, keep(progress.failure), call.started_at_s)
+            if not log.events:
+                await log.write(call.wire.stream(request, created_at_s=call.started_at_s).error(progress.failure))
 
     def _resumed(self, call: Call, tenant: str, request: Request) -> Request:
         """With what it refers to filled in, where its format can refer to earlier requests."""
@@ -281,9 +312,6 @@ class Handler:
         headers = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(told.headers)
         await client.send(Reply(told.status, told.body, headers))
 
-    def _reply(self, call: Call, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-        return Reply(200, body, dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(headers or {}))
-
 
 def _known(error: Exception, call: Call) -> GatewayError:
     """The error as a client may see it. A bug is logged by kind and place only: its message may quote the prompt."""
@@ -293,10 +321,6 @@ def _known(error: Exception, call: Call) -> GatewayError:
     return EngineFailed("internal error")
 
 
-def _remembering(call: Call) -> RememberingWire:
-    """The format of a route that only such formats have."""
-    assert isinstance(call.wire, RememberingWire)
-    return call.wire
 
 
 def _note(progress: Progress, event: Event | Chosen | None) -> None:

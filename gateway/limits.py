@@ -46,6 +46,10 @@ class InFlight:
             if self._num == 0:
                 self._idle.set()
 
+    async def wait_free(self) -> None:
+        """Returns when there is a place."""
+        await self.wait_at_most(self._limit - 1)
+
     async def wait_at_most(self, number: int) -> None:
         """Returns when no more than so many requests are being served."""
         while self._num > number:

@@ -94,7 +94,7 @@ class Progress:
     phases: dict[str, float] = field(default_factory=dict)
     outcome: Outcome = "cancelled"
     status: int = CLIENT_GONE
-    error: str | None = None
+    failure: GatewayError | None = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -140,7 +140,7 @@ class Progress:
 
     def failed(self, error: GatewayError, status: int) -> None:
         """The client was told of `error`, with `status` (200 where a stream had already begun)."""
-        self.outcome, self.status, self.error = "failed", status, type(error).__name__
+        self.outcome, self.status, self.failure = "failed", status, error
 
     def bill(self) -> Bill | None:
         """What is owed for the prompt and the output so far; None before the engine started."""
@@ -210,7 +210,7 @@ class Progress:
             tenant=self.tenant,
             model=self.request.model[:MAX_MODEL_ID] if self.request else None,
             served_by=self.served_by,
-            error=self.error,
+            error=None if self.failure is None else type(self.failure).__name__,
             bill=None if self.outcome == "failed" else self.bill(),
             ttft_s=self.ttft_s,
             phases=self.phases,

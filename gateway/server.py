@@ -12,10 +12,11 @@ from gateway.admin import problem
 from gateway.batch_api import Batches
 from gateway.body import read_body
 from gateway.clock import Clock
-from gateway.errors import GatewayError, InvalidRequest, MethodNotAllowed, UnknownPath
+from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
 from gateway.exchange import Call, Reply
 from gateway.handler import Handler
 from gateway.ids import request_id
+from gateway.stored import Stored
 from gateway.wire.base import Wire
 
 UNROUTED: Final = "other"
@@ -38,6 +39,7 @@ WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "completions"]
 
 Route = Callable[[Call, "HttpClient"], Awaitable[None]]
 NamedRoute = Callable[[Call, "HttpClient", str], Awaitable[None]]
+QueriedRoute = Callable[[Call, "HttpClient", str, Mapping[str, str]], Awaitable[None]]
 BatchRoute = Callable[[Call, "HttpClient", web.Request], Awaitable[None]]
 
 
@@ -96,6 +98,7 @@ class Server:
 
     def add_routes(self, app: web.Application) -> None:
         """The provider-compatible routes, and the middleware that answers for every other path."""
+        stored = Stored(self._handler)
         app.middlewares.append(self._catch)
         app.router.add_post("/v1/messages", self._route("messages", self._handler.generate))
         app.router.add_post("/v1/messages/count_tokens", self._route("count_tokens", self._handler.count))
@@ -103,10 +106,10 @@ class Server:
         app.router.add_post("/v1/completions", self._route("completions", self._handler.generate))
         app.router.add_post("/v1/responses", self._route("responses", self._handler.generate))
         app.router.add_post("/v1/responses/input_tokens", self._route("input_tokens", self._handler.count))
-        app.router.add_get("/v1/responses/{id}", self._response)
-        app.router.add_delete("/v1/responses/{id}", self._named("response", self._handler.forget_response))
-        app.router.add_post("/v1/responses/{id}/cancel", self._named("cancel", self._handler.cancel_response))
-        app.router.add_get("/v1/responses/{id}/input_items", self._response_items)
+        app.router.add_get("/v1/responses/{id}", self._queried("response", stored.show))
+        app.router.add_delete("/v1/responses/{id}", self._named("response", stored.delete))
+        app.router.add_post("/v1/responses/{id}/cancel", self._named("cancel", stored.cancel))
+        app.router.add_get("/v1/responses/{id}/input_items", self._queried("input_items", stored.items))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._named("model", self._handler.model))
         app.router.add_get("/", self._greet)
@@ -157,19 +160,14 @@ class Server:
 
         return serve
 
-    async def _response(self, http: web.Request) -> web.StreamResponse:
-        """A stored response is whole: a client that wants it as a stream would read events that are not there."""
-        if http.query.get("stream", "").lower() != "true":
-            return await self._named("response", self._handler.response)(http)
-        message = "Unsupported parameter: 'stream' is not supported for a stored response."
-        error = InvalidRequest(message, path="stream", code="unsupported_parameter")
-        return await self._serve(http, "response", lambda call, client: self._handler.refuse(call, client, error))
+    def _queried(self, name: str, route: QueriedRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """A named route that reads the query too."""
 
-    async def _response_items(self, http: web.Request) -> web.StreamResponse:
-        async def route(call: Call, client: HttpClient) -> None:
-            await self._handler.response_items(call, client, http.match_info["id"], plain_query(http))
+        async def serve(http: web.Request) -> web.StreamResponse:
+            asked, query = http.match_info["id"], plain_query(http)
+            return await self._serve(http, name, lambda call, client: route(call, client, asked, query))
 
-        return await self._serve(http, "input_items", route)
+        return serve
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
         async def route(call: Call, client: HttpClient) -> None:

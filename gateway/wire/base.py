@@ -140,6 +140,14 @@ class RememberingWire(Wire, Protocol):
 
     def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> Kept: ...
 
+    def keep_unanswered(self, request: Request, error: GatewayError | None, *, created_at_s: float) -> Kept:
+        """As `keep`, for a request that failed, or was cancelled where there is no error."""
+        ...
+
+    def encode_unfinished(self, request: Request, *, begun: bool, created_at_s: float) -> bytes:
+        """The answer before its end, as one may ask for it that is made in the background."""
+        ...
+
     def encode_items(self, kept: Kept, query: Mapping[str, str]) -> bytes:
         """A page of what `kept` was asked. Raises `InvalidRequest` for a query that makes no sense."""
         ...

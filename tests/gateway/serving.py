@@ -69,10 +69,12 @@ async def serving(
         aiohttp.ClientSession(listener.url) as http,
         asyncio.TaskGroup() as group,
     ):
-        working = None if gateway.batches is None else group.create_task(gateway.batches.run())
+        working = [group.create_task(gateway.background.run())]
+        if gateway.batches is not None:
+            working.append(group.create_task(gateway.batches.run()))
         yield Served(gateway, listener, http, clock, records)
-        if working is not None:
-            working.cancel()
+        for task in working:
+            task.cancel()
 
 
 def anthropic_body(**more: object) -> dict[str, object]:

@@ -70,21 +70,33 @@ class ResponsesWire(OpenAIWire):
 
     def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> Kept:
         """Everything, or with `store: false` only hashes to compare later requests with."""
-        known, options = traits(request), request.wire_options
-        nbytes = PART_NBYTES * len(known.input) + FIXED_NBYTES
-        if not options["store"]:
-            return Kept(options["response_id"], known, nbytes)
-        body = _trimmed(encode.encode_answer(request, answer, created_at_s=created_at_s))
-        items = _trimmed(orjson.dumps(options["items"]))
-        prompt = _trimmed(msgspec.msgpack.encode(_answered(request, answer)))
-        nbytes += len(body) + len(items) + len(prompt)
-        return Kept(options["response_id"], known, nbytes, body, items, prompt)
+        return _kept(request, encode.encode_answer(request, answer, created_at_s=created_at_s), _answered(request, answer))
+
+    def keep_unanswered(self, request: Request, error: GatewayError | None, *, created_at_s: float) -> Kept:
+        """A conversation that goes on from here goes on without an answer."""
+        if error is None:
+            body = encode.begun(request, created_at_s=created_at_s, status="cancelled")
+        else:
+            body = encode.failed(request, errors.error_fields(error, input_field="input"), created_at_s=created_at_s)
+        return _kept(request, orjson.dumps(body), _uninstructed(request, request.prompt.messages))
+
+    def encode_unfinished(self, request: Request, *, begun: bool, created_at_s: float) -> bytes:
+        return orjson.dumps(encode.begun(request, created_at_s=created_at_s, status="in_progress" if begun else "queued"))
 
     def encode_items(self, kept: Kept, query: Mapping[str, str]) -> bytes:
         return encode_items(orjson.loads(kept.items or b"[]"), query)
 
     def encode_deleted(self, kept: Kept) -> bytes:
         return orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
+
+
+def _kept(request: Request, body: bytes, prompt: Prompt) -> Kept:
+    known, options = traits(request), request.wire_options
+    nbytes = PART_NBYTES * len(known.input) + FIXED_NBYTES
+    if not options["store"]:
+        return Kept(options["response_id"], known, nbytes)
+    parts = _trimmed(body), _trimmed(orjson.dumps(options["items"])), _trimmed(msgspec.msgpack.encode(prompt))
+    return Kept(options["response_id"], known, nbytes + sum(map(len, parts)), *parts)
 
 
 def _trimmed(encoded: bytes) -> bytes:
@@ -106,6 +118,9 @@ def _answered(request: Request, answer: Answer) -> Prompt:
         if "call_id" in item:
             arguments = {"input": item["input"]} if "input" in item else decoded_arguments(item["arguments"])
             parts.append(ToolCallPart(item["call_id"], item["name"], arguments))
-    prompt = request.prompt
-    turns = prompt.messages if request.prewarm else (*prompt.messages, Message("assistant", tuple(parts)))
-    return Prompt(messages=turns, system=prompt.system[request.wire_options["num_instructions"] :])
+    turns = request.prompt.messages
+    return _uninstructed(request, turns if request.prewarm else (*turns, Message("assistant", tuple(parts))))
+
+
+def _uninstructed(request: Request, turns: tuple[Message, ...]) -> Prompt:
+    return Prompt(messages=turns, system=request.prompt.system[request.wire_options["num_instructions"] :])

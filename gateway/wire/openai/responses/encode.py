@@ -42,14 +42,14 @@ def output(request: Request, answer: Answer) -> list[Item]:
     return items
 
 
-def begun(request: Request, *, created_at_s: float) -> dict[str, Any]:
-    """The response before anything is generated."""
+def begun(request: Request, *, created_at_s: float, status: str = "in_progress") -> dict[str, Any]:
+    """The response before anything is generated, or without anything that was."""
     body = {
         "id": request.wire_options["response_id"],
         "object": "response",
         "created_at": created_at_s,
         "completed_at": None,
-        "status": "in_progress",
+        "status": status,
         "error": None,
         "incomplete_details": None,
         "model": request.model,

@@ -21,13 +21,13 @@ from gateway.wire.openai.caching import (
 )
 from gateway.wire.openai.choice import parameters as choice_parameters
 from gateway.wire.openai.choice import tool_choice
-from gateway.wire.openai.errors import from_field, unsupported
+from gateway.wire.openai.errors import from_field, invalid, unsupported
 from gateway.wire.openai.format import format_parameters, output_format
 from gateway.wire.openai.parse import MAX_TOP_LOGPROBS, sampling
 from gateway.wire.openai.responses.items import Turns, listed
 from gateway.wire.openai.responses.tools import read_tools
 
-NEEDS_MORE: Final = ("background", "conversation", "moderation", "prompt")
+NEEDS_MORE: Final = ("conversation", "moderation", "prompt")
 """Parameters that ask for what is not here; false and null ask for nothing."""
 
 MAX_BODY_DEPTH: Final = 128
@@ -41,8 +41,8 @@ def parse(body: bytes, headers: Mapping[str, str], *, request_id: str, response_
     """Raises `InvalidRequest`, its path in OpenAI's form: `input[0].content[1].text`.
 
     `wire_options` say what the response repeats (`echo`), what it is called (`response_id`), what it refers to
-    (`previous_response_id`, `comparison_response_id`), its input as a list (`items`), whether it is kept (`store`), which
-    tools are custom and whether reasoning is to be sealed.
+    (`previous_response_id`, `comparison_response_id`), its input as a list (`items`), whether it is kept (`store`) and made
+    while nobody waits (`background`), which tools are custom and whether reasoning is to be sealed.
     """
     try:
         return _request(decode_body(body), headers, request_id=request_id, response_id=response_id)
@@ -57,6 +57,9 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str, respons
     for name in NEEDS_MORE:
         if body.value.get(name):
             raise unsupported((name,))
+    background, store = body.flag("background"), body.flag("store", default=True)
+    if background and not store:
+        raise invalid(("background",), "Background responses are kept: 'background' requires 'store' to be true.")
     previous = body.text_or("previous_response_id", "")
     options = body.child("prompt_cache_options") or Node({}, ())
     include = body.strings("include")
@@ -90,7 +93,8 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str, respons
             "response_id": response_id,
             "previous_response_id": previous,
             "comparison_response_id": options.text_or("comparison_response_id", ""),
-            "store": body.flag("store", default=True),
+            "store": store,
+            "background": background,
             "num_instructions": 1 if instructions else 0,
             "custom_tools": tools.custom,
             "seal_reasoning": ENCRYPTED_REASONING in include,
@@ -119,7 +123,7 @@ def _echo(body: Node, options: Node) -> dict[str, Any]:
     value = body.value
     reasoning, text = value.get("reasoning") or {}, value.get("text") or {}
     echo: dict[str, Any] = {
-        "background": False,
+        "background": body.flag("background"),
         "instructions": value.get("instructions"),
         "max_output_tokens": value.get("max_output_tokens"),
         "max_tool_calls": value.get("max_tool_calls"),
