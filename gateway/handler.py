@@ -173,7 +173,7 @@ class Handler:
             request = msgspec.structs.replace(request, wire_options={**request.wire_options, "service_tier": "batch"})
             prices = prices.times(BATCH_MULTIPLIER)
         progress.request, progress.rules, progress.prices = request, rules, prices
-        progress.choices = [Choice() for _ in range(request.num_choices)]
+        progress.choices = [Choice() for _ in range(request.num_answers)]
         progress.context = None if served.backend.model is None else served.backend.model.context
         return request, served.backend
 
@@ -283,7 +283,7 @@ class Handler:
             return replay(lookup.given, request)
         if lookup is not None and lookup.key is not None:
             progress.tape = []
-        return backend.generate(request) if request.num_choices == 1 else chosen(backend, request)
+        return backend.generate(request) if request.num_answers == 1 else chosen(backend, request)
 
     def _keep_whole(self, progress: Progress) -> None:
         """For later requests that are the same, where this one's answer may be given to them."""
@@ -321,8 +321,6 @@ def _known(error: Exception, call: Call) -> GatewayError:
     return EngineFailed("internal error")
 
 
-
-
 def _note(progress: Progress, event: Event | Chosen | None) -> None:
     index = 0
     if isinstance(event, Chosen):
@@ -331,7 +329,7 @@ def _note(progress: Progress, event: Event | Chosen | None) -> None:
         progress.tape.append((index, event))
     match event:
         case Started():
-            progress.on_started(event)
+            progress.on_started(event, index)
             _check_cached(progress)
         case TextDelta() | ToolCallDelta():
             progress.on_delta(event, index)
@@ -344,7 +342,7 @@ def _check_cached(progress: Progress) -> None:
     bill = progress.bill()
     assert bill is not None
     assert progress.request is not None
-    if progress.request.only_if_cached and bill.usage.cache_read == 0 and not progress.replays:
+    if progress.request.only_if_cached and progress.all_started and not bill.usage.cache_read and not progress.replays:
         raise NotCached("nothing of this prompt is cached, and the request says only-if-cached")
 
 
@@ -357,7 +355,7 @@ def _encode(progress: Progress, event: Event | Chosen | None, encoder: StreamEnc
         case Started():
             bill = progress.bill()
             assert bill is not None
-            return encoder.start(bill.usage)
+            return encoder.start(bill.usage) if choice == 0 else b""
         case TextDelta():
             return encoder.delta(event.text, thinking=event.thinking, logprobs=event.logprobs, choice=choice)
         case ToolCallDelta():
@@ -373,6 +371,6 @@ def _encode(progress: Progress, event: Event | Chosen | None, encoder: StreamEnc
 def _billing(progress: Progress) -> dict[str, str]:
     """Headers about cache and cost: exact once the engine has started, else only what is known."""
     bill = progress.bill()
-    if bill is None:
+    if bill is None or not progress.all_started:
         return headers_without_counts(timings=progress.timings(), warnings=progress.warnings())
     return billing_headers(bill, timings=progress.timings(), warnings=progress.warnings())

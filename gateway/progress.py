@@ -15,10 +15,11 @@ from gateway.errors import GatewayError
 from gateway.exchange import Call
 from gateway.headers import Bill
 from gateway.ledger import Outcome, Record
+from gateway.merged import merged
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.response_cache import Lookup, Tape
 from gateway.wire.base import Answer, ToolCall
-from policies.pricing import NOTHING, Prices, Usage, charge
+from policies.pricing import NOTHING, Prices, Usage, charge, sum_usage
 from policies.rules import DialectRules
 
 CLIENT_GONE = 499
@@ -88,7 +89,7 @@ class Progress:
     lookup: Lookup | None = None
     tape: Tape | None = None
     kept_s: float | None = None
-    started: Started | None = None
+    started: dict[int, Started] = field(default_factory=dict)
     choices: list[Choice] = field(default_factory=lambda: [Choice()])
     ttft_s: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
@@ -108,9 +109,10 @@ class Progress:
         """An answer that was given before is given again."""
         return self.lookup is not None and self.lookup.given is not None
 
-    def on_started(self, event: Started) -> None:
-        self.started = event
-        if not self.replays:
+    def on_started(self, event: Started, choice: int = 0) -> None:
+        """`choice` is the first answer to the prompt that has started."""
+        self.started[choice] = event
+        if choice == 0 and not self.replays:
             self.phases |= {"render": event.render_s, "match": event.match_s, "queue": event.queue_s}
 
     def on_delta(self, event: TextDelta | ToolCallDelta, choice: int = 0) -> None:
@@ -130,6 +132,11 @@ class Progress:
         return all(choice.finished is not None for choice in self.choices)
 
     @property
+    def all_started(self) -> bool:
+        """Every prompt's bill is known."""
+        return self.request is not None and len(self.started) == self.request.num_prompts
+
+    @property
     def _prewarms(self) -> bool:
         """The request wants its prompt cached and no answer: the one token that is always sampled is nobody's."""
         return self.request is not None and self.request.prewarm
@@ -143,24 +150,24 @@ class Progress:
         self.outcome, self.status, self.failure = "failed", status, error
 
     def bill(self) -> Bill | None:
-        """What is owed for the prompt and the output so far; None before the engine started."""
-        if self.started is None:
+        """What is owed for the prompts that have started and the output so far; None before the engine started."""
+        if not self.started:
             return None
         assert self.request is not None
         assert self.rules is not None
         assert self.prices is not None
-        report = self.started.report
+        plan, rules, reports = self.request.plan, self.rules, [self.started[i].report for i in sorted(self.started)]
         if self.lookup is not None and self.lookup.given is not None:
             usage = self.lookup.given.usage
             owed = replace(NOTHING, saved=self.lookup.given.cost_usd)
         else:
-            num_output = sum(choice.num_output for choice in self.choices)
-            usage = dialects.usage(report, self.rules, self.request.plan, num_output)
+            parts = [dialects.usage(report, rules, plan, 0) for report in reports]
+            usage = replace(sum_usage(parts), output=sum(choice.num_output for choice in self.choices))
             owed = charge(usage, self.prices)
         return Bill(
-            plan=self.request.plan,
-            report=report,
-            rules=self.rules,
+            plan=plan,
+            report=merged(reports),
+            rules=rules,
             usage=usage,
             charge=owed,
             price_version=self.prices.version,
@@ -181,9 +188,9 @@ class Progress:
         """What was changed on the client's behalf, as `pcg-warning` names it."""
         assert self.request is not None
         wanted = self.request.sampling.max_tokens
-        if self.started is None or self.context is None or wanted == REST_OF_CONTEXT:
+        if not self.started or self.context is None or wanted == REST_OF_CONTEXT:
             return self.request.warnings
-        clamped = wanted > self.context - self.started.report.num_prompt
+        clamped = wanted > self.context - max(started.report.num_prompt for started in self.started.values())
         return (*self.request.warnings, CLAMPED) if clamped else self.request.warnings
 
     def timings(self) -> dict[str, float]:

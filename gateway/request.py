@@ -42,11 +42,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     are wishes about the answer's form that only its wire format reads (`include_usage`, ...). `unseen` is refused once the
     marks have been checked, as a provider checks them first. `ttl_classes` are the lifetimes of the model's TTL classes by
     name and `usage_fields` what usage shows besides, once they are known. `automatic` is the client's request-level cache
-    mark, if any. `prewarm` means: read and write the cache, generate nothing. `num_choices` answers are wanted to the one
-    prompt. `routing_key` is a hash of what the client says its requests belong together by, empty where it says nothing.
-    `end_user` is its own name for whom it asks: neither the model nor anybody else is told.
-    `read_cache`, `store_cache`, `max_age_s` and `only_if_cached` are the client's `Cache-Control: no-cache`, `no-store`,
-    `max-age` and `only-if-cached`.
+    mark, if any. `prewarm` means: read and write the cache, generate nothing. `num_choices` answers are wanted to each
+    prompt; `other_prompts` are asked beside `prompt`, have positions like it, and are cached by the same plan. `routing_key` is
+    a hash of what the client says its requests belong together by, empty where it says nothing. `end_user` is its own name for
+    whom it asks: neither the model nor anybody else is told. `read_cache`, `store_cache`, `max_age_s` and `only_if_cached` are
+    the client's `Cache-Control: no-cache`, `no-store`, `max-age` and `only-if-cached`.
     """
 
     id: str
@@ -57,6 +57,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     automatic: float | None = None
     prewarm: bool = False
+    other_prompts: tuple[Prompt, ...] = ()
     num_choices: int = 1
     read_cache: bool = True
     store_cache: bool = True
@@ -74,3 +75,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     plan: CachePlan = CachePlan()
     started_at_s: float = 0.0
     warnings: tuple[str, ...] = ()
+
+    @property
+    def num_prompts(self) -> int:
+        return 1 + len(self.other_prompts)
+
+    @property
+    def num_answers(self) -> int:
+        """Of all prompts together; those to one prompt follow each other."""
+        return self.num_prompts * self.num_choices

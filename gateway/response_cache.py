@@ -171,7 +171,7 @@ class ResponseCache:
 async def replay(given: Given, request: Request) -> AsyncGenerator[Event | Chosen, None]:
     """The events of an answer that was given, in their order, as a backend would say them again."""
     for index, event in msgspec.msgpack.decode(given.events, type=list[tuple[int, Event]]):
-        yield event if request.num_choices == 1 else Chosen(index, event)
+        yield event if request.num_answers == 1 else Chosen(index, event)
 
 
 def request_key(call: Call, request: Request, model: str, *, apart: bool) -> bytes:

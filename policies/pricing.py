@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Context, Decimal, Inexact, localcontext
 from typing import Final
@@ -32,6 +32,20 @@ class Usage:
     @property
     def num_written(self) -> int:
         return sum(tokens for _, tokens in self.cache_write)
+
+
+def sum_usage(parts: Sequence[Usage]) -> Usage:
+    """The tokens of several prompts together."""
+    written: dict[float, int] = {}
+    for usage in parts:
+        for ttl_s, tokens in usage.cache_write:
+            written[ttl_s] = written.get(ttl_s, 0) + tokens
+    return Usage(
+        input=sum(usage.input for usage in parts),
+        cache_read=sum(usage.cache_read for usage in parts),
+        cache_write=tuple(sorted(written.items(), reverse=True)),
+        output=sum(usage.output for usage in parts),
+    )
 
 
 @dataclass(frozen=True, slots=True)

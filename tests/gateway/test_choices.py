@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from typing import Any
 
 import openai
 import orjson
@@ -14,7 +15,8 @@ from gateway.choices import MAX_AT_ONCE, chosen, variant
 from gateway.errors import EngineFailed
 from gateway.request import Request
 from gateway.wire.openai import OpenAIWire
-from tests.fakes.backend import Script, ScriptedBackend
+from gateway.wire.openai.completions import CompletionsWire
+from tests.fakes.backend import Script, ScriptedBackend, report_for
 from tests.gateway.serving import openai_body, serving
 
 
@@ -94,6 +96,86 @@ async def test_leaving_aborts_them_all() -> None:
     await merged.aclose()
     assert backend.num_open == 0
     assert backend.aborted.is_set()
+
+
+def several(num_prompts: int, num_choices: int) -> Request:
+    """A parsed request of several raw prompts, each of which names itself."""
+    body = {"model": "gpt-5.6", "prompt": [f"p{i}" for i in range(num_prompts)], "n": num_choices, "seed": 7}
+    return CompletionsWire().parse(orjson.dumps(body), {}, request_id="r")
+
+
+async def test_several_prompts_are_asked_each_once_and_then_for_more() -> None:
+    """Every prompt starts once, the first one first; its further answers begin when it has its first token."""
+    asked: list[tuple[str, int | None]] = []
+
+    def script(request: Request) -> Script:
+        assert isinstance(request.prompt.raw, str)
+        asked.append((request.prompt.raw, request.sampling.seed))
+        return Script(texts=(request.prompt.raw, str(request.sampling.seed)))
+
+    events = [event async for event in chosen(ScriptedBackend(script), several(3, 2))]
+    started = [event.index for event in events if isinstance(event.event, Started)]
+    assert started[0] == 0
+    assert sorted(started) == [0, 2, 4]
+    texts = defaultdict(str)
+    for event in events:
+        if isinstance(event.event, TextDelta):
+            texts[event.index] += event.event.text
+    assert texts == {0: "p07", 1: "p08", 2: "p17", 3: "p18", 4: "p27", 5: "p28"}
+    assert asked[0] == ("p0", 7)
+    for prompt in ("p0", "p1", "p2"):
+        assert asked.index((prompt, 7)) < asked.index((prompt, 8))
+
+
+async def test_many_prompts_leave_room_for_others() -> None:
+    """A few are in the engine at a time, and none is forgotten."""
+    backend = ScriptedBackend()
+    most, ended = 0, set[int]()
+    async for event in chosen(backend, several(40, 3)):
+        most = max(most, backend.num_open)
+        if isinstance(event.event, Finished):
+            ended.add(event.index)
+    assert most <= MAX_AT_ONCE
+    assert ended == set(range(120))
+
+
+def halved(request: Request) -> Script:
+    """Prompt number i has 10 (i + 1) tokens, all but one of which are written, or read where i is odd."""
+    assert isinstance(request.prompt.raw, str)
+    number = int(request.prompt.raw[1:])
+    size = 10 * (number + 1)
+    return Script(report_for(request, size, size - 1, warm=number % 2 == 1), texts=("a",))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_prompts_are_one_bill(stream: bool) -> None:
+    """Counts of all prompts and answers are summed, in the body, the headers and the ledger: one request."""
+    async with (
+        serving(ScriptedBackend(halved), "dialects: [{match: '*', preset: openai, min_tokens: 1}]") as served,
+        openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        more: Any = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        raw = await client.completions.with_raw_response.create(
+            model="gpt-5.6", prompt=["p0", "p1", "p2"], n=2, max_tokens=3, **more
+        )
+        told = raw.parse()
+        if stream:
+            chunks = [chunk async for chunk in told]
+            usage = chunks[-1].usage
+            assert {choice.index for chunk in chunks for choice in chunk.choices} == set(range(6))
+            assert "pcg-cache-read-tokens" not in raw.headers
+        else:
+            usage = told.usage
+            assert [choice.index for choice in told.choices] == list(range(6))
+            assert raw.headers["pcg-cache-read-tokens"] == "19"
+            assert raw.headers["pcg-cache"] == "partial"
+        assert usage is not None
+        details = usage.prompt_tokens_details
+        assert (usage.prompt_tokens, usage.completion_tokens) == (60, 6)
+        assert (details.cached_tokens, details.cache_write_tokens) == (19, 38)
+        (record,) = served.records
+        assert record.bill is not None
+        assert (record.bill.usage.num_prompt, record.bill.usage.output, record.bill.report.skipped) == (60, 6, 19)
 
 
 async def test_the_sdk_reads_several_answers() -> None:

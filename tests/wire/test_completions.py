@@ -43,8 +43,9 @@ def test_prompts(prompt: Any, raw: Any) -> None:
     [
         ({"prompt": None}, "prompt", "missing_required_parameter"),
         ({"prompt": 3}, "prompt", "invalid_type"),
-        ({"prompt": ["a", "b"]}, "prompt", "unsupported_value"),
-        ({"prompt": [[1], [2]]}, "prompt", "unsupported_value"),
+        ({"prompt": ["a", [1]]}, "prompt", "invalid_type"),
+        ({"prompt": [[1], 2]}, "prompt", "invalid_type"),
+        ({"prompt": ["a"] * 10, "n": 128}, "prompt", "invalid_value"),
         ({"prompt": [1, "a"]}, "prompt", "invalid_type"),
         ({"prompt": [-1]}, "prompt", "invalid_type"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
@@ -59,6 +60,15 @@ def test_refused_bodies(fields: dict[str, Any], param: str, code: str) -> None:
     with pytest.raises(InvalidRequest) as told:
         parse(**fields)
     assert (told.value.path, told.value.code) == (param, code)
+
+
+def test_several_prompts() -> None:
+    """Texts or token ids: each is a prompt of its own, in order."""
+    texts, ids = parse(prompt=["a", "b", ""], n=2), parse(prompt=[[1], [2, 3]])
+    assert [prompt.raw for prompt in (texts.prompt, *texts.other_prompts)] == ["a", "b", ""]
+    assert [prompt.raw for prompt in (ids.prompt, *ids.other_prompts)] == [(1,), (2, 3)]
+    assert (texts.num_prompts, texts.num_answers, ids.num_answers) == (3, 6, 2)
+    assert list(texts.prompt.positions()) == list(texts.other_prompts[0].positions())
 
 
 def test_sampling() -> None:
@@ -100,6 +110,18 @@ def test_streams() -> None:
     assert [choice["logprobs"]["text_offset"] for choice in choices[:2]] == [[0], [2]]
     assert [choice["finish_reason"] for choice in choices] == [None, None, "stop"]
     assert [chunk["usage"] and chunk["usage"]["prompt_tokens"] for chunk in chunks] == [None, None, None, 68]
+
+
+def test_several_prompts_echo_each_their_own() -> None:
+    """Whole and streamed: the answers to one prompt follow each other."""
+    request = parse(prompt=["x", "y"], n=2, echo=True)
+    end = Answer("0", "stop", None, USAGE)
+    every = replace(end, others=tuple(replace(end, text=str(i)) for i in range(1, 4)))
+    told = orjson.loads(WIRE.encode_answer(request, every, created_at_s=5.0))
+    assert [(choice["index"], choice["text"]) for choice in told["choices"]] == [(0, "x0"), (1, "x1"), (2, "y2"), (3, "y3")]
+    first = WIRE.stream(request, created_at_s=5.0).start(USAGE)
+    chunks = [orjson.loads(line[6:]) for line in first.split(b"\n") if line]
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["x", "x", "y", "y"]
 
 
 def test_echo_streams_first() -> None:

@@ -264,3 +264,9 @@ def test_legacy_completions(gpt: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].text for chunk in chunks) == cold.choices[0].text
     with pytest.raises(openai.BadRequestError):
         gpt.completions.create(**more | {"prompt": [999_999_999]})
+    both = gpt.completions.create(**more | {"prompt": [words, words + " And"]}, n=2)
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert {choice.text for choice in both.choices[:2]} == {cold.choices[0].text}
+    assert both.usage is not None
+    assert both.usage.prompt_tokens == 2 * cold.usage.prompt_tokens + 1
+    assert both.usage.completion_tokens <= 4 * more["max_tokens"]

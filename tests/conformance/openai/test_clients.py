@@ -40,7 +40,16 @@ def needed(variable: str) -> str:
 def run(command: list[str], folder: Path, **environ: str) -> str:
     """A program's output, started with a home of its own."""
     clean = {"PATH": os.environ["PATH"], "HOME": str(folder), "NO_PROXY": "127.0.0.1"} | environ
-    done = subprocess.run(command, env=clean, cwd=folder, capture_output=True, text=True, timeout=1400, check=False)
+    done = subprocess.run(
+        command,
+        env=clean,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1400,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

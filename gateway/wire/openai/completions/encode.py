@@ -20,12 +20,11 @@ from policies.pricing import Usage
 
 
 def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
-    """One whole `text_completion`; with `echo` the prompt stands before the text."""
-    echo: str = request.wire_options["echo"]
+    """One whole `text_completion`; with `echo` its prompt stands before each text."""
     choices = [
         {
             "index": i,
-            "text": echo + each.text,
+            "text": _echo(request, i) + each.text,
             "logprobs": legacy_logprobs(each.logprobs, 0) if request.sampling.num_logprobs is not None else None,
             "finish_reason": FINISH_REASONS[each.reason],
         }
@@ -41,11 +40,11 @@ class TextStream:
         self._request = request
         self._envelope = _envelope(request, created_at_s)
         self._include_usage = bool(request.wire_options["include_usage"])
-        self._num_characters = [0] * request.num_choices
+        self._num_characters = [0] * request.num_answers
 
     def start(self, usage: Usage) -> bytes:
-        echo: str = self._request.wire_options["echo"]
-        return b"".join(self._chunk(echo, choice=i) for i in range(self._request.num_choices)) if echo else b""
+        echoes = [_echo(self._request, i) for i in range(self._request.num_answers)]
+        return b"".join(self._chunk(echo, choice=i) for i, echo in enumerate(echoes) if echo)
 
     def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
         return self._chunk(text, choice=choice, logprobs=logprobs) if text or logprobs else b""
@@ -90,6 +89,12 @@ def legacy_logprobs(found: Sequence[TokenLogprobs], offset: int) -> dict[str, An
         "top_logprobs": [{token_text(top): logprob(top) for top in each.top} for each in found],
         "text_offset": offsets,
     }
+
+
+def _echo(request: Request, index: int) -> str:
+    """What stands before answer number `index`."""
+    echoes: tuple[str, ...] = request.wire_options["echo"]
+    return echoes[index // request.num_choices] if echoes else ""
 
 
 def _envelope(request: Request, created_at_s: float) -> dict[str, Any]:

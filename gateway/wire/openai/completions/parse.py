@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from engine.prompt.types import Message, Prompt, TextPart
+from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, decode_body, end_user, type_name
@@ -18,6 +19,10 @@ from gateway.wire.openai.parse import MAX_CHOICES, sampling
 MAX_LOGPROBS: Final = 5
 DEFAULT_MAX_TOKENS: Final = 16
 MAX_TOKEN_ID: Final = 2**31
+MAX_ANSWERS: Final = 1024
+"""To all prompts of one request."""
+
+Raw: TypeAlias = str | tuple[int, ...]
 
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
@@ -29,7 +34,7 @@ def parse(body: bytes, headers: Mapping[str, str], *, request_id: str) -> Reques
 
 
 def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Request:
-    model, raw = body.text("model"), _raw(body)
+    model, (raw, *others) = body.text("model"), _raws(body)
     if body.value.get("suffix"):
         raise unsupported(("suffix",))
     num_choices = body.integer("n", 1, MAX_CHOICES) or 1
@@ -39,16 +44,18 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
     echo = body.flag("echo")
     if echo and (num_logprobs is not None or not isinstance(raw, str)):
         raise unsupported(("echo",))
+    if num_choices * (1 + len(others)) > MAX_ANSWERS:
+        raise invalid(("prompt",), f"Invalid 'prompt': more than {MAX_ANSWERS} answers are asked for.", "invalid_value")
     options = body.child("stream_options")
     chosen, directives = sampling(body, ("max_tokens",)), cache_directives(headers)
     if not body.has("max_tokens"):
         chosen = msgspec.structs.replace(chosen, max_tokens=DEFAULT_MAX_TOKENS)
-    place = Message("user", (TextPart(raw if isinstance(raw, str) else ""),))
     return Request(
         id=request_id,
         wire="openai",
         model=model,
-        prompt=Prompt(messages=(place,), raw=raw),
+        prompt=_prompt(raw),
+        other_prompts=tuple(map(_prompt, others)),
         sampling=msgspec.structs.replace(chosen, num_logprobs=num_logprobs),
         stream=body.flag("stream"),
         num_choices=num_choices,
@@ -60,26 +67,38 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         parameters=caching_parameters(body),
         wire_options={
             "include_usage": options is not None and options.flag("include_usage"),
-            "echo": raw if echo else "",
+            "echo": (raw, *others) if echo else (),
         },
     )
 
 
-def _raw(body: Node) -> str | tuple[int, ...]:
-    """One prompt: a text, token ids, or a list of one of either. Several prompts are several requests."""
+def _prompt(raw: Raw) -> Prompt:
+    return Prompt(messages=(Message("user", (TextPart(raw if isinstance(raw, str) else ""),)),), raw=raw)
+
+
+def _raws(body: Node) -> list[Raw]:
+    """One or several prompts, all of them texts or all token ids."""
     value = body.value.get("prompt")
-    if type(value) is str:
-        return value
     if value is None:
         raise invalid(("prompt",), "Missing required parameter: 'prompt'.", "missing_required_parameter")
     if type(value) is not list:
+        if type(value) is str:
+            return [value]
         raise FieldError("type", ("prompt",), expected="string", got=type_name(value))
-    if value and type(value[0]) in (str, list):
-        if len(value) > 1:
-            raise invalid(("prompt",), "Only one prompt per request is supported with this model.", "unsupported_value")
-        value = value[0]
+    several = value and type(value[0]) in (str, list)
+    prompts = [_raw(each) for each in (value if several else [value])]
+    if len({type(prompt) for prompt in prompts}) > 1:
+        raise _neither()
+    return prompts
+
+
+def _raw(value: Any) -> Raw:
     if type(value) is str:
         return value
-    if not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in value):
-        raise invalid(("prompt",), "Invalid 'prompt': expected a text or token ids.", "invalid_type")
+    if type(value) is not list or not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in value):
+        raise _neither()
     return tuple(value)
+
+
+def _neither() -> InvalidRequest:
+    return invalid(("prompt",), "Invalid 'prompt': expected texts or token ids.", "invalid_type")
