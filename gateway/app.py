@@ -42,6 +42,7 @@ from gateway.wire.base import Wire
 from gateway.wire.openai import OpenAIWire
 from gateway.wire.openai.completions import CompletionsWire
 from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.openai.responses.compact import CompactWire
 from policies.schema import Policy
 
 KEEPALIVE_S: Final = 3630.0
@@ -96,6 +97,7 @@ def build_app(
         "anthropic": AnthropicWire(),
         "openai": OpenAIWire(),
         "responses": ResponsesWire(),
+        "compact": CompactWire(),
         "completions": CompletionsWire(),
     }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)

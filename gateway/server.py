@@ -34,7 +34,7 @@ GREETING: Final = (
     "GET  /v1/models, /metrics, /readyz\n"
 )
 
-WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "completions"]
+WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "compact", "completions"]
 """Which of the wire formats; a provider may have several."""
 
 Route = Callable[[Call, "HttpClient"], Awaitable[None]]
@@ -105,6 +105,7 @@ class Server:
         app.router.add_post("/v1/chat/completions", self._route("chat_completions", self._handler.generate))
         app.router.add_post("/v1/completions", self._route("completions", self._handler.generate))
         app.router.add_post("/v1/responses", self._route("responses", self._handler.generate))
+        app.router.add_post("/v1/responses/compact", self._route("compact", self._handler.generate))
         app.router.add_post("/v1/responses/input_tokens", self._route("input_tokens", self._handler.count))
         app.router.add_get("/v1/responses/{id}", self._queried("response", stored.show))
         app.router.add_delete("/v1/responses/{id}", self._named("response", stored.delete))
@@ -244,6 +245,8 @@ def wire_for(path: str, headers: Mapping[str, str]) -> WireKey:
     """Which format a request speaks, from its path and lower-case header names."""
     if path.startswith("/v1/messages"):
         return "anthropic"
+    if path == "/v1/responses/compact":
+        return "compact"
     if path.startswith("/v1/responses"):
         return "responses"
     if path.startswith("/v1/completions"):

@@ -126,7 +126,8 @@ set_tracing_disabled(True)
 def look(berth: int) -> str:
     return "A ship."
 client = openai.AsyncOpenAI(base_url=url, api_key="key-one", max_retries=0, timeout=280)
-settings = ModelSettings(max_tokens=60, tool_choice="look", parallel_tool_calls=False)
+ends = {"stop": [".", "!", "?", "\\n"]}  # a small model may not find the end of its answer, and the library takes no half ones
+settings = ModelSettings(max_tokens=300, temperature=0, tool_choice="look", parallel_tool_calls=False, extra_body=ends)
 agent = Agent("a", instructions=words, tools=[look], model=OpenAIResponsesModel(model, client), model_settings=settings)
 result = Runner.run_sync(agent, "What is at berth 5?", max_turns=3)
 seen += [response.usage.input_tokens_details.cached_tokens for response in result.raw_responses]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 import orjson
 
 from engine.prompt.types import Message, Part, Prompt, TextPart, ThinkingPart, ToolCallPart
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, InvalidRequest
 from gateway.request import Request
 from gateway.wire.base import Answer, ErrorReply, Kept, StreamEncoder
+from gateway.wire.fields import clip
 from gateway.wire.openai import OpenAIWire, errors
 from gateway.wire.openai.errors import invalid
 from gateway.wire.openai.messages import decoded_arguments
@@ -36,7 +38,11 @@ class ResponsesWire(OpenAIWire):
         self._new_id = new_id
 
     def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        return parse(body, headers, request_id=request_id, response_id=f"resp_{self._new_id()}")
+        read = partial(parse, body, headers, request_id=request_id, response_id=f"resp_{self._new_id()}")
+        request = read()
+        if not request.wire_options["referred"]:
+            return request
+        return msgspec.structs.replace(request, wire_options=request.wire_options | {"read": read})
 
     def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
         return self.parse(body, headers, request_id=request_id)
@@ -54,6 +60,9 @@ class ResponsesWire(OpenAIWire):
 
     def resume(self, request: Request, find: Callable[[str], Kept | None]) -> Request:
         """Instructions are the new request's alone; everything else of the earlier conversation comes first."""
+        if referred := request.wire_options["referred"]:
+            found = {name: _item(name, path, find) for name, path in referred.items()}
+            request = request.wire_options["read"](found=found)
         options = request.wire_options
         if previous := options["previous_response_id"]:
             kept = find(previous)
@@ -88,6 +97,17 @@ class ResponsesWire(OpenAIWire):
 
     def encode_deleted(self, kept: Kept) -> bytes:
         return orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
+
+
+def _item(name: str, path: str, find: Callable[[str], Kept | None]) -> Any:
+    """The item of that id, of the answer or of the input of the response that the id begins with."""
+    owner = name.partition("_")[2].rpartition("_")[0]
+    kept = find(f"resp_{owner}")
+    if kept is not None and kept.body is not None:
+        for item in (*orjson.loads(kept.body)["output"], *orjson.loads(kept.items or b"[]")):
+            if item["id"] == name:
+                return item
+    raise InvalidRequest(f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found")
 
 
 def _kept(request: Request, body: bytes, prompt: Prompt) -> Kept:

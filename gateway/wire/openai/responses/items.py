@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.prompt.types import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from gateway.wire.fields import Node, clip
+from gateway.wire.fields import Node, Path, clip
 from gateway.wire.openai.caching import breakpoint_mark, cache_control
 from gateway.wire.openai.errors import invalid, unsupported_value
 from gateway.wire.openai.messages import INSTRUCTION_ROLES, decoded_arguments, empty_array, missing
 from gateway.wire.openai.responses.sealed import MAX_NBYTES, unsealed
 
 ROLES: Final = ("user", "assistant", "system", "developer")
+SUMMARY: Final = "Summary of the conversation so far:"
 TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
 
 
@@ -25,7 +26,8 @@ class Turns:
     """Reads the items of one body. `ttl` is for breakpoints that name none.
 
     With `continues` the items follow an earlier conversation: instructions among them stay where they are. `sealed_room` is
-    how many bytes of sealed reasoning may still be unpacked.
+    how many bytes of sealed items may still be unpacked. `referred` are items that are only named, and where: they are left
+    out.
     """
 
     ttl: str
@@ -33,6 +35,7 @@ class Turns:
     system: list[TextPart] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     sealed_room: int = MAX_NBYTES
+    referred: dict[str, Path] = field(default_factory=dict)
 
     def read(self, body: Node) -> None:
         """Raises `InvalidRequest` or `FieldError` with the path of the field."""
@@ -63,17 +66,34 @@ class Turns:
             case "reasoning":
                 if text := self._reasoning(node):
                     self._assistant(ThinkingPart(text))
+            case "compaction":
+                self._compaction(node)
             case "item_reference":
-                raise invalid(node.at("id"), f"Item with id '{clip(node.text('id'))}' not found.", "item_not_found")
+                self.referred[node.text("id")] = node.at("id")
             case _:
                 raise unsupported_value(node.at("type"), clip(kind))
+
+    def _compaction(self, node: Node) -> None:
+        """What was said before, as `/v1/responses/compact` summed it up."""
+        text = self._unsealed(node.text("encrypted_content"))
+        if not text:
+            message = "This compaction item was not made here, and cannot be read."
+            raise invalid(node.at("encrypted_content"), message, "invalid_encrypted_content")
+        part = TextPart(f"{SUMMARY}\n{text}")
+        if self.messages or self.continues:
+            self.messages.append(Message("system", (part,)))
+        else:
+            self.system.append(part)
 
     def _reasoning(self, node: Node) -> str:
         """The reasoning as text, in the open or as we sealed it; empty where another provider sealed it or there is none."""
         found = "".join(part.text("text") for part in node.children("content"))
         if found:
             return found
-        text = unsealed(node.text_or("encrypted_content", ""), self.sealed_room)
+        return self._unsealed(node.text_or("encrypted_content", ""))
+
+    def _unsealed(self, content: str) -> str:
+        text = unsealed(content, self.sealed_room)
         self.sealed_room -= len(text.encode())
         return text
 
@@ -136,7 +156,7 @@ def listed(body: Node, owner: str) -> list[dict[str, Any]]:
     """The input as `GET /v1/responses/{id}/input_items` shows it: items with ids, message content as a list of parts."""
     value = body.value.get("input")
     items = [{"role": "user", "content": value}] if type(value) is str else value
-    return [_listed(item, f"{owner}_{i}") for i, item in enumerate(items or [])]
+    return [_listed(item, f"{owner}_i{i}") for i, item in enumerate(items or [])]
 
 
 def _listed(item: dict[str, Any], owner: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from gateway.wire.openai.caching import (
 )
 from gateway.wire.openai.choice import parameters as choice_parameters
 from gateway.wire.openai.choice import tool_choice
-from gateway.wire.openai.errors import from_field, invalid, unsupported
+from gateway.wire.openai.errors import from_field, invalid, param, unsupported
 from gateway.wire.openai.format import format_parameters, output_format
 from gateway.wire.openai.parse import MAX_TOP_LOGPROBS, sampling
 from gateway.wire.openai.responses.items import Turns, listed
@@ -37,15 +37,23 @@ LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
-def parse(body: bytes, headers: Mapping[str, str], *, request_id: str, response_id: str) -> Request:
+def parse(
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    request_id: str,
+    response_id: str,
+    found: Mapping[str, Any] | None = None,
+) -> Request:
     """Raises `InvalidRequest`, its path in OpenAI's form: `input[0].content[1].text`.
 
     `wire_options` say what the response repeats (`echo`), what it is called (`response_id`), what it refers to
-    (`previous_response_id`, `comparison_response_id`), its input as a list (`items`), whether it is kept (`store`) and made
-    while nobody waits (`background`), which tools are custom and whether reasoning is to be sealed.
+    (`previous_response_id`, `comparison_response_id`, and items by id and place, `referred`), its input as a list (`items`),
+    whether it is kept (`store`) and made while nobody waits (`background`), which tools are custom and whether reasoning is to
+    be sealed. `found` are items to put in the place of references to them; others are left out.
     """
     try:
-        return _request(decode_body(body), headers, request_id=request_id, response_id=response_id)
+        return _request(_filled(decode_body(body), found or {}), headers, request_id=request_id, response_id=response_id)
     except FieldError as error:
         raise from_field(error) from None
 
@@ -98,12 +106,21 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str, respons
             "num_instructions": 1 if instructions else 0,
             "custom_tools": tools.custom,
             "seal_reasoning": ENCRYPTED_REASONING in include,
+            "referred": {name: param(path) for name, path in turns.referred.items()},
             "items": listed(body, response_id.removeprefix("resp_")),
             "effort_field": "reasoning.effort",
             "service_tier": body.text_or("service_tier", "auto"),
             "echo": _echo(body, options),
         },
     )
+
+
+def _filled(body: Node, found: Mapping[str, Any]) -> Node:
+    given = body.value.get("input")
+    if not found or type(given) is not list:
+        return body
+    items = [found.get(item.get("id"), item) if item.get("type") == "item_reference" else item for item in given]
+    return Node(body.value | {"input": items}, body.path)
 
 
 def _sampling(body: Node, include: list[str]) -> Sampling:
