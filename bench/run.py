@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,7 @@ from bench.index import measure_index, show_index
 from bench.lengths import LENGTHS, measure_lengths, measure_overhead, show_pairs
 from bench.machine import describe
 from bench.misses import measure_misses, show_misses
-from bench.modes import measure_modes, mode_policy, show_modes
+from bench.modes import MODES, engine_policy, measure_modes, modes_here, show_modes
 from bench.tiers import measure_tiers, show_tiers
 from tools.serving import serving
 
@@ -51,23 +52,24 @@ def lengths_section(arguments: argparse.Namespace) -> Outcome:
 
 
 def modes_section(arguments: argparse.Namespace) -> Outcome:
-    """Exact mode against fast mode, in turns."""
-    with serving(mode_policy("off")) as fast, serving(mode_policy("on")) as exact:
-        modes = asyncio.run(measure_modes({"off": fast, "on": exact}, arguments.repetitions))
+    """The runners, and the exact mode of those that have one, in turns."""
+    with ExitStack() as gateways:
+        base_urls = {name: gateways.enter_context(serving(engine_policy(MODES[name]))) for name in modes_here()}
+        modes = asyncio.run(measure_modes(base_urls, arguments.repetitions))
     show_modes(console, modes)
     return Outcome(modes)
 
 
 def clients_section(arguments: argparse.Namespace) -> Outcome:
     """One, four and eight clients on a shared prefix and on conversations."""
-    with serving(mode_policy("auto")) as base_url:
+    with serving(engine_policy("exact: auto")) as base_url:
         figures = asyncio.run(measure_clients(base_url, arguments.seed))
     return Outcome(figures, show_clients(console, figures))
 
 
 def misses_section(arguments: argparse.Namespace) -> Outcome:
     """A workload without hits, kept and not kept, in turns."""
-    with serving(mode_policy("auto")) as base_url:
+    with serving(engine_policy("exact: auto")) as base_url:
         figures = asyncio.run(measure_misses(base_url, arguments.seed))
     return Outcome(figures, show_misses(console, figures))
 

@@ -35,7 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     template: str = "auto"
     template_clock: TemplateClock = "frozen"
     exact: Literal["auto", "on", "off"] = "auto"
-    runner: Literal["auto", "lean", "generic"] = "auto"
+    runner: Literal["auto", "native", "lean", "generic"] = "auto"
     kv_nbytes: int = 2 * 1024**3
     block_size: int = 16
     max_sequences: int = 32

@@ -90,8 +90,9 @@ class EnginePolicy(Section):
     exact: Literal["auto", "on", "off"] = Field(
         default="auto", description="Bit-equal answers with and without the cache. auto: where it costs at most 10 %."
     )
-    runner: Literal["auto", "lean", "generic"] = Field(
-        default="auto", description="How the model's forward pass is run. auto: lean for what it does, else generic."
+    runner: Literal["auto", "native", "lean", "generic"] = Field(
+        default="auto",
+        description="How the forward pass is run. auto: native where processor and model allow it, else lean, else generic.",
     )
     device: Devices = Field(
         default=("auto",),

@@ -10,7 +10,7 @@ from engine.errors import ModelUnsupported
 from engine.model.attention import ATTENTION_NAME, Pass
 from engine.model.generic import run_group
 from engine.model.kv_pool import KvPool
-from engine.model.rows import RowGroups, one_group
+from engine.model.rows import PREFILL_ROWS, one_group
 from engine.model.runner import Forward, Identity
 from engine.model.runs import RunTables
 from engine.schedule.sequence import Sequence, Slice
@@ -87,15 +87,15 @@ def is_same(ours: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> 
     return _difference(ours, reference) < _TOLERANCE[dtype]
 
 
-def check_exact(name: str, forward: Forward, pool: KvPool, rows: RowGroups, vocabulary: int) -> None:
+def check_exact(name: str, forward: Forward, pool: KvPool, vocabulary: int) -> None:
     """A prompt cut elsewhere, beside another sequence and in other pages, must give the same bits, and so must its next token.
 
     Raises `ModelUnsupported` where this machine's kernels do not keep that promise.
     """
-    length = rows.prefill + rows.prefill // 3
+    length = PREFILL_ROWS + PREFILL_ROWS // 3
     first, second, other = _sequences((length, length, 17), pool.page_size, vocabulary)
     second.token_ids = list(first.token_ids)
-    cut = rows.prefill // 4 + 5
+    cut = PREFILL_ROWS // 4 + 5
     whole = forward([Slice(first, 0, length, sample=True)])
     forward([Slice(other, 0, 17, sample=False), Slice(second, 0, cut, sample=False)])
     same = torch.equal(whole, forward([Slice(second, cut, length - cut, sample=True)]))

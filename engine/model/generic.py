@@ -37,6 +37,9 @@ class GenericForward:
         found = [row for of_slice in rows for row in of_slice]
         return torch.stack(found) if found else torch.empty((0, self._model.config.vocab_size))
 
+    def close(self) -> None:
+        """See `Forward`: there is nothing."""
+
     def _groups(self, slices: Seq[Slice]) -> Iterable[Group]:
         self._tables.renew(piece.sequence for piece in slices)
         if self._identity.rows is not None:

@@ -11,6 +11,7 @@ from engine.model.lean_attention import LeanAttention, Plan
 from engine.model.lean_layers import Batch, LeanLayers
 from engine.model.lean_rows import Rows
 from engine.model.lean_weights import LeanWeights
+from engine.model.linear import Linear
 from engine.model.runner import Identity
 from engine.model.runs import Run, RunTables
 from engine.schedule.sequence import Slice
@@ -21,7 +22,7 @@ class LeanForward:
 
     name = "lean"
 
-    def __init__(self, weights: LeanWeights, pool: KvPool, identity: Identity) -> None:
+    def __init__(self, weights: LeanWeights[Linear], pool: KvPool, identity: Identity) -> None:
         self._device = pool.device
         self._tables = RunTables(pool.page_size)
         self._attention = LeanAttention(pool, weights.shape.num_heads, identity.windows)
@@ -31,6 +32,9 @@ class LeanForward:
         """See `Forward`."""
         with torch.inference_mode():
             return self._layers(self._batch(slices))
+
+    def close(self) -> None:
+        """See `Forward`: there is nothing."""
 
     def _batch(self, slices: Seq[Slice]) -> Batch[Plan]:
         """Rows of all slices: single ones first, those of sequences that begin alike side by side."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from engine.model.kv_pool import KvPool
 from engine.model.lean_weights import LeanLayer, LeanWeights
+from engine.model.linear import Linear
 
 PlanT = TypeVar("PlanT")
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
@@ -49,7 +50,7 @@ class Batch(Generic[PlanT]):
 class LeanLayers(Generic[PlanT]):
     """Embedding, layers and head. What it launches depends on shapes alone, so on a device it can be recorded."""
 
-    def __init__(self, weights: LeanWeights, pool: KvPool, attention: Attention[PlanT]) -> None:
+    def __init__(self, weights: LeanWeights[Linear], pool: KvPool, attention: Attention[PlanT]) -> None:
         self._weights = weights
         self._pool = pool
         self._attention = attention
@@ -80,7 +81,7 @@ class LeanLayers(Generic[PlanT]):
         return torch.polar(lengths, angles).unsqueeze(1)
 
     def _project(
-        self, index: int, layer: LeanLayer, rows: torch.Tensor, turns: torch.Tensor, written: slice | torch.Tensor
+        self, index: int, layer: LeanLayer[Linear], rows: torch.Tensor, turns: torch.Tensor, written: slice | torch.Tensor
     ) -> torch.Tensor:
         """Write the rows' keys and values; return their queries `[num_rows, num_heads, head_dim]` fp32."""
         shape = self._weights.shape
@@ -93,7 +94,7 @@ class LeanLayers(Generic[PlanT]):
         self._pool.put(index, turned[:, shape.num_heads :], heads[:, shape.qk_heads :], written)
         return turned[:, : shape.num_heads]
 
-    def _finish(self, layer: LeanLayer, rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def _finish(self, layer: LeanLayer[Linear], rows: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The rest of a layer: output projection, MLP, and their residuals."""
         rows = layer.out(attended).add_(rows)
         gate, up = layer.gate_up(self._normed(rows, layer.mlp_norm)).chunk(2, dim=1)

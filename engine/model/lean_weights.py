@@ -1,9 +1,9 @@
-"""The weights of a Llama-shaped decoder, fused for the lean forward pass. Knows no pool, no sequences and no attention."""
+"""The weights of a Llama-shaped decoder, fused for a forward pass of ours. Knows no pool, no sequences and no attention."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedConfig
@@ -16,10 +16,28 @@ ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary scalings whose frequencies are fixed when the model is loaded."""
 
 
-class Make(Protocol):
-    """Makes a linear of a weight `[num_out, num_in]`."""
+M = TypeVar("M")
+"""What a forward pass multiplies with: a `Linear`, or a matrix in a layout of its own."""
+M_co = TypeVar("M_co", covariant=True)
 
-    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
+
+class Make(Protocol[M_co]):
+    """Makes a matrix of a weight `[num_out, num_in]`."""
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> M_co: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Makes(Generic[M]):
+    """How the matrices of a model are made: those of its layers, of them the one of gate and up, and the head."""
+
+    layer: Make[M]
+    gate_up: Make[M]
+    head: Make[M]
+
+
+LEAN: Final[Makes[Linear]] = Makes(make_linear, make_linear, make_linear)
+LEAN_INT4: Final[Makes[Linear]] = Makes(Int4Linear, Int4Linear, make_linear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +55,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class LeanLayer:
+class LeanLayer(Generic[M]):
     """One layer. `qkv` gives the heads of queries, keys and values in that order; `gate_up` the gate, then what it gates.
 
     Rotated pairs lie side by side in a query or key head, unlike in transformers, where they lie half a head apart: scores
@@ -45,23 +63,23 @@ class LeanLayer:
     """
 
     attention_norm: torch.Tensor
-    qkv: Linear
+    qkv: M
     qk_norm: torch.Tensor | None
-    out: Linear
+    out: M
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: M
+    down: M
 
 
 @dataclass(frozen=True, slots=True)
-class LeanWeights:
+class LeanWeights(Generic[M]):
     """A whole model. `frequencies [head_dim / 2]` fp32 in radians per token; `rope_scale` multiplies what is rotated."""
 
     shape: Shape
     embedding: torch.Tensor
-    layers: tuple[LeanLayer, ...]
+    layers: tuple[LeanLayer[M], ...]
     norm: torch.Tensor
-    head: Linear
+    head: M
     frequencies: torch.Tensor
     rope_scale: float
 
@@ -82,10 +100,9 @@ def why_not_lean(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def take_weights(model: Any, *, int4: bool = False) -> LeanWeights:
+def take_weights(model: Any, makes: Makes[M]) -> LeanWeights[M]:
     """The weights of a transformers model that `why_not_lean` has nothing against; the model is of no use afterwards.
 
-    With `int4` the layers' matrices are quantized: the model went through `round_to_int4`.
     Each layer's own matrices are let go as soon as they are fused, so that the model is never in memory twice.
     """
     config, body = model.config, model.model
@@ -96,10 +113,9 @@ def take_weights(model: Any, *, int4: bool = False) -> LeanWeights:
         eps=config.rms_norm_eps,
     )
     layers = []
-    make: Make = Int4Linear if int4 else make_linear
     with torch.inference_mode():
         for index in range(len(body.layers)):
-            layers.append(_fused(body.layers[index], shape, make))
+            layers.append(_fused(body.layers[index], shape, makes))
             body.layers[index] = torch.nn.Identity()
         rotary = body.rotary_emb
         return LeanWeights(
@@ -107,9 +123,7 @@ def take_weights(model: Any, *, int4: bool = False) -> LeanWeights:
             embedding=body.embed_tokens.weight.detach(),
             layers=tuple(layers),
             norm=body.norm.weight.detach(),
-            head=make_linear(
-                model.lm_head.weight.detach(), None if model.lm_head.bias is None else model.lm_head.bias.detach()
-            ),
+            head=makes.head(model.lm_head.weight.detach(), None if model.lm_head.bias is None else model.lm_head.bias.detach()),
             frequencies=rotary.inv_freq.float(),
             rope_scale=float(rotary.attention_scaling),
         )
@@ -131,7 +145,7 @@ def round_to_int4(model: Any) -> None:
                     module.weight.data = int4_values(module.weight)
 
 
-def _fused(layer: Any, shape: Shape, make: Make) -> LeanLayer:
+def _fused(layer: Any, shape: Shape, makes: Makes[M]) -> LeanLayer[M]:
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     qk_norm = None
@@ -142,16 +156,16 @@ def _fused(layer: Any, shape: Shape, make: Make) -> LeanLayer:
     heads = [shape.num_heads, shape.num_kv_heads, 0]
     return LeanLayer(
         attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=_joined(make, projections, heads),
+        qkv=_joined(makes.layer, projections, heads),
         qk_norm=qk_norm,
-        out=_joined(make, [attention.o_proj], [0]),
+        out=_joined(makes.layer, [attention.o_proj], [0]),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_joined(make, [mlp.gate_proj, mlp.up_proj], [0, 0]),
-        down=_joined(make, [mlp.down_proj], [0]),
+        gate_up=_joined(makes.gate_up, [mlp.gate_proj, mlp.up_proj], [0, 0]),
+        down=_joined(makes.layer, [mlp.down_proj], [0]),
     )
 
 
-def _joined(make: Make, linears: list[Any], heads: list[int]) -> Linear:
+def _joined(make: Make[M], linears: list[Any], heads: list[int]) -> M:
     """Several linears of one input as one; those with `heads` get their outputs paired for the rotation."""
     parts = zip(linears, heads, strict=True)
     weight = torch.cat([_paired(linear.weight.detach(), num) if num else linear.weight.detach() for linear, num in parts])

@@ -21,14 +21,17 @@ from engine.model.cuda import Kit, cuda_kit
 from engine.model.generic import GenericForward
 from engine.model.kv_pool import KvPool, KvShape
 from engine.model.lean import LeanForward
-from engine.model.lean_weights import round_to_int4, take_weights, why_not_lean
+from engine.model.lean_weights import LEAN, LEAN_INT4, round_to_int4, take_weights, why_not_lean
 from engine.model.manifest import ModelFiles, check_folder, content_digest
+from engine.model.native import NativeForward, why_not_native_model
+from engine.model.native_weights import NATIVE, NativeWeights
 from engine.model.paged_load import NUM_SPARE, Paged, choose_paged
 from engine.model.probe import Heads
 from engine.model.rows import RowGroups
 from engine.model.runner import Forward, Identity, LogitsSink, TorchRunner
 from engine.model.staging import StagedPages
 from engine.model.support import check_supported, fit_context, has_experts, layer_windows
+from engine.native.library import library
 
 LAYOUT_VERSION: Final = 1
 """Changes whenever equal tokens would get other KV bits, or other bytes in a page, from the same weights."""
@@ -65,9 +68,8 @@ def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None, kit
     fit_context(model_config, config.context)
     placement = _place(config)
     torch.set_num_threads(placement.num_threads)
-    exact = choose_exact(config)
-    choose_runner(config, model_config, placement.device, exact=exact)  # what it refuses is refused before anything is loaded
-    model = _load_model(files, model_config, placement, exact=exact)
+    runner = choose_runner(config, model_config, placement.device)  # what it refuses is refused before anything is loaded
+    model = _load_model(files, model_config, placement, grouped=_is_grouped(config, runner))
     return make_runner(model, config, content_digest(files), logits_sink, kit)
 
 
@@ -78,13 +80,13 @@ def make_runner(
 
     `weights` names the weights' content. `kit` is by default what the device has. Its pages are larger than
     `config.block_size` where the device's attention kernel needs that. Sets torch's thread count. With `exact="on"` the runner
-    is exact or this raises; with `"auto"` see `choose_exact`. Raises `ModelUnsupported`, or `ModelError` when `kv_nbytes` is
+    is exact or this raises; else see `choose_exact`. Raises `ModelUnsupported`, or `ModelError` when `kv_nbytes` is
     too small for one context.
     """
     placement = _place(config)
     torch.set_num_threads(placement.num_threads)
-    exact = choose_exact(config)
-    runner = choose_runner(config, model.config, placement.device, exact=exact)
+    runner = choose_runner(config, model.config, placement.device)
+    rows = RowGroups() if _is_grouped(config, runner) else None
     shape, windows = _kv_shape(model.config, placement), layer_windows(model.config)
     if kit is None and placement.device.type == "cuda":
         kit = cuda_kit(placement.device)
@@ -94,14 +96,15 @@ def make_runner(
         paged = choose_paged(kit, config, heads, placement.device)
         config = paged.config
     identity = Identity(
-        fingerprint=_fingerprint(config, weights, placement, runner=runner, exact=exact, paged=paged),
+        fingerprint=_fingerprint(config, weights, placement, _Kind(runner, rows, paged)),
         windows=windows,
-        rows=RowGroups() if exact else None,
+        exact=choose_exact(config, runner),
+        rows=rows,
     )
     num_spare = 0 if paged is None else NUM_SPARE
     pool = KvPool(shape, _num_pages(config, shape), config.block_size, placement.device, num_spare=num_spare)
     pool.touch(READY_NBYTES)
-    forward = _checked(model, pool, identity, _Made(runner, paged, int4=config.dtype == "int4"))
+    forward = _checked(model, pool, identity, _Made(runner, paged, config, placement.num_threads))
     moves = None if kit is None or kit.copies is None else StagedPages(pool, kit.copies)
     return TorchRunner(forward, pool, identity, logits_sink, moves)
 
@@ -112,57 +115,86 @@ class _Made:
 
     runner: str
     paged: Paged | None
-    int4: bool
+    config: EngineConfig
+    num_threads: int
 
 
-def choose_runner(config: EngineConfig, model_config: PreTrainedConfig, device: torch.device, *, exact: bool) -> str:
-    """The rule of `runner: auto`: lean where it does the model, in fast mode, else generic.
+def choose_runner(config: EngineConfig, model_config: PreTrainedConfig, device: torch.device) -> str:
+    """The rule of `runner: auto`: native where it does the model here, then lean in fast mode, else generic.
 
-    Raises `ModelUnsupported` where lean is asked for and cannot do it.
+    Raises `ModelUnsupported` where a runner is asked for that cannot do it.
     """
-    reason = why_not_lean(model_config)
-    if config.runner == "generic":
-        if config.dtype != "int4":
-            return "generic"
-        reason = "runner: generic is set"
-    if reason is None and exact:
-        reason = "exact mode is the generic runner's"
-    if reason is None and config.dtype == "int4" and device.type != "cpu":
-        reason = f"its 4-bit weights are for the CPU, not for {device.type}"
-    if reason is not None and config.dtype == "int4":
-        raise ModelUnsupported(f"dtype int4 needs the lean runner, which cannot be used: {reason}")
-    if reason is not None and config.runner == "lean":
-        raise ModelUnsupported(f"runner: lean cannot be used: {reason}; set runner: auto")
-    return "lean" if reason is None else "generic"
+    reasons = {
+        "native": why_not_lean(model_config) or _why_not_native(config, model_config, device),
+        "lean": why_not_lean(model_config) or _why_not_lean(config, device),
+        "generic": "dtype int4 is the lean runner's" if config.dtype == "int4" else None,
+    }
+    if config.runner == "auto":
+        found = next((name for name, reason in reasons.items() if reason is None), None)
+        if found is None:
+            raise ModelUnsupported(f"dtype int4 needs the lean runner, which cannot be used: {reasons['lean']}")
+        return found
+    reason = reasons[config.runner]
+    if reason is not None:
+        raise ModelUnsupported(f"runner: {config.runner} cannot be used: {reason}; set runner: auto")
+    return config.runner
+
+
+def _why_not_native(config: EngineConfig, model_config: PreTrainedConfig, device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"it runs on the CPU, not on {device.type}"
+    if config.dtype != "bfloat16":
+        return f"it computes in bfloat16, not in {config.dtype}"
+    return why_not_native_model(model_config, layer_windows(model_config), config.block_size)
+
+
+def _why_not_lean(config: EngineConfig, device: torch.device) -> str | None:
+    if config.exact == "on":
+        return "it has no exact mode, and exact: on is set"
+    if config.dtype == "int4" and device.type != "cpu":
+        return f"its 4-bit weights are for the CPU, not for {device.type}"
+    return None
+
+
+def choose_exact(config: EngineConfig, runner: str) -> bool:
+    """The rule of `exact: auto`: on where it costs at most 10 % of cold TTFT.
+
+    The native runner is exact as it is, whatever is asked for. The generic one pays for it with rows and keys padded to fixed
+    numbers: 42 % of cold TTFT at 2,000 tokens of the default model (AVX512-BF16 CPU, torch 2.13), 44 % at 4,000.
+    """
+    return runner == "native" or config.exact == "on"
+
+
+def _is_grouped(config: EngineConfig, runner: str) -> bool:
+    """Whether a runner is exact by fixed groups of rows."""
+    return runner == "generic" and choose_exact(config, runner)
 
 
 def _checked(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forward:
-    """The model's forward pass, which has shown that it is transformers' own; of lean's model only the weights remain."""
+    """The model's forward pass, which has shown that it is transformers' own; of another's model only the weights remain."""
     name, vocabulary = type(model).__name__, model.config.vocab_size
-    if made.runner == "lean":
-        if made.int4:
-            round_to_int4(model)
-        reference = reference_logits(model, pool.page_size)
-        lean = take_weights(model, int4=made.int4)
-        forward: Forward = LeanForward(lean, pool, identity) if made.paged is None else made.paged.forward(lean, pool)
-    else:
+    if made.config.dtype == "int4":
+        round_to_int4(model)
+    if made.runner == "generic":
         check_layers(model, pool, identity)
-        reference = reference_logits(model, pool.page_size)
-        forward = GenericForward(model, pool, identity)
+    reference = reference_logits(model, pool.page_size)
+    forward = _forward(model, pool, identity, made)
     check_faithful(name, forward, pool, reference)
-    if identity.rows is not None:
-        check_exact(name, forward, pool, identity.rows, vocabulary)
+    if identity.exact:
+        check_exact(name, forward, pool, vocabulary)
     return forward
 
 
-def choose_exact(config: EngineConfig) -> bool:
-    """The rule of `exact: auto`: off, because exact mode costs more than 10 % of cold TTFT wherever it was measured.
-
-    On the default model with the generic runner (AVX512-BF16 CPU, torch 2.13): 42 % of cold TTFT at 2,000 tokens, 44 % at
-    4,000, 9 % of decode, and two thirds of a short warm prefill. Most of it is the padding of keys to a multiple of 512, which
-    bit-equality needs.
-    """
-    return config.exact == "on"
+def _forward(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forward:
+    if made.runner == "native":
+        weights = NativeWeights(take_weights(model, NATIVE), made.config.context)
+        # From here on torch only samples, and does so alone: its threads would spin beside the library's.
+        torch.set_num_threads(1)
+        return NativeForward(weights, pool, identity.windows, made.num_threads)
+    if made.runner == "lean":
+        lean = take_weights(model, LEAN_INT4 if made.config.dtype == "int4" else LEAN)
+        return LeanForward(lean, pool, identity) if made.paged is None else made.paged.forward(lean, pool)
+    return GenericForward(model, pool, identity)
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
@@ -196,12 +228,12 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _load_model(files: ModelFiles, model_config: PreTrainedConfig, placement: _Placement, *, exact: bool) -> Any:
+def _load_model(files: ModelFiles, model_config: PreTrainedConfig, placement: _Placement, *, grouped: bool) -> Any:
     attention.register()
     experts.register()
     auto: Any = AutoModelForCausalLM  # its annotations do not know `output_loading_info`
     options: dict[str, Any] = {}
-    if exact and has_experts(model_config):
+    if grouped and has_experts(model_config):
         options["experts_implementation"] = experts.EXPERTS_NAME
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -248,27 +280,36 @@ def _num_pages(config: EngineConfig, shape: KvShape) -> int:
     return num_pages
 
 
-def _fingerprint(
-    config: EngineConfig, weights: str, placement: _Placement, *, runner: str, exact: bool, paged: Paged | None
-) -> str:
-    """Hex SHA-256 over everything a token's KV bits depend on. In exact mode that includes the machine's kernels."""
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Which forward pass it is: the name, and what it groups rows by and attends with, if it does."""
+
+    runner: str
+    rows: RowGroups | None
+    paged: Paged | None
+
+
+def _fingerprint(config: EngineConfig, weights: str, placement: _Placement, kind: _Kind) -> str:
+    """Hex SHA-256 over everything a token's KV bits depend on. With row groups that includes the machine's kernels."""
     parts: dict[str, object] = {
         "layout": LAYOUT_VERSION,
         "weights": weights,
         "dtype": config.dtype,
-        "runner": runner,
+        "runner": kind.runner,
         "block_size": config.block_size,
         "context": config.context,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "exact": exact,
+        "exact": kind.rows is not None,
     }
-    if paged is not None:
-        parts["attention"] = paged.kernel.name
+    if kind.runner == "native":
+        parts["kernels"] = library().pcg_bits()
+    if kind.paged is not None:
+        parts["attention"] = kind.paged.kernel.name
     if placement.device.type != "cpu":
         parts["device"] = placement.device.type
-    if exact:
-        parts["rows"] = RowGroups()
+    if kind.rows is not None:
+        parts["rows"] = kind.rows
         parts["device"] = _kernels(placement)
     text = "".join(f"{name}={value!r}\0" for name, value in sorted(parts.items()))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -28,6 +28,9 @@ class PagedForward:
         self._graphs = graphs
         self._tables = PageTables(page_size)
 
+    def close(self) -> None:
+        """See `Forward`: there is nothing."""
+
     def __call__(self, slices: Seq[Slice]) -> torch.Tensor:
         """See `Forward`. What a graph computed lasts until the next call."""
         self._tables.renew(piece.sequence for piece in slices)

@@ -16,6 +16,7 @@ from engine.model.decode_graphs import DecodeGraphs
 from engine.model.kv_pool import KvPool
 from engine.model.lean_layers import LeanLayers
 from engine.model.lean_weights import LeanWeights
+from engine.model.linear import Linear
 from engine.model.paged import PagedAttention, PagedKernel
 from engine.model.paged_forward import PagedForward
 from engine.model.probe import LARGE_PAGE, Heads, choose_kernel
@@ -35,7 +36,7 @@ class Paged:
     windows: tuple[int | None, ...]
     kit: Kit
 
-    def forward(self, weights: LeanWeights, pool: KvPool) -> PagedForward:
+    def forward(self, weights: LeanWeights[Linear], pool: KvPool) -> PagedForward:
         """The forward pass over a pool with `NUM_SPARE` spare pages; decode steps are recorded where that can be done and
         gives the same logits. Overwrites the pool's first pages."""
         layers = LeanLayers(weights, pool, PagedAttention(pool, self.windows, self.kernel))

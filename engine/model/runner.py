@@ -23,7 +23,7 @@ class Forward(Protocol):
     """A model's forward pass over a pool of pages. Called by one thread."""
 
     name: str
-    """Which one it is: `generic`, `lean`."""
+    """Which one it is: `generic`, `lean`, `native`."""
 
     def __call__(self, slices: Seq[Slice]) -> torch.Tensor:
         """Write the slices' KV and return fp32 logits `[num_rows, vocab]`.
@@ -33,13 +33,21 @@ class Forward(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Let go of what memory alone would not: threads. Idempotent."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a runner is, fixed when it is made: its KV's fingerprint, windows per layer, and row groups (None: fast mode)."""
+    """What a runner is, fixed when it is made: its KV's fingerprint, windows per layer, whether it is exact.
+
+    `rows` are the row groups by which the generic runner is (None: fast mode, or another runner).
+    """
 
     fingerprint: str
     windows: tuple[int | None, ...]
+    exact: bool
     rows: RowGroups | None
 
 
@@ -61,7 +69,7 @@ class TorchRunner:
         self.num_pages = pool.num_pages
         self.page_size = pool.page_size
         self.page_nbytes = pool.page_nbytes
-        self.exact = identity.rows is not None
+        self.exact = identity.exact
         self.reuse_decode_kv = identity.rows is None or identity.rows.prefill == identity.rows.decode
         self._forward: Forward | None = forward
         self._pool: KvPool | None = pool
@@ -101,6 +109,8 @@ class TorchRunner:
         if self._moves is not None:
             self._moves.close()
         self._moves = None
+        if self._forward is not None:
+            self._forward.close()
         self._pool = None
         self._forward = None
 

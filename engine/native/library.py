@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +52,37 @@ class Attention(ctypes.Structure):
     _fields_ = (("query", _POINTER), ("key", _POINTER), ("value", _POINTER), ("out", _POINTER))
 
 
+class Layer(ctypes.Structure):
+    """`pcg_layer`."""
+
+    _fields_ = (
+        *(("qkv", Matrix), ("out", Matrix), ("gate_up", Matrix), ("down", Matrix)),
+        *(("attention_norm", _POINTER), ("mlp_norm", _POINTER), ("qk_norm", _POINTER)),
+        *(("key", _POINTER), ("value", _POINTER), ("window", _INT)),
+    )
+
+
+class Model(ctypes.Structure):
+    """`pcg_model`."""
+
+    _fields_ = (
+        *(("layers", _POINTER), ("embedding", _POINTER), ("norm", _POINTER), ("turns", _POINTER)),
+        *(("head", Matrix), ("heads", Heads), ("num_layers", _INT), ("hidden", _INT), ("eps", ctypes.c_float)),
+    )
+
+
+class Step(ctypes.Structure):
+    """`pcg_step`."""
+
+    _fields_ = (
+        *(("token_ids", _POINTER), ("num_sampled", _POINTER), ("spans", _POINTER), ("logits", _POINTER)),
+        *(("num_spans", _INT), ("num_rows", _INT)),
+    )
+
+
+MAX_WINDOWS: Final = 8
+"""Different windows a model's layers may have."""
+
 PANEL: Final = 64
 """`PCG_PANEL`."""
 
@@ -68,6 +100,9 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "pcg_plan_free": (None, (_POINTER,)),
     "pcg_attend_all": (None, (_POINTER, ctypes.POINTER(Attention), _POINTER)),
     "pcg_matmul": (None, (_POINTER, ctypes.POINTER(Matrix), ctypes.POINTER(Product))),
+    "pcg_workspace_new": (_POINTER, ()),
+    "pcg_workspace_free": (None, (_POINTER,)),
+    "pcg_forward": (_INT, (_POINTER, ctypes.POINTER(Model), ctypes.POINTER(Step), _POINTER)),
 }
 """Result and arguments of what is called."""
 
@@ -117,25 +152,34 @@ def library() -> ctypes.CDLL:
 
 
 class Team:
-    """Threads that compute together, `num_threads` with the caller; closed by `close`. Used by one thread at a time."""
+    """Threads that compute together, `num_threads` with the caller; ended by `close`. Used by one thread at a time."""
 
     def __init__(self, num_threads: int) -> None:
         if num_threads < 1:
             raise ValueError("a team has at least one thread")
-        self._library = library()
-        self._handle: int | None = self._library.pcg_team_new(num_threads)
-        if self._handle is None:
+        handle: int | None = library().pcg_team_new(num_threads)
+        if handle is None:
             raise ModelUnsupported(f"{num_threads} threads cannot be started")
+        self._handle = handle
+        self._end = weakref.finalize(self, library().pcg_team_free, handle)
+        # At exit another thread may still be computing, and nothing is left to give back.
+        self._end.atexit = False
 
     @property
     def handle(self) -> int:
         """The team as the library knows it. Raises `RuntimeError` after `close`."""
-        if self._handle is None:
+        if not self._end.alive:
             raise RuntimeError("the team of threads is closed")
         return self._handle
 
     def close(self) -> None:
         """End the threads. Idempotent."""
-        if self._handle is not None:
-            self._library.pcg_team_free(self._handle)
-            self._handle = None
+        self._end()
+
+
+class Workspace:
+    """Memory of steps, which grows with the largest. Used by one step at a time."""
+
+    def __init__(self) -> None:
+        self.handle: int = library().pcg_workspace_new()
+        weakref.finalize(self, library().pcg_workspace_free, self.handle).atexit = False

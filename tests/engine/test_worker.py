@@ -43,6 +43,7 @@ from engine.messages import (
     decode_from_engine,
     encode_frame,
 )
+from engine.native.library import why_not_native
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.types import CachePlan, CacheReport, PlannedEntry, Sampling
 from engine.worker import Exit, serve, stop_reading
@@ -284,7 +285,8 @@ def test_a_process_serves_the_default_model(default_model: Path) -> None:
         assert isinstance(hello, Hello)
         assert (hello.protocol_version, hello.model, hello.context) == (PROTOCOL_VERSION, "m", 1024)
         assert hello.capabilities.exact
-        assert (hello.capabilities.runner, hello.capabilities.device) == ("generic", "cpu")
+        exact_runner = "native" if why_not_native() is None else "generic"
+        assert (hello.capabilities.runner, hello.capabilities.device) == (exact_runner, "cpu")
         answers = []
         for name in ("cold", "warm"):
             peer.send(submit(name, "Name three colours.", max_tokens=8))

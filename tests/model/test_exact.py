@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.schedule.sequence import Sequence, Slice
-from tests.fakes.tiny_models import FAMILIES, VOCABULARY
+from tests.fakes.native import NEEDS_NATIVE
+from tests.fakes.tiny_models import FAMILIES, LEAN_FAMILIES, VOCABULARY
 from tests.fakes.torch_driver import Driver
 
 pytestmark = pytest.mark.engine
@@ -30,8 +31,9 @@ NUM_PAGES = -(-(NUM_PROMPT + NUM_OUTPUT) // PAGE)
 class Cold:
     """A driver, and what a cold run alone in one step gave: the truth every other run must repeat."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self.driver = Driver(folder, dtype=dtype, exact="on")
+    def __init__(self, folder: Path, dtype: str, runner: str) -> None:
+        self.driver = Driver(folder, dtype=dtype, exact="on", runner=runner)
+        self.generic = runner == "generic"
         self.pages = list(range(NUM_PAGES))
         self.sequence = self.driver.sequence("cold", TOKENS, self.pages)
         self.driver.prefill(self.sequence)
@@ -54,11 +56,17 @@ class Cold:
         self.check(sequence)
 
 
-@pytest.fixture(scope="module", params=list(itertools.product(FAMILIES, ("bfloat16", "float32"))), ids="-".join)
+MODELS = [
+    *(("generic", *model) for model in itertools.product(FAMILIES, ("bfloat16", "float32"))),
+    *(pytest.param(("native", family, "bfloat16"), marks=NEEDS_NATIVE) for family in LEAN_FAMILIES),
+]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def cold(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Iterator[Cold]:
-    """One loaded model per family and dtype."""
-    family, dtype = request.param
-    made = Cold(tiny_folder(family), dtype)
+    """One loaded model per runner, family and dtype."""
+    runner, family, dtype = request.param
+    made = Cold(tiny_folder(family), dtype, runner)
     yield made
     made.driver.runner.close()
 
@@ -142,16 +150,36 @@ def test_any_split(cold: Cold, cuts: list[int]) -> None:
     assert torch.equal(cold.driver.logits["cuts"][NUM_PROMPT], cold.logits[NUM_PROMPT])
 
 
-def test_generated_kv_is_not_claimed_reusable(cold: Cold) -> None:
-    """Row groups differ between prompt and output, and the runner says so."""
+def test_generated_kv_is_reusable_where_it_is_the_same(cold: Cold) -> None:
+    """Row groups differ between prompt and output, and their runner says so; else what was generated has a prompt's bits."""
     assert cold.driver.runner.exact
-    assert not cold.driver.runner.reuse_decode_kv
+    assert cold.driver.runner.reuse_decode_kv != cold.generic
+    if cold.generic:
+        return
+    ids = cold.sequence.token_ids[:-1]
+    prompt = cold.driver.sequence("prompt", ids, range(100, 100 + NUM_PAGES))
+    cold.driver.prefill(prompt)
+    assert torch.equal(cold.driver.logits["prompt"][len(ids)], cold.logits[len(ids)])
+    assert cold.driver.runner.read_pages(range(100, 133)) == cold.driver.runner.read_pages(cold.pages[:33])
+
+
+def test_threads_do_not_matter(cold: Cold) -> None:
+    """The native runner gives the same bits on one thread and on three, and its KV is theirs, too."""
+    if cold.generic:
+        pytest.skip("row groups are exact for one number of threads")
+    for num_threads in (1, 3):
+        driver = Driver(Path(cold.driver.config.model_path), exact="on", runner="native", num_threads=num_threads)
+        driver.prefill(driver.sequence("other", TOKENS, range(50)))
+        assert torch.equal(driver.logits["other"][NUM_PROMPT], cold.logits[NUM_PROMPT])
+        assert driver.runner.fingerprint == cold.driver.runner.fingerprint
+        driver.runner.close()
 
 
 @pytest.mark.slow
-def test_default_model_hit_equals_miss(default_model: Path) -> None:
+@pytest.mark.parametrize("runner", ["generic", pytest.param("native", marks=NEEDS_NATIVE)])
+def test_default_model_hit_equals_miss(default_model: Path, runner: str) -> None:
     """On the real model: a hit off a block border, in scattered pages and a batch, gives the miss's bits."""
-    driver = Driver(default_model, exact="on", context=1024, kv_nbytes=400 * 368_640)
+    driver = Driver(default_model, exact="on", runner=runner, context=1024, kv_nbytes=400 * 368_640)
     tokens = [int(token * 96) for token in TOKENS[:290]]
     cold = driver.sequence("cold", tokens, range(20))
     driver.prefill(cold)

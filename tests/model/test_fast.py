@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from engine.schedule.sequence import Sequence, Slice
+from tests.fakes.native import NEEDS_NATIVE
 from tests.fakes.tiny_models import FAMILIES, LEAN_FAMILIES, VOCABULARY
 from tests.fakes.torch_driver import Driver
 
@@ -33,9 +34,9 @@ Loaded = tuple[str, str, Driver]
 
 
 MODELS: Final = [
-    (runner, family, dtype)
-    for runner, families in (("generic", FAMILIES), ("lean", LEAN_FAMILIES))
-    for family, dtype in itertools.product(families, ("bfloat16", "float32"))
+    *(("generic", *model) for model in itertools.product(FAMILIES, ("bfloat16", "float32"))),
+    *(("lean", *model) for model in itertools.product(LEAN_FAMILIES, ("bfloat16", "float32"))),
+    *(pytest.param(("native", family, "bfloat16"), marks=NEEDS_NATIVE) for family in LEAN_FAMILIES),
 ]
 
 

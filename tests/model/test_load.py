@@ -28,7 +28,10 @@ from engine.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsuppor
 from engine.model.attention import paged_attention
 from engine.model.lean_weights import why_not_lean
 from engine.model.load import load_runner
+from engine.model.native import why_not_native_model
 from engine.model.support import check_supported, fit_context, layer_windows
+from engine.native import library as native_library
+from tests.fakes.native import NEEDS_NATIVE
 from tests.fakes.tiny_models import FAMILIES, WINDOW, tiny_config
 from tests.fakes.torch_driver import Driver
 
@@ -266,17 +269,19 @@ def test_bidirectional_attention_is_refused() -> None:
 @pytest.mark.parametrize(
     ("family", "options", "name"),
     [
-        ("llama", {}, "lean"),
+        pytest.param("llama", {}, "native", marks=NEEDS_NATIVE),
+        pytest.param("mistral", {"exact": "on"}, "native", marks=NEEDS_NATIVE),
+        ("llama", {"dtype": "float32"}, "lean"),
         ("qwen2", {"runner": "lean"}, "lean"),
         ("llama", {"runner": "generic"}, "generic"),
-        ("llama", {"exact": "on"}, "generic"),
+        ("llama", {"exact": "on", "dtype": "float32"}, "generic"),
         ("gemma3", {}, "generic"),
         ("mixtral", {}, "generic"),
     ],
     ids=str,
 )
 def test_choice_of_runner(tiny_folder: Folder, family: str, options: dict[str, Any], name: str) -> None:
-    """`auto` takes the lean runner where it does the model, in fast mode, and the generic one everywhere else."""
+    """`auto` takes the native runner where it does the model, then lean in fast mode, and the generic one everywhere else."""
     driver = Driver(tiny_folder(family), **options)
     assert driver.runner.name == name
     driver.runner.close()
@@ -291,6 +296,53 @@ def test_lean_is_refused_by_name(tiny_folder: Folder, family: str, options: dict
     """Asked for by name where it cannot be used, the lean runner says why."""
     with pytest.raises(ModelUnsupported, match=words):
         load(tiny_folder(family), runner="lean", **options)
+
+
+@NEEDS_NATIVE
+@pytest.mark.parametrize(
+    ("family", "options", "words"),
+    [
+        ("gemma3", {}, "Gemma3ForCausalLM"),
+        ("llama", {"dtype": "float32"}, "bfloat16"),
+        ("llama", {"block_size": 24}, "block_size 24"),
+    ],
+    ids=str,
+)
+def test_native_is_refused_by_name(tiny_folder: Folder, family: str, options: dict[str, Any], words: str) -> None:
+    """Asked for by name where it cannot be used, the native runner says why."""
+    with pytest.raises(ModelUnsupported, match=words):
+        load(tiny_folder(family), runner="native", **options)
+
+
+def test_without_a_library_auto_is_lean(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where nothing was built `auto` takes the lean runner, and `native` by name says what is missing."""
+    monkeypatch.setattr(native_library, "PATH", tmp_path / "none.so")
+    driver = Driver(tiny_folder("llama"))
+    assert (driver.runner.name, driver.runner.exact) == ("lean", False)
+    driver.runner.close()
+    with pytest.raises(ModelUnsupported, match="runner: native cannot be used: the native library is not built"):
+        load(tiny_folder("llama"), runner="native")
+
+
+@NEEDS_NATIVE
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"head_dim": 24}, "heads of 24"),
+        ({"head_dim": 272}, "heads of 272"),
+        ({"hidden_size": 72}, "layers of 72"),
+        ({"intermediate_size": 80}, "80"),
+    ],
+    ids=str,
+)
+def test_native_leaves_to_lean(changes: dict[str, Any], words: str) -> None:
+    """Sizes that fill no vector are found in the configuration, and named."""
+    config = LlamaConfig(hidden_size=96, intermediate_size=96, num_attention_heads=6, head_dim=16)
+    assert why_not_native_model(config, (None,), 16) is None
+    for name, value in changes.items():
+        setattr(config, name, value)
+    assert words in str(why_not_native_model(config, (None,), 16))
+    assert "windows" in str(why_not_native_model(LlamaConfig(), tuple(range(1, 10)), 16))
 
 
 @pytest.mark.parametrize(
@@ -372,10 +424,10 @@ def test_report_44_models_that_resume_only_at_checkpoints_are_refused_by_name(ki
         check_supported(config)
 
 
-@pytest.mark.parametrize("runner", ["lean", "generic"])
+@pytest.mark.parametrize("runner", ["lean", "generic", pytest.param("native", marks=NEEDS_NATIVE)])
 def test_report_44_sliding_windows_resume_at_any_token(tiny_folder: Folder, runner: str) -> None:
     """All KV of a windowed layer is kept, so another ending continues from inside the prefix, as if nothing were cached."""
-    driver = Driver(tiny_folder("mistral"), dtype="float32", runner=runner)
+    driver = Driver(tiny_folder("mistral"), dtype="bfloat16" if runner == "native" else "float32", runner=runner)
     first = driver.sequence("first", range(3, 203), range(13))
     driver.prefill(first)
     ids = [*range(3, 103), *range(210, 250)]

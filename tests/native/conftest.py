@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.native.library import Team, why_not_native
-
-REASON = why_not_native()
+from engine.native.library import Team
+from tests.fakes.native import REASON
 
 
 @pytest.fixture(params=(1, 2, 3))

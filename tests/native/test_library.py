@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.native import library
-from engine.native.library import ABI, CPU_FLAGS, Team, _why_not, why_not_native
+from engine.native.library import ABI, CPU_FLAGS, Team, _why_not
+from tests.fakes.native import NEEDS_NATIVE
 
 SOURCES = Path(library.__file__).parent / "src"
 
@@ -39,10 +40,9 @@ def test_the_declarations_are_those_of_the_sources() -> None:
     assert re.search(r"#define PCG_ABI (\d+)", (SOURCES / "pcg.h").read_text(encoding="utf-8")).group(1) == str(ABI)
 
 
+@NEEDS_NATIVE
 def test_a_closed_team_is_of_no_use() -> None:
     """Closing twice is harmless; what is closed has no handle; no team is empty."""
-    if (reason := why_not_native()) is not None:
-        pytest.skip(reason)
     team = Team(2)
     team.close()
     team.close()
