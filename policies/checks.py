@@ -23,6 +23,7 @@ class Conflict:
 def conflicts(policy: Policy) -> Iterator[Conflict]:
     """Every broken rule."""
     yield from _models(policy)
+    yield from _backends(policy)
     yield from _ttl_classes(policy)
     yield from _presets(policy)
     yield from _prices(policy)
@@ -32,8 +33,8 @@ def conflicts(policy: Policy) -> Iterator[Conflict]:
 
 
 def _models(policy: Policy) -> Iterator[Conflict]:
-    if not policy.models:
-        yield Conflict(("models",), "at least one model is needed")
+    if not policy.models and not policy.backends:
+        yield Conflict(("models",), "at least one model is needed, or one of backends")
     names: set[str] = set()
     for i, model in enumerate(policy.models):
         if model.name in names:
@@ -45,6 +46,21 @@ def _models(policy: Policy) -> Iterator[Conflict]:
         if engine.max_step_tokens < engine.block_size:
             path = ("models", i, "engine", "max_step_tokens")
             yield Conflict(path, f"must be at least block_size ({engine.block_size})")
+
+
+def _backends(policy: Policy) -> Iterator[Conflict]:
+    names = {model.name for model in policy.models}
+    for i, backend in enumerate(policy.backends):
+        path: KeyPath = ("backends", i)
+        if backend.name in names:
+            yield Conflict((*path, "name"), "another backend or model has this name")
+        names.add(backend.name)
+        if not backend.models:
+            yield Conflict((*path, "models"), "at least one model id is needed")
+        if backend.pass_client_key and policy.tenants:
+            yield Conflict((*path, "pass_client_key"), "the keys that clients of tenants send are this gateway's: use api_key")
+        if backend.pass_client_key and backend.api_key is not None:
+            yield Conflict((*path, "pass_client_key"), "there is an api_key already")
 
 
 def _ttl_classes(policy: Policy) -> Iterator[Conflict]:

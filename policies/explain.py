@@ -8,16 +8,9 @@ from typing import Final
 
 from pydantic_core import ErrorDetails
 
-from policies.document import Document, KeyPath, dotted
+from policies.document import Document, KeyPath
 from policies.errors import Problem
 from policies.keys import similar, similar_key
-
-_UNAVAILABLE: Final = frozenset(
-    {
-        "backends",
-    }
-)
-"""Keys that mean something to a reader of the design, but nothing here: a typing error would be the wrong word for them."""
 
 _WORDS: Final[Mapping[str, str]] = {
     "dict_type": "must be a mapping",
@@ -45,8 +38,6 @@ def explain(error: ErrorDetails, document: Document) -> Problem:
 
 
 def _unknown_key(path: KeyPath, document: Document) -> Problem:
-    if dotted(path) in _UNAVAILABLE:
-        return document.problem(path, "not available in this version", at_key=True)
     return document.problem(path, "unknown key", at_key=True, suggestion=similar_key(path))
 
 
@@ -70,7 +61,7 @@ def _choices(error: ErrorDetails) -> list[str]:
 
 def _may_show(value: str | int | float, path: KeyPath, document: Document) -> bool:
     """Nothing that came from the environment or a file, nothing near an API key or a password, nothing long."""
-    secret = path[:1] == ("tenants",) or path[:2] == ("tiers", "redis")
+    secret = path[:1] == ("tenants",) or path[:2] == ("tiers", "redis") or path[-1:] in (("api_key",), ("base_url",))
     return path not in document.interpolated and not secret and len(str(value)) <= _MAX_SHOWN
 
 

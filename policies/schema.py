@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from pydantic import Field
 
+from policies.backends import Api, BackendPolicy, Passage, find_passage
 from policies.pricing import Prices
 from policies.rules import DialectRules, PresetName
 from policies.sections import (
@@ -16,6 +17,7 @@ from policies.sections import (
     EvictionPolicy,
     ModelPolicy,
     ModelPricePolicy,
+    PresetPolicy,
     PresetsPolicy,
     PricesPolicy,
     Section,
@@ -43,6 +45,9 @@ class Policy(Section):
 
     server: ServerPolicy = Field(default=ServerPolicy(), description="Where and how to listen.")
     models: tuple[ModelPolicy, ...] = Field(default=(ModelPolicy(),), description="Models served by an engine of this gateway.")
+    backends: tuple[BackendPolicy, ...] = Field(
+        default=(), description="Upstream engines and providers that requests are passed to. With them, models may be []."
+    )
     caching: CachingPolicy = Field(default=CachingPolicy(), description="What is cached, for how long, how it is counted.")
     presets: PresetsPolicy = Field(default=PresetsPolicy(), description="What each provider's rules are.")
     dialects: tuple[DialectPolicy, ...] = Field(
@@ -65,14 +70,27 @@ class Policy(Section):
                 return model
         return None
 
-    def rules_for(self, model_id: str, wire: PresetName) -> DialectRules:
-        """The caching rules of a request for `model_id` that came in the format `wire`."""
+    def passage_for(self, model_id: str, api: Api) -> Passage | None:
+        """The upstream that serves a requested id in the format `api`; None where a model of this gateway does, or nothing.
+
+        An id that is written out beats a pattern, a model's own name everything, and upstreams the aliases of models.
+        """
+        if any(model.name == model_id for model in self.models):
+            return None
+        speaking = [backend for backend in self.backends if backend.api == api]
+        found = find_passage(speaking, model_id, exact=True)
+        if found is not None or any(model_id in model.aliases for model in self.models):
+            return found
+        return find_passage(speaking, model_id, exact=False)
+
+    def rules_for(self, model_id: str, wire: PresetName, preset: PresetName | Literal["auto"] = "auto") -> DialectRules:
+        """The caching rules of a request for `model_id` that came in the format `wire`: those of `preset` if one is given."""
         dialect = first_match(self.dialects, model_id) or DialectPolicy()
+        if preset != "auto":
+            dialect = DialectPolicy(preset=preset)
         name: PresetName = wire if dialect.preset == "auto" else dialect.preset
-        preset = getattr(self.presets, name)
-        rule = preset.model_copy(
-            update=dialect.model_dump(exclude={"match", "preset", "efforts", "prefill"}, exclude_none=True)
-        )
+        rules: PresetPolicy = getattr(self.presets, name)
+        rule = rules.model_copy(update=dialect.model_dump(exclude={"match", "preset", "efforts", "prefill"}, exclude_none=True))
         lifetimes = self.caching.ttl_classes
         return DialectRules(
             preset=name,

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 from policies.redis_url import REDIS_URL_PATTERN, RedisUrl
 from policies.size import SIZE_PATTERN, Size, parse_nbytes
 from policies.ttl import DURATION_PATTERN, format_duration, parse_duration
+from policies.upstream_url import BASE_URL_PATTERN, BaseUrl, Secret
 
 NONE: Final = "none"
 """The word for "no limit" or "off" where a duration stands."""
@@ -27,6 +28,7 @@ HIDDEN: Final = "<hidden>"
 
 _WHOLE: Final = re.compile(r"^[+-]?\d+$")
 _TENANT: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_BACKEND: Final = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"
 _DEVICE: Final = r"^(auto|cpu|cuda(:\d+)?)$"
 
 
@@ -109,6 +111,10 @@ def _read_optional_url(value: object) -> RedisUrl | None:
     return None if value is None or value == NONE else RedisUrl.parse(value)
 
 
+def _read_optional_secret(value: object) -> Secret | None:
+    return None if value is None or value == NONE else Secret.parse(value)
+
+
 def _check_class_name(name: str) -> str:
     """A TTL class is named by its nominal duration, so that prices, headers and markers agree on it."""
     try:
@@ -123,6 +129,12 @@ def _check_class_name(name: str) -> str:
 def _check_tenant_name(name: str) -> str:
     if not re.match(_TENANT, name):
         raise ValueError("must be 1 to 64 letters, digits or any of . _ -")
+    return name
+
+
+def _check_backend_name(name: str) -> str:
+    if not re.match(_BACKEND, name):
+        raise ValueError("must be a letter, then up to 63 letters, digits or any of . _ -")
     return name
 
 
@@ -187,6 +199,7 @@ ByteSize: TypeAlias = Annotated[
 NumBytes: TypeAlias = Annotated[int, PlainValidator(parse_nbytes), _SIZE_SCHEMA]
 ClassName: TypeAlias = Annotated[Text, AfterValidator(_check_class_name), _text_schema(r"^[1-9]\d*(ms|s|m|h)$")]
 TenantName: TypeAlias = Annotated[Text, AfterValidator(_check_tenant_name), _text_schema(_TENANT)]
+BackendName: TypeAlias = Annotated[Text, AfterValidator(_check_backend_name), _text_schema(_BACKEND)]
 Devices: TypeAlias = Annotated[
     tuple[str, ...],
     PlainValidator(_read_devices),
@@ -215,3 +228,14 @@ OptionalRedisUrl: TypeAlias = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": REDIS_URL_PATTERN}, {"const": NONE}]}),
 ]
 """None where the file says nothing or "none"; like a key, never printed."""
+
+UpstreamUrl: TypeAlias = Annotated[
+    BaseUrl, PlainValidator(BaseUrl.parse), PlainSerializer(str, return_type=str), _text_schema(BASE_URL_PATTERN)
+]
+OptionalSecret: TypeAlias = Annotated[
+    Secret | None,
+    PlainValidator(_read_optional_secret),
+    PlainSerializer(_hide, return_type=str | None),
+    WithJsonSchema({"type": "string", "minLength": 1}),
+]
+"""None where the file says nothing or "none"; never printed."""

@@ -41,7 +41,36 @@ PROBLEMS = {
         '2: tiers.ssd.bytes: must be a size such as 8GiB or 512MiB, not "50%"',
     ),
     "a timeout that is none": ("tiers: {redis: {timeout: 0s}}", "1: tiers.redis.timeout: must be longer than 0s"),
-    "backends": ("backends: []", "1: backends: not available in this version"),
+    "an upstream without a name of its own": (
+        "backends: [{name: a}, {name: a}]",
+        "1: backends.1.name: another backend or model has this name",
+    ),
+    "an upstream named like no token": (
+        "backends: [{name: 'my vllm'}]",
+        '1: backends.0.name: must be a letter, then up to 63 letters, digits or any of . _ -, not "my vllm"',
+    ),
+    "an upstream that serves nothing": ("backends: [{models: []}]", "1: backends.0.models: at least one model id is needed"),
+    "another format": (
+        "backends: [{api: gemini}]",
+        '1: backends.0.api: must be "anthropic" or "openai", not "gemini"',
+    ),
+    "a URL with a password": (
+        "backends: [{base_url: 'https://me:word@host'}]",
+        "1: backends.0.base_url: must be a URL such as http://127.0.0.1:8000 or https://api.example.com/v1, without user, "
+        "query and fragment",
+    ),
+    "a key of two lines": (
+        'backends: [{api_key: "a\nb"}]',
+        "1: backends.0.api_key: must be a key of visible ASCII characters without spaces",
+    ),
+    "tenants' keys upstream": (
+        "backends: [{pass_client_key: true}]\ntenants: [{name: a, keys: [k]}]",
+        "1: backends.0.pass_client_key: the keys that clients of tenants send are this gateway's: use api_key",
+    ),
+    "two keys": (
+        "backends: [{pass_client_key: true, api_key: k}]",
+        "1: backends.0.pass_client_key: there is an api_key already",
+    ),
     "single flight": (
         "caching: {single_flight: {bill: wirte}}",
         '1: caching.single_flight.bill: must be "read" or "write", not "wirte"; did you mean "write"?',
@@ -86,7 +115,7 @@ PROBLEMS = {
     "two documents": ("server: {}\n---\nserver: {}", "2: not valid YAML: but found another document"),
     "tag": ("server: !python/x {}", "1: server: tag !python/x has no meaning here"),
     "complex key": ("? [a]\n: 1", "1: keys must be plain names"),
-    "no model": ("models: []", "1: models: at least one model is needed"),
+    "no model": ("models: []", "1: models: at least one model is needed, or one of backends"),
     "same model twice": ("models:\n  - name: a\n  - name: a", "3: models.1.name: another model has this name"),
     "step below a block": (
         "models: [{engine: {block_size: 64, max_step_tokens: 32}}]",

@@ -41,12 +41,24 @@ def test_the_example_names_every_key() -> None:
 
 def test_the_commented_tenant_works() -> None:
     """The example's last lines do what they say once the comment signs are gone."""
-    text = EXAMPLE.read_text().replace("tenants: []", "tenants:")
-    text = re.sub(r"^#(  - name|    keys)", r"\1", text, flags=re.MULTILINE).replace(
-        "${FILE:/run/secrets/pcg_key_research}", "k2"
-    )
+    before, head, commented = EXAMPLE.read_text().rpartition("tenants: []")
+    tenants = re.sub(r"^#(  - name|    keys)", r"\1", commented, flags=re.MULTILINE)
+    text = f"{before}{head[:-3]}{tenants}".replace("${FILE:/run/secrets/pcg_key_research}", "k2")
     policy = parse_policy(text, file="policy.yaml", environ={"PCG_KEY_RESEARCH": "k1"}, folder=Path())
     assert [(tenant.name, len(tenant.keys)) for tenant in policy.tenants] == [("research", 2)]
+
+
+def test_the_commented_upstream_works() -> None:
+    """So do the lines under `backends`."""
+    before, _, rest = EXAMPLE.read_text().partition("backends: []")
+    commented, _, after = rest.partition("\n\n")
+    text = f"{before}backends:{re.sub('^#', '', commented, flags=re.MULTILINE)}\n\n{after}"
+    (backend,) = parse_policy(text, file="policy.yaml", environ={"UPSTREAM_KEY": "k"}, folder=Path()).backends
+    assert (backend.name, backend.models[1].model, backend.timeouts.answer) == ("vllm", "Qwen/Qwen3-32B", 600.0)
+    assert backend.api_key is not None
+    assert backend.api_key.reveal() == "k"
+    assert "'k'" not in repr(backend)
+    assert '"k"' not in backend.model_dump_json()
 
 
 def test_the_schema_accepts_the_example(validator: jsonschema.Draft202012Validator) -> None:
@@ -67,6 +79,7 @@ def test_presets_are_policy_files(validator: jsonschema.Draft202012Validator) ->
         "caching: {unmarked_ttl: 0, automatic: '${ENV:A:-true}', ttl_classes: {5m: 1h30m}}",
         "models: [{engine: {kv_bytes: 12.5%}}]",
         "tenants: [{name: a, keys: ['${FILE:/x}']}]",
+        "backends: [{base_url: 'https://api.example.com/v1', models: [{match: a, model: b}], api_key: '${ENV:K}'}]",
         "tiers: {ssd: {bytes: 0}, redis: {url: none}}",
         "tiers: {redis: {url: 'rediss://user:word@host:6380/1', timeout: 0.1}}",
         "tiers: {redis: {url: 'unix:///run/redis.sock'}}",
@@ -93,6 +106,8 @@ def test_the_schema_accepts_every_form(validator: jsonschema.Draft202012Validato
         "tenants: [{name: 'a b'}]",
         "tiers: {ssd: {path: 5}}",
         "tiers: {redis: {url: 'http://host'}}",
+        "backends: [{base_url: 'ftp://host'}]",
+        "backends: [{models: ['a']}]",
     ],
 )
 def test_the_schema_refuses_mistakes(validator: jsonschema.Draft202012Validator, text: str) -> None:
