@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 SSE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -26,3 +27,62 @@ def encode_event(data: bytes, event: str | None = None) -> bytes:
     if event is None:
         return b"data: " + data + b"\n\n"
     return b"event: " + event.encode("ascii") + b"\ndata: " + data + b"\n\n"
+
+
+MAX_EVENT_NBYTES: Final = 16 * 1024**2
+"""Of an event that is read on the way: a longer one passes unread."""
+
+_BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LINE: Final = re.compile(rb"\r\n|\n|\r")
+
+
+class Events(NamedTuple):
+    """What a piece completed: the bytes up to the end of the last whole event, and the data of those that have any."""
+
+    raw: bytes
+    data: list[bytes]
+
+
+class EventReader:
+    """Finds the events in a stream that comes in pieces, wherever these begin and end. Every byte comes out once, in order."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._skipping = False
+
+    @property
+    def between(self) -> bool:
+        """Whether what has come out so far ends with an event."""
+        return not self._skipping
+
+    def feed(self, piece: bytes) -> Events:
+        """An event longer than `MAX_EVENT_NBYTES` comes out unread, and before its end."""
+        search_from = max(0, len(self._rest) - 3)
+        self._rest += piece
+        found: list[bytes] = []
+        begin = 0
+        for match in _BLANK_LINE.finditer(self._rest, search_from):
+            data = b"" if self._skipping else _data(bytes(self._rest[begin : match.start()]))
+            self._skipping = False
+            begin = match.end()
+            if data:
+                found.append(data)
+        if len(self._rest) - begin > MAX_EVENT_NBYTES:
+            self._skipping = True
+        if self._skipping:
+            begin = max(begin, len(self._rest) - 3)
+        raw = bytes(self._rest[:begin])
+        del self._rest[:begin]
+        return Events(raw, found)
+
+    def rest(self) -> bytes:
+        """At the end of the stream: what did not end with an event."""
+        raw = bytes(self._rest)
+        self._rest.clear()
+        return raw
+
+
+def _data(event: bytes) -> bytes:
+    """The `data` field of one event (WHATWG HTML, section 9.2.6)."""
+    lines = (line.partition(b":") for line in _LINE.split(event))
+    return b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")

@@ -1,0 +1,94 @@
+"""What somebody else's answer says it used, whatever its format: the fields of a usage object, merged and read. Pure.
+
+Streams tell usage in pieces. Per field the last value that is present wins: an absent or null field keeps the earlier
+value, and 0 is a value (some upstreams tell what was read at the end only).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Fields: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToldUsage:
+    """Tokens of one request in disjoint parts, none negative.
+
+    `cache_read` is None where the answer says nothing of a cache: unknown, not zero. `writes` are tokens by TTL class as the
+    provider names it ("5m"), without zeros; of `unclassed` written tokens the class was not told. `anomaly`: the numbers did
+    not add up and were made to.
+    """
+
+    input: int
+    cache_read: int | None
+    writes: Mapping[str, int]
+    unclassed: int
+    output: int
+    anomaly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFormat:
+    """Where one wire format tells usage. `usages`: the usage objects of a JSON answer or stream event, in order. `failed`:
+    whether that is an error. `read`: merged fields -> tokens; None where nothing is said of the prompt."""
+
+    usages: Callable[[Fields], Iterator[Fields]]
+    failed: Callable[[Fields], bool]
+    read: Callable[[Fields], ToldUsage | None]
+
+
+def merged(old: Fields, new: Fields) -> dict[str, Any]:
+    """`old` with every field of `new` that is present; objects are merged alike."""
+    result = dict(old)
+    for name, value in new.items():
+        if value is None:
+            continue
+        before = result.get(name)
+        result[name] = merged(before if isinstance(before, Mapping) else {}, value) if isinstance(value, Mapping) else value
+    return result
+
+
+def objects(*candidates: object) -> Iterator[Fields]:
+    """Those that are objects."""
+    return (candidate for candidate in candidates if isinstance(candidate, Mapping))
+
+
+def count(*candidates: object) -> int | None:
+    """The first that is a number of tokens, as it stands; None where none is."""
+    for value in candidates:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers as they were told, before they are made to agree. `uncached` is what was neither read nor written."""
+
+    uncached: int
+    cache_read: int | None
+    written: int | None
+    split: Mapping[str, int | None]
+    output: int | None
+
+    def settled(self) -> ToldUsage:
+        """Negative numbers become 0; a split that is more than its total raises the total."""
+        writes = {name: tokens for name, tokens in self.split.items() if tokens is not None and tokens > 0}
+        split = sum(writes.values())
+        told = (self.uncached, self.cache_read, self.written, self.output, *self.split.values())
+        negative = any(tokens is not None and tokens < 0 for tokens in told)
+        written = split if self.written is None else max(0, self.written)
+        is_split = any(tokens is not None for tokens in self.split.values())
+        return ToldUsage(
+            input=max(0, self.uncached),
+            cache_read=None if self.cache_read is None else max(0, self.cache_read),
+            writes=writes,
+            unclassed=max(0, written - split),
+            output=max(0, self.output or 0),
+            anomaly=negative or split > written or (is_split and split < written),
+        )
