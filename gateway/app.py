@@ -20,6 +20,7 @@ from gateway.archive import Archive
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
 from gateway.backends.router import Router
+from gateway.backends.upstream import HttpUpstream
 from gateway.background import Background
 from gateway.batch_api import Batches
 from gateway.batches import BatchStore
@@ -70,6 +71,7 @@ class Gateway:
     ledger: Ledger
     background: Background
     batches: Batches | None = None
+    upstreams: tuple[HttpUpstream, ...] = ()
 
 
 def build_app(
@@ -83,10 +85,13 @@ def build_app(
     root_secret: bytes | None = None,
     batches: Path | None = None,
 ) -> Gateway:
-    """A gateway over backends, one per model name of the policy. Starts nothing. `inventory` is what its tiers hold, `batches`
-    the folder of message batches; without it there are none."""
+    """A gateway over backends, one per model name of the policy, and the policy's upstreams. Starts nothing.
+
+    `inventory` is what its tiers hold, `batches` the folder of message batches; without it there are none.
+    """
     metrics, ledger = metrics or Metrics(), Ledger()
-    in_flight = InFlight(sum(m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models))
+    in_flight = InFlight(_most_requests(policy))
+    upstreams = {backend.name: HttpUpstream(backend) for backend in policy.backends}
 
     def record(finished: Record) -> None:
         ledger.add(finished)
@@ -102,7 +107,7 @@ def build_app(
     }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     responses, background = ResponseCache(policy.caching.responses), Background(clock)
-    handler = Handler(policy, Catalogue(policy, backends), in_flight, record, archive, responses, background)
+    handler = Handler(policy, Catalogue(policy, backends, upstreams), in_flight, record, archive, responses, background)
     limits = policy.server.batches
     later = None
     if batches is not None and limits.bytes:
@@ -110,10 +115,17 @@ def build_app(
     server = Server(handler, wires, clock, later)
     admin = Admin(policy, backends, metrics, in_flight, responses)
     app = web.Application(client_max_size=policy.server.max_body)
+    app.cleanup_ctx.extend(upstream.session for upstream in upstreams.values())
     server.add_routes(app)
     admin.add_routes(app)
     CacheAdmin(policy, backends, clock, inventory or Inventory(), root_secret, responses).add_routes(app)
-    return Gateway(policy, app, server, admin, in_flight, metrics, ledger, background, later)
+    return Gateway(policy, app, server, admin, in_flight, metrics, ledger, background, later, tuple(upstreams.values()))
+
+
+def _most_requests(policy: Policy) -> int:
+    """What engines and upstreams together take at a time, waiting ones included."""
+    engines = sum(m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models)
+    return engines + sum(backend.max_requests for backend in policy.backends)
 
 
 @dataclass(slots=True)
@@ -213,6 +225,8 @@ async def serve(
                 await drain(gateway, listener, delay_s=delay_s, hurry=stop.insisted)
                 for engine in running:
                     engine.cancel()
+                for upstream in gateway.upstreams:
+                    upstream.close()
                 await _within(GOODBYE_S, gateway.in_flight.wait_idle())
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None

@@ -15,6 +15,7 @@ GatewayError
 ├── RateLimited            429  a limit of the tenant; `retry_after_s` if known
 ├── Overloaded             529  (503 in OpenAI's format) the engine is full or restarting
 ├── EngineFailed           500  the engine could not finish this request
+├── UpstreamFailed         502  the upstream cannot be reached, broke off, or refuses this gateway
 └── TimedOut               504
     └── NotCached          504  the client wanted an answer only if some of its prompt was cached
 """
@@ -97,6 +98,10 @@ class Overloaded(GatewayError):
 
 class EngineFailed(GatewayError):
     """The engine broke while serving this request."""
+
+
+class UpstreamFailed(GatewayError):
+    """Whoever was to answer instead of us could not be reached, broke off, or does not take our key."""
 
 
 class TimedOut(GatewayError):

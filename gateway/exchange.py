@@ -14,7 +14,8 @@ class Call:
     """A request that has arrived and whose wire format is known. `headers` has lower-case names.
 
     `arrived_s` is on the event loop's monotonic clock, `started_at_s` is epoch seconds on the gateway's clock: the moment
-    every TTL of this request counts from. `tenant` is known already where no key came with the request: a batch's.
+    every TTL of this request counts from. `path` is what was asked for, with its query. `tenant` is known already where no key
+    came with the request: a batch's.
     """
 
     id: str
@@ -24,6 +25,7 @@ class Call:
     arrived_s: float
     started_at_s: float
     tenant: str | None = None
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     client bytes -> authenticate -> wire.parse -> dialects.normalize, plan -> backend.generate
     Started (the prompt's bill) -> TextDelta ... -> Finished -> headers and body, or a stream -> ledger, metrics, log
 
-Whatever ends a request (an answer, an error, a client that left) ends here, and is recorded once.
+A model that an upstream serves is passed to it instead, byte for byte: `relay`. Whatever ends a request (an answer, an error,
+a client that left) ends here, and is recorded once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gateway.background import Background, EventLog
 from gateway.catalogue import Catalogue
 from gateway.choices import Chosen, chosen
 from gateway.diagnoses import Diagnoses
-from gateway.errors import EngineFailed, GatewayError, NotCached
+from gateway.errors import EngineFailed, GatewayError, NotCached, UnknownModel
 from gateway.exchange import Call, Client, Reply
 from gateway.feed import EventFeed, feed
 from gateway.headers import billing_headers, headers_without_counts
@@ -37,6 +38,7 @@ from gateway.ids import id_headers, native_id
 from gateway.ledger import Record
 from gateway.limits import InFlight
 from gateway.progress import Choice, Progress
+from gateway.relay import Crossing, Relay
 from gateway.request import Request
 from gateway.response_cache import ResponseCache, replay
 from gateway.session import routing_key
@@ -71,6 +73,10 @@ class Handler:
     background: Background
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
 
+    @property
+    def relay(self) -> Relay:
+        return Relay(self.policy, self.catalogue)
+
     # The routes -------------------------------------------------------------------------------------------------------
 
     async def generate(self, call: Call, client: Client) -> None:
@@ -78,7 +84,10 @@ class Handler:
         progress = Progress(call)
         async with self._recorded(progress, client):
             with self.in_flight.slot():
-                request, backend = await self._admit(progress, client)
+                body = await self._read(progress, client)
+                if await self._passed(progress, body, client):
+                    return
+                request, backend = self._admit(progress, body)
                 if not request.wire_options.get("background"):
                     await self._answer(progress, backend, client)
                     return
@@ -89,12 +98,13 @@ class Handler:
         progress = Progress(call)
         async with self._recorded(progress, client):
             with self.in_flight.slot():
-                progress.tenant = authenticate(self.policy, call.headers).name
-                body = await client.read(self.policy.server.max_body)
+                body = await self._read(progress, client)
+                if await self._passed(progress, body, client, billed=False):
+                    return
                 request = call.wire.parse_count(body, call.headers, request_id=native_id(call.wire.name, call.id))
                 served = self.catalogue.find(request.model)
                 progress.request, progress.served_by = request, served.name
-                request = self._resumed(call, progress.tenant, request)
+                request = self._resumed(progress, request)
                 request = dialects.normalize(request, self.policy.rules_for(request.model, request.wire))
                 num_prompt = await served.backend.count(request.prompt)
             await self.send(call, client, call.wire.encode_count(num_prompt))
@@ -102,11 +112,24 @@ class Handler:
 
     async def models(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
         """GET /v1/models."""
-        await self._lookup(call, client, lambda: call.wire.encode_models(self.catalogue.listed(), query))
+        await self._lookup(call, client, lambda: call.wire.encode_models(self.catalogue.listed(call.wire.name), query))
 
     async def model(self, call: Call, client: Client, model_id: str) -> None:
         """GET /v1/models/{id}."""
-        await self._lookup(call, client, lambda: call.wire.encode_model(self.catalogue.info(model_id), model_id))
+
+        def encode() -> bytes:
+            return call.wire.encode_model(self.catalogue.info(model_id, call.wire.name), model_id)
+
+        await self._lookup(call, client, encode)
+
+    async def passed_only(self, call: Call, client: Client) -> None:
+        """POST /v1/embeddings and its like: what upstreams serve and no engine of ours does."""
+        progress = Progress(call)
+        async with self._recorded(progress, client):
+            with self.in_flight.slot():
+                body = await self._read(progress, client)
+                if not await self._passed(progress, body, client):
+                    raise UnknownModel("the body names no model that an upstream serves", path="model")
 
     async def refuse(self, call: Call, client: Client, error: GatewayError) -> None:
         """A request that no route takes."""
@@ -142,18 +165,30 @@ class Handler:
 
     # The steps of `generate` ------------------------------------------------------------------------------------------
 
-    async def _admit(self, progress: Progress, client: Client) -> tuple[Request, Backend]:
+    async def _read(self, progress: Progress, client: Client) -> bytes:
+        """The body, of a tenant that is known then."""
+        progress.tenant = progress.call.tenant or authenticate(self.policy, progress.call.headers).name
+        with progress.phase("read"):
+            return await client.read(self.policy.server.max_body)
+
+    async def _passed(self, progress: Progress, body: bytes, client: Client, *, billed: bool = True) -> bool:
+        """Whether an upstream serves the request, and then has answered it."""
+        with progress.phase("parse"):
+            way = self.relay.way(progress.call, body, billed=billed)
+        if way is not None:
+            await Crossing(way, progress, client, self.policy.server.sse).run()
+        return way is not None
+
+    def _admit(self, progress: Progress, body: bytes) -> tuple[Request, Backend]:
         """The request as the backend is to serve it: nothing downstream asks a policy again."""
         call = progress.call
-        progress.tenant = call.tenant or authenticate(self.policy, call.headers).name
-        with progress.phase("read"):
-            body = await client.read(self.policy.server.max_body)
+        assert progress.tenant is not None
         with progress.phase("parse"):
             request = call.wire.parse(body, call.headers, request_id=native_id(call.wire.name, call.id))
         progress.request = request
         served = self.catalogue.find(request.model)
         progress.served_by = served.name
-        request = self._resumed(call, progress.tenant, request)
+        request = self._resumed(progress, request)
         with progress.phase("plan"):
             rules = self.policy.rules_for(request.model, request.wire)
             dialects.check_abilities(request, rules)
@@ -261,8 +296,10 @@ class Handler:
             if not log.events:
                 await log.write(call.wire.stream(request, created_at_s=call.started_at_s).error(progress.failure))
 
-    def _resumed(self, call: Call, tenant: str, request: Request) -> Request:
+    def _resumed(self, progress: Progress, request: Request) -> Request:
         """With what it refers to filled in, where its format can refer to earlier requests."""
+        call, tenant = progress.call, progress.tenant
+        assert tenant is not None
         if not isinstance(call.wire, RememberingWire):
             return request
         return call.wire.resume(request, lambda name: self.archive.find(tenant, name, call.started_at_s))

@@ -16,10 +16,12 @@ from http_sf.types import BareItemType
 
 from engine.types import CachePlan, CacheReport
 from gateway.response_cache import Lookup, Outcome
+from gateway.told import ToldBill
 from policies.pricing import Charge, Usage, format_usd
 from policies.rules import DialectRules
 
 CacheWord: TypeAlias = Literal["hit", "partial", "miss", "expired", "bypass", "below-min", "response"]
+ToldWord: TypeAlias = Literal["hit", "partial", "miss", "unknown"]
 
 CACHE_NAME: Final = "pcg-kv"
 RESPONSE_CACHE_NAME: Final = "pcg-resp"
@@ -93,6 +95,30 @@ def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Itera
     return headers | headers_without_counts(timings=timings, warnings=warnings)
 
 
+def told_headers(
+    upstream: str, bill: ToldBill | None, *, timings: Mapping[str, float], warnings: Iterable[str]
+) -> dict[str, str]:
+    """Every header of a whole answer that `upstream` gave. `bill` is None where it did not say what it used.
+
+    What it did not say is absent. Nothing is known of its tiers, of time left, and of work that was really skipped.
+    """
+    word: ToldWord = "unknown" if bill is None else told_word(bill)
+    parameters: dict[str, BareItemType] = {"fwd": Token("bypass"), "detail": Token("usage-unknown")}
+    headers: dict[str, str] = {"pcg-cache": word}
+    if bill is not None and bill.cache_known:
+        usage = bill.usage
+        parameters = {"fwd": Token("partial" if usage.cache_read else "miss"), "detail": Token("from-usage")}
+        parameters |= {"pcg-read": usage.cache_read, "pcg-write": usage.num_written, "pcg-total": usage.num_prompt}
+        headers |= {"pcg-cache-read-tokens": str(usage.cache_read), "pcg-cache-write-tokens": str(usage.num_written)}
+        headers |= {f"pcg-cache-write-{name}-tokens": str(tokens) for name, tokens in _writes_by_class(bill).items()}
+        headers |= {"pcg-uncached-tokens": str(usage.input), "pcg-cost-saved-usd": format_usd(bill.charge.saved)}
+    if bill is not None:
+        headers |= {"pcg-cost-usd": format_usd(bill.charge.total), "pcg-prompt-cost-usd": format_usd(bill.charge.prompt)}
+        headers["pcg-price-version"] = bill.price_version
+    headers["Cache-Status"] = _member(parameters, upstream)
+    return headers | headers_without_counts(timings=timings, warnings=warnings)
+
+
 def headers_without_counts(*, timings: Mapping[str, float], warnings: Iterable[str] = ()) -> dict[str, str]:
     """The headers of an answer that must begin before its counts are known: what is unknown is absent."""
     headers: dict[str, str] = {}
@@ -139,6 +165,20 @@ def response_status(bill: Bill) -> str | None:
     return _member(parameters, RESPONSE_CACHE_NAME)
 
 
+def told_word(bill: ToldBill) -> ToldWord:
+    """`hit`: something was read and nothing written. `unknown`: the upstream did not say, which is not a miss."""
+    if not bill.cache_known:
+        return "unknown"
+    if bill.usage.cache_read == 0:
+        return "miss"
+    return "partial" if bill.usage.num_written else "hit"
+
+
+def any_word(bill: Bill | ToldBill) -> CacheWord | ToldWord:
+    """The word of a bill, whoever made it."""
+    return told_word(bill) if isinstance(bill, ToldBill) else cache_word(bill)
+
+
 def cache_status(bill: Bill) -> str:
     """The prefix cache's member of the `Cache-Status` list, with token counts as prefixed parameters.
 
@@ -180,7 +220,7 @@ def _member(parameters: Mapping[str, BareItemType], name: str = CACHE_NAME) -> s
     return http_sf.ser([(Token(name), dict(parameters))]).replace(";", "; ")
 
 
-def _writes_by_class(bill: Bill) -> dict[str, int]:
+def _writes_by_class(bill: Bill | ToldBill) -> dict[str, int]:
     """Tokens written per class, zeros included, for the classes of a dialect that bills writes."""
     tokens = dict.fromkeys(bill.rules.ttl_classes, 0) if bill.rules.bills_writes else {}
     return tokens | {ttl_name(ttl_s, bill.rules): written for ttl_s, written in bill.usage.cache_write}

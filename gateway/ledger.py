@@ -12,19 +12,21 @@ from typing import Literal, TypeAlias
 
 from gateway.headers import Bill
 from gateway.request import WireName
+from gateway.told import Note, ToldBill
 
 Outcome: TypeAlias = Literal["answered", "failed", "cancelled"]
-Kind: TypeAlias = Literal["engine", "response_cache"]
+Kind: TypeAlias = Literal["engine", "response_cache", "upstream"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One request, over. What was never learned is None.
 
-    `model` is the id asked for, `served_by` the policy's model that answers for it. `error` is the class name of the
+    `model` is the id asked for, `served_by` the policy's model or backend that answers for it. `error` is the class name of the
     `GatewayError`. `bill` is None where nothing is owed: refused, failed, or cancelled before the engine started. `phases`
     are seconds by name: where gateway and engine spent time besides computing tokens. `warnings` name what was changed on
-    the client's behalf.
+    the client's behalf, `notes` what is to be known of a bill that rests on an upstream's numbers. `upstream` answered instead
+    of an engine of ours, and calls the request `upstream_id`.
     """
 
     request_id: str
@@ -39,15 +41,20 @@ class Record:
     model: str | None = None
     served_by: str | None = None
     error: str | None = None
-    bill: Bill | None = None
+    bill: Bill | ToldBill | None = None
     ttft_s: float | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    upstream: str | None = None
+    upstream_id: str | None = None
 
     @property
     def kind(self) -> Kind:
         """Where the answer came from."""
-        return "response_cache" if self.bill is not None and self.bill.replayed else "engine"
+        if self.upstream is not None:
+            return "upstream"
+        return "response_cache" if isinstance(self.bill, Bill) and self.bill.replayed else "engine"
 
 
 @dataclass(slots=True)
@@ -62,11 +69,13 @@ class Totals:
     output: int = 0
     cost_usd: Decimal = Decimal(0)
     saved_usd: Decimal = Decimal(0)
+    num_noted: int = 0
+    """Bills that are not exact, because an upstream did not tell all (`Record.notes`)."""
 
-    def add(self, bill: Bill) -> None:
+    def add(self, bill: Bill | ToldBill) -> None:
         self.num_requests += 1
         self.saved_usd += bill.charge.saved
-        if bill.replayed:
+        if isinstance(bill, Bill) and bill.replayed:
             self.num_replayed += 1
             return
         self.input += bill.usage.input
@@ -74,6 +83,7 @@ class Totals:
         self.cache_write += bill.usage.num_written
         self.output += bill.usage.output
         self.cost_usd += bill.charge.total
+        self.num_noted += isinstance(bill, ToldBill) and bool(bill.notes)
 
 
 class Ledger:

@@ -8,7 +8,7 @@ from typing import TextIO
 
 import structlog
 
-from gateway.headers import cache_word
+from gateway.headers import Bill, any_word
 from gateway.ledger import Record
 from policies.pricing import format_usd
 
@@ -43,13 +43,17 @@ def log_record(record: Record) -> None:
         "tenant": record.tenant,
         "model": record.model,
         "error": record.error,
+        "upstream_id": record.upstream_id,
+        "notes": list(record.notes) or None,
         "ms": round(record.total_s * 1000, 1),
     }
     if record.ttft_s is not None:
         fields["ttft_ms"] = round(record.ttft_s * 1000, 1)
     if record.bill is not None:
-        usage, report = record.bill.usage, record.bill.report
-        fields |= {"cache": cache_word(record.bill), "prompt": report.num_prompt, "skipped": report.skipped}
+        usage = record.bill.usage
+        fields |= {"cache": any_word(record.bill), "prompt": usage.num_prompt}
+        if isinstance(record.bill, Bill):
+            fields["skipped"] = record.bill.report.skipped
         fields |= {"read": usage.cache_read, "write": usage.num_written, "input": usage.input, "output": usage.output}
         fields["usd"] = format_usd(record.bill.charge.total)
         if record.kind == "response_cache":

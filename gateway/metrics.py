@@ -12,8 +12,9 @@ from prometheus_client.metrics_core import Metric
 
 from engine.messages import EngineStats
 from gateway.engine_metrics import WORKER, Described, engine_metrics, known_values
-from gateway.headers import Bill, cache_word, ttl_name
+from gateway.headers import Bill, any_word, ttl_name
 from gateway.ledger import Record
+from gateway.told import ToldBill
 
 __all__ = ["CONTENT_TYPE", "Described", "Metrics"]
 
@@ -51,6 +52,14 @@ class Metrics:
             "pcg_overhead_seconds", "Time spent on a request besides computing tokens.", _SHORT_SECONDS, "phase"
         )
         self._changed = self._counter("pcg_changed_requests", "Requests changed on the client's behalf, by warning.", "warning")
+        self._noted = self._counter(
+            "pcg_usage_notes",
+            "Requests whose bill rests on numbers that an upstream did not tell, by what was missing.",
+            "note",
+        )
+        self._passed = self._counter(
+            "pcg_upstream_requests", "Requests passed to an upstream, by outcome.", "upstream", "status_class", "error_type"
+        )
         self._inflight = self._gauge("pcg_inflight", "Requests being served now.")
         self._kept = self._gauge("pcg_response_bytes", "Bytes of answers that may be given again.")
         self._restarts = self._counter("pcg_worker_restarts", "Engine workers started to replace one that died.", *WORKER)
@@ -87,24 +96,30 @@ class Metrics:
             self._overhead.labels(phase).observe(seconds)
         for warning in record.warnings:
             self._changed.labels(warning).inc()
-        word = cache_word(record.bill) if record.bill else "unknown"
+        if record.upstream is not None:
+            self._passed.labels(record.upstream, f"{record.status // 100}xx", record.error or "").inc()
+        for note in record.notes:
+            self._noted.labels(note).inc()
+        bill = record.bill
+        word = "unknown" if bill is None else any_word(bill)
         if record.ttft_s is not None:
             self._ttft.labels(word).observe(record.ttft_s)
-        if record.bill is not None and record.bill.lookup is not None:
-            self._responses.labels(record.bill.lookup.outcome).inc()
-        if record.bill is not None and record.bill.replayed:
-            self._replayed.inc(float(record.bill.charge.saved))
-        elif record.bill is not None:
+        if isinstance(bill, Bill) and bill.lookup is not None:
+            self._responses.labels(bill.lookup.outcome).inc()
+        if isinstance(bill, Bill) and bill.replayed:
+            self._replayed.inc(float(bill.charge.saved))
+        elif bill is not None:
             self._lookups.labels(word.replace("-", "_")).inc()
-            self._add_bill(record.bill)
+            self._add_bill(bill)
 
-    def _add_bill(self, bill: Bill) -> None:
-        report, usage, charge = bill.report, bill.usage, bill.charge
-        self._skipped.inc(report.skipped)
-        if report.broken_tokens:
-            self._broken.labels(report.miss.cause if report.miss else "unknown").inc(report.broken_tokens)
+    def _add_bill(self, bill: Bill | ToldBill) -> None:
+        usage, charge = bill.usage, bill.charge
+        if isinstance(bill, Bill):
+            self._skipped.inc(bill.report.skipped)
+            if bill.report.broken_tokens:
+                self._broken.labels(bill.report.miss.cause if bill.report.miss else "unknown").inc(bill.report.broken_tokens)
         self._prompt.labels("read").inc(usage.cache_read)
-        self._prompt.labels("uncached").inc(usage.input)
+        self._prompt.labels("uncached" if isinstance(bill, Bill) or bill.cache_known else "unknown").inc(usage.input)
         for ttl_s, num_tokens in usage.cache_write:
             self._prompt.labels(f"write_{ttl_name(ttl_s, bill.rules)}").inc(num_tokens)
         self._output.inc(usage.output)

@@ -18,6 +18,7 @@ from gateway.ledger import Outcome, Record
 from gateway.merged import merged
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.response_cache import Lookup, Tape
+from gateway.told import Passing, ToldBill
 from gateway.wire.base import Answer, ToolCall
 from policies.pricing import NOTHING, Prices, Usage, charge, sum_usage
 from policies.rules import DialectRules
@@ -25,6 +26,9 @@ from policies.rules import DialectRules
 CLIENT_GONE = 499
 """The status recorded, never sent, when the client left before its answer."""
 
+
+UPSTREAM_REFUSED = "UpstreamRefused"
+"""The error recorded where the upstream's own error was passed on."""
 
 CLAMPED = "max_tokens-clamped-to-context"
 """The answer may end earlier than the client allowed, because prompt and answer share the context."""
@@ -75,6 +79,7 @@ class Choice:
 class Progress:
     """Filled in step by step by the handler; `bill` and `record` may be asked for at any time.
 
+    A request that is passed to an upstream has `passing` and no `request`.
     `lookup` is what became of the request in the cache of whole answers, `tape` its events where they may be kept there, and
     `kept_s` for how long they were.
     """
@@ -82,6 +87,7 @@ class Progress:
     call: Call
     tenant: str | None = None
     request: Request | None = None
+    passing: Passing | None = None
     rules: DialectRules | None = None
     prices: Prices | None = None
     served_by: str | None = None
@@ -116,8 +122,7 @@ class Progress:
             self.phases |= {"render": event.render_s, "match": event.match_s, "queue": event.queue_s}
 
     def on_delta(self, event: TextDelta | ToolCallDelta, choice: int = 0) -> None:
-        if self.ttft_s is None:
-            self.ttft_s = _now_s() - self.call.arrived_s
+        self.began()
         if not self._prewarms:
             self.choices[choice].add(event)
 
@@ -144,6 +149,17 @@ class Progress:
     def answered(self) -> None:
         """The client has its whole answer."""
         self.outcome, self.status = "answered", 200
+
+    def passed(self, status: int) -> None:
+        """The client has the upstream's answer, or its refusal: whole, as it came."""
+        assert self.passing is not None
+        self.status = status
+        self.outcome = "failed" if status >= 400 or self.passing.failed else "answered"
+
+    def began(self) -> None:
+        """The first of the answer has come."""
+        if self.ttft_s is None:
+            self.ttft_s = _now_s() - self.call.arrived_s
 
     def failed(self, error: GatewayError, status: int) -> None:
         """The client was told of `error`, with `status` (200 where a stream had already begun)."""
@@ -204,7 +220,12 @@ class Progress:
         return timings
 
     def record(self) -> Record:
-        """The request as it is remembered. A failed request owes nothing."""
+        """The request as it is remembered. A failed request owes nothing, but what an upstream told of it."""
+        passing = self.passing
+        bill: Bill | ToldBill | None = None if self.outcome == "failed" else self.bill()
+        model, stream = (self.request.model, self.request.stream) if self.request is not None else (None, False)
+        if passing is not None:
+            bill, model, stream = passing.bill(), passing.model, passing.stream
         return Record(
             request_id=self.call.id,
             route=self.call.route,
@@ -213,16 +234,25 @@ class Progress:
             status=self.status,
             at_s=self.call.started_at_s,
             total_s=_now_s() - self.call.arrived_s,
-            stream=self.request is not None and self.request.stream,
+            stream=stream,
             tenant=self.tenant,
-            model=self.request.model[:MAX_MODEL_ID] if self.request else None,
+            model=None if model is None else model[:MAX_MODEL_ID],
             served_by=self.served_by,
-            error=None if self.failure is None else type(self.failure).__name__,
-            bill=None if self.outcome == "failed" else self.bill(),
+            error=self._error(),
+            bill=bill,
             ttft_s=self.ttft_s,
             phases=self.phases,
             warnings=self.warnings() if self.request is not None else (),
+            notes=() if passing is None or (bill is None and self.outcome == "failed") else passing.notes(),
+            upstream=None if passing is None else passing.upstream,
+            upstream_id=None if passing is None else passing.upstream_id,
         )
+
+    def _error(self) -> str | None:
+        """The name of what went wrong."""
+        if self.failure is not None:
+            return type(self.failure).__name__
+        return UPSTREAM_REFUSED if self.outcome == "failed" else None
 
 
 def _now_s() -> float:

@@ -34,6 +34,17 @@ GREETING: Final = (
     "GET  /v1/models, /metrics, /readyz\n"
 )
 
+PASSED: Final = (
+    "/v1/embeddings",
+    "/v1/moderations",
+    "/v1/images/generations",
+    "/v1/audio/speech",
+    "/v1/rerank",
+    "/v1/score",
+)
+"""What only upstreams serve: OpenAI's paths, and vLLM's, whose JSON body names a model. No other path is passed on: an upstream
+that takes our key may have paths that are not for our clients."""
+
 WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "compact", "completions"]
 """Which of the wire formats; a provider may have several."""
 
@@ -114,6 +125,8 @@ class Server:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._named("model", self._handler.model))
         app.router.add_get("/", self._greet)
+        for path in PASSED if self._handler.policy.backends else ():
+            app.router.add_post(path, self._route(path.removeprefix("/v1/").replace("/", "_"), self._handler.passed_only))
         if self._batches is not None:
             self._add_batches(app, self._batches)
         app.on_response_prepare.append(self._sign)
@@ -197,6 +210,7 @@ class Server:
             headers=headers,
             arrived_s=asyncio.get_running_loop().time(),
             started_at_s=started_at_s,
+            path=f"{http.path}?{query}" if (query := http.rel_url.raw_query_string) else http.path,
         )
 
     @web.middleware

@@ -1,4 +1,4 @@
-"""The contract of a place that generates answers."""
+"""The contracts of places that answer: backends that generate from a `Request`, upstreams that are passed bytes."""
 
 from __future__ import annotations
 
@@ -74,3 +74,45 @@ def workers_of(backends: Mapping[str, Backend]) -> list[Worker]:
         for model, backend in backends.items()
         for number, worker in enumerate(backend.workers if isinstance(backend, HasWorkers) else (backend,))
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class PassedModel:
+    """A model that an upstream serves, as `/v1/models` lists it. Nothing else is known of it."""
+
+    upstream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A request as an upstream is to get it. `path` is the client's, with its query; `headers` has lower-case names."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of an upstream's answer. `headers` has lower-case names."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of an upstream's answer, which is whole."""
+
+
+class Upstream(Protocol):
+    """Serves requests of its own wire format. Called on the event loop only."""
+
+    def exchange(self, sent: Outgoing) -> AsyncIterator[Head | bytes | Tail]:
+        """`Head`, then the body in pieces as they come, then `Tail`. Errors of the upstream's own are answers too.
+
+        Raises `Overloaded`, `UpstreamFailed` or `TimedOut` at any point. Closing the iterator early (`aclose`, cancellation)
+        closes the connection at once. Nothing is ever sent twice.
+        """
+        ...

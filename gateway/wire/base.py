@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from engine.types import FinishReason, TokenLogprobs
-from gateway.backends.base import ModelInfo
+from gateway.backends.base import ModelInfo, PassedModel
 from gateway.errors import GatewayError
 from gateway.request import Request, WireName
 from policies.pricing import Usage
@@ -118,13 +118,17 @@ class Wire(Protocol):
 
     def encode_count(self, num_prompt: int) -> bytes: ...
 
-    def encode_models(self, models: Mapping[str, ModelInfo], query: Mapping[str, str]) -> bytes:
+    def encode_models(self, models: Mapping[str, ModelInfo | PassedModel], query: Mapping[str, str]) -> bytes:
         """The list of `models` by id, or the page of it that `query` asks for. Raises `InvalidRequest` for a wrong query."""
         ...
 
-    def encode_model(self, model: ModelInfo, requested: str) -> bytes: ...
+    def encode_model(self, model: ModelInfo | PassedModel, requested: str) -> bytes: ...
 
     def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply: ...
+
+    def error_event(self, body: bytes) -> bytes:
+        """An error's JSON, without line breaks, as the last event of a stream that somebody else began."""
+        ...
 
 
 @runtime_checkable

@@ -195,12 +195,12 @@ def test_models_by_name_and_alias() -> None:
     catalogue = Catalogue(policy, {"a": first, "b": second})
     assert catalogue.find("claude-x").backend is first
     assert catalogue.find("b").backend is second
-    assert list(catalogue.listed()) == ["a"]
+    assert list(catalogue.listed("openai")) == ["a"]
     for unknown in ("c", "gpt-5"):
         with pytest.raises(UnknownModel):
             catalogue.find(unknown)
     with pytest.raises(UnknownModel):
-        catalogue.info("b")
+        catalogue.info("b", "openai")
     with pytest.raises(ValueError, match="b"):
         Catalogue(policy, {"a": first})
 
@@ -212,7 +212,8 @@ def test_the_list_says_of_each_id_which_model_answers() -> None:
     first, second = ScriptedBackend(), ScriptedBackend()
     catalogue = Catalogue(policy, {"a": first, "b": second})
     shown = {"a": first, "b": second, "mine": first, "claude-x": first, "yours": second}
-    assert [(name, id(info)) for name, info in catalogue.listed().items()] == [(n, id(b.model)) for n, b in shown.items()]
+    listed = catalogue.listed("openai")
+    assert [(name, id(info)) for name, info in listed.items()] == [(name, id(b.model)) for name, b in shown.items()]
 
 
 # Ledger, metrics, logs ------------------------------------------------------------------------------------------------

@@ -65,8 +65,15 @@ RULES = (
     Rule(
         "gateway.handler",
         ("gateway", "engine.messages", *PLANS, "policies", "msgspec", "structlog"),
-        never=(*COMPOSITION, "gateway.server", "gateway.backends.local", "gateway.backends.router", "aiohttp"),
+        never=(
+            *(*COMPOSITION, "gateway.server", "gateway.backends.local", "gateway.backends.router", "gateway.backends.upstream"),
+            "aiohttp",
+        ),
     ),
+    Rule(
+        "gateway.relay", ("gateway", "policies", "orjson"), never=(*COMPOSITION, "gateway.server", "gateway.backends.upstream")
+    ),
+    Rule("gateway.told", ("gateway.sse", "gateway.wire.told", "policies", "msgspec")),
     Rule(
         "gateway",
         ("gateway", "engine", "policies", "aiohttp", "http_sf", "msgspec", "orjson", "prometheus_client", "structlog"),

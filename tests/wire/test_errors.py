@@ -33,6 +33,7 @@ ANTHROPIC: Final = {
     "RateLimited": (429, "rate_limit_error"),
     "Overloaded": (529, "overloaded_error"),
     "EngineFailed": (500, "api_error"),
+    "UpstreamFailed": (502, "api_error"),
     "TimedOut": (504, "timeout_error"),
     "NotCached": (504, "timeout_error"),
 }
@@ -51,6 +52,7 @@ OPENAI: Final = {
     "RateLimited": (429, "requests", "rate_limit_exceeded"),
     "Overloaded": (503, "server_error", "server_is_overloaded"),
     "EngineFailed": (500, "server_error", None),
+    "UpstreamFailed": (502, "server_error", None),
     "TimedOut": (504, "server_error", "timeout"),
     "NotCached": (504, "server_error", "timeout"),
 }

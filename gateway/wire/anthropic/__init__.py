@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import orjson
 
-from gateway.backends.base import ModelInfo
+from gateway.backends.base import ModelInfo, PassedModel
 from gateway.errors import GatewayError
 from gateway.request import Request, WireName
+from gateway.sse import encode_event
 from gateway.wire.anthropic import catalog, encode, errors
 from gateway.wire.anthropic.parse import parse
 from gateway.wire.anthropic.stream import MessageStream
@@ -37,11 +38,14 @@ class AnthropicWire:
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"input_tokens": num_prompt})
 
-    def encode_models(self, models: Mapping[str, ModelInfo], query: Mapping[str, str]) -> bytes:
+    def encode_models(self, models: Mapping[str, ModelInfo | PassedModel], query: Mapping[str, str]) -> bytes:
         return catalog.encode_models(models, query)
 
-    def encode_model(self, model: ModelInfo, requested: str) -> bytes:
+    def encode_model(self, model: ModelInfo | PassedModel, requested: str) -> bytes:
         return catalog.encode_model(model, requested)
 
     def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply:
         return errors.encode_error(error, request_id=request_id)
+
+    def error_event(self, body: bytes) -> bytes:
+        return encode_event(body, "error")

@@ -9,15 +9,28 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from gateway.backends.base import ModelInfo
+from gateway.backends.base import ModelInfo, PassedModel
 from gateway.wire.anthropic.errors import invalid, one_of
 from gateway.wire.anthropic.paging import read_page
 
 ACTIVE: Final = "active"
 STAGES: Final = (ACTIVE, "deprecated", "retired")
 
+_UNKNOWN: Final = {
+    "type": "model",
+    "created_at": "1970-01-01T00:00:00Z",
+    "lifecycle": ACTIVE,
+    "line": None,
+    "max_input_tokens": None,
+    "max_tokens": None,
+    "capabilities": None,
+    "deprecated_at": None,
+    "retires_at": None,
+}
+"""A model of an upstream. The format has no word for a date that is not known but the epoch."""
 
-def encode_models(models: Mapping[str, ModelInfo], query: Mapping[str, str]) -> bytes:
+
+def encode_models(models: Mapping[str, ModelInfo | PassedModel], query: Mapping[str, str]) -> bytes:
     """The page that `query` asks for. Raises `InvalidRequest`. Every model here is active."""
     page = read_page(query, list(models) if ACTIVE in _stages(query) else [])
     first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
@@ -37,12 +50,14 @@ def _stages(query: Mapping[str, str]) -> Sequence[str]:
     return wanted
 
 
-def encode_model(model: ModelInfo, requested: str) -> bytes:
+def encode_model(model: ModelInfo | PassedModel, requested: str) -> bytes:
     return orjson.dumps(_model(model, requested))
 
 
-def _model(model: ModelInfo, name: str) -> dict[str, Any]:
+def _model(model: ModelInfo | PassedModel, name: str) -> dict[str, Any]:
     """`pcg` tells which model answers under this name, and what it can do."""
+    if isinstance(model, PassedModel):
+        return _UNKNOWN | {"id": name, "display_name": name, "pcg": {"upstream": model.upstream}}
     created = datetime.fromtimestamp(int(model.created_at_s), UTC)
     return {
         "type": "model",

@@ -25,6 +25,7 @@ TABLE: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
     errors.RateLimited: (429, "rate_limit_error"),
     errors.Overloaded: (529, "overloaded_error"),
     errors.EngineFailed: (500, "api_error"),
+    errors.UpstreamFailed: (502, "api_error"),
     errors.TimedOut: (504, "timeout_error"),
 }
 """HTTP status and `error.type`."""

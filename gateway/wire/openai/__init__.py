@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import orjson
 
-from gateway.backends.base import ModelInfo
+from gateway.backends.base import ModelInfo, PassedModel
 from gateway.errors import GatewayError
 from gateway.request import Request, WireName
+from gateway.sse import encode_event
 from gateway.wire.base import Answer, ErrorReply, StreamEncoder
 from gateway.wire.openai import catalog, encode, errors
 from gateway.wire.openai.parse import parse
@@ -37,12 +38,15 @@ class OpenAIWire:
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_prompt})
 
-    def encode_models(self, models: Mapping[str, ModelInfo], query: Mapping[str, str]) -> bytes:
+    def encode_models(self, models: Mapping[str, ModelInfo | PassedModel], query: Mapping[str, str]) -> bytes:
         """All at once: OpenAI's list has no pages."""
         return catalog.encode_models(models)
 
-    def encode_model(self, model: ModelInfo, requested: str) -> bytes:
+    def encode_model(self, model: ModelInfo | PassedModel, requested: str) -> bytes:
         return catalog.encode_model(model, requested)
 
     def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply:
         return errors.encode_error(error)
+
+    def error_event(self, body: bytes) -> bytes:
+        return encode_event(body) + encode.DONE

@@ -37,6 +37,7 @@ TABLE: Final[Mapping[type[GatewayError], Row]] = {
     errors.RateLimited: Row(429, "requests", "rate_limit_exceeded"),
     errors.Overloaded: Row(503, "server_error", "server_is_overloaded"),
     errors.EngineFailed: Row(500, "server_error"),
+    errors.UpstreamFailed: Row(502, "server_error"),
     errors.TimedOut: Row(504, "server_error", "timeout"),
 }
 

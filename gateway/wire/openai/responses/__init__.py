@@ -13,6 +13,7 @@ import orjson
 from engine.prompt.types import Message, Part, Prompt, TextPart, ThinkingPart, ToolCallPart
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.request import Request
+from gateway.sse import encode_event
 from gateway.wire.base import Answer, ErrorReply, Kept, StreamEncoder
 from gateway.wire.fields import clip
 from gateway.wire.openai import OpenAIWire, errors
@@ -55,6 +56,10 @@ class ResponsesWire(OpenAIWire):
 
     def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply:
         return errors.encode_error(error, input_field="input")
+
+    def error_event(self, body: bytes) -> bytes:
+        """The nested form, which the official clients raise on, without a number: the last one is not known."""
+        return encode_event(orjson.dumps({"type": "error"} | orjson.loads(body)), "error")
 
     # What later requests refer to -------------------------------------------------------------------------------------
 

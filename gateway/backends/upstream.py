@@ -1,0 +1,143 @@
+"""An upstream engine or provider over HTTP: bytes there, bytes back. Knows no wire format; the only one who shows its key.
+
+One session per upstream, whose connections are at most `max_requests`. Nothing is sent twice: a request that failed after bytes
+had left may have been served, and only its sender knows whether it may be repeated. Connections idle for longer than most
+servers keep theirs are not used again, so that no request meets one that is being closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from gateway.backends.base import Head, Outgoing, Tail
+from gateway.errors import Overloaded, TimedOut, UpstreamFailed
+from policies.backends import BackendPolicy
+
+IDLE_S: Final = 4.0
+"""Shorter than uvicorn's 5 s, behind which vLLM and SGLang listen."""
+
+MAX_LINE_NBYTES: Final = 64 * 1024
+"""Of a header field of an answer."""
+
+_AUTOMATIC: Final = ("User-Agent", "Accept", "Content-Type")
+"""Fields the library would add where a client sent none."""
+
+
+class HttpUpstream:
+    """An `Upstream`. Owned by the event loop."""
+
+    def __init__(self, policy: BackendPolicy) -> None:
+        self._policy = policy
+        self._session: aiohttp.ClientSession | None = None
+        self._num_open = 0
+        self._waits: set[asyncio.Timeout] = set()
+        self._closed = False
+
+    async def session(self, app: web.Application) -> AsyncIterator[None]:
+        """Requests are served between the halves of this: for `app.cleanup_ctx`. Connects nothing before it is needed."""
+        async with _session(self._policy) as self._session:
+            yield
+
+    def close(self) -> None:
+        """What is still on its way ends with an error, and nothing new begins."""
+        self._closed = True
+        for wait in self._waits:
+            wait.reschedule(asyncio.get_running_loop().time())
+
+    async def exchange(self, sent: Outgoing) -> AsyncGenerator[Head | bytes | Tail, None]:
+        if self._num_open >= self._policy.max_requests:
+            raise Overloaded(f"upstream {self._policy.name} is busy; please try again", retry_after_s=1.0)
+        self._num_open += 1
+        response: aiohttp.ClientResponse | None = None
+        try:
+            async with self._told("answer", within_s=self._policy.timeouts.answer):
+                response = await self._ask(sent)
+            self._check(response)
+            yield Head(response.status, _plain(response.headers))
+            while piece := await self._more(response):
+                yield piece
+            yield Tail()
+        finally:
+            if response is not None:
+                response.close()  # of an answer that was not read to its end, the connection
+            self._num_open -= 1
+
+    async def _ask(self, sent: Outgoing) -> aiohttp.ClientResponse:
+        assert self._session is not None
+        return await self._session.request(
+            sent.method,
+            self._policy.base_url.join(sent.path),
+            data=sent.body,
+            headers={**sent.headers, **self._credentials()},
+            allow_redirects=False,
+        )
+
+    async def _more(self, response: aiohttp.ClientResponse) -> bytes:
+        """What has come since, at least a byte; none at the end."""
+        async with self._told("rest of an answer", within_s=self._policy.timeouts.silence):
+            return await response.content.readany()
+
+    def _check(self, response: aiohttp.ClientResponse) -> None:
+        """Answers that are about this gateway, and would mislead its client."""
+        name, key = self._policy.name, self._policy.api_key
+        if 300 <= response.status < 400:
+            raise UpstreamFailed(f"upstream {name} answered with a redirect, which is not followed")
+        if response.status == 401 and key is not None:
+            raise UpstreamFailed(f"upstream {name} does not take this gateway's key")
+
+    def _credentials(self) -> dict[str, str]:
+        key = self._policy.api_key
+        if key is None:
+            return {}
+        named = self._policy.key_header == "x-api-key" or (
+            self._policy.key_header == "auto" and self._policy.api == "anthropic"
+        )
+        return {"x-api-key": key.reveal()} if named else {"authorization": f"Bearer {key.reveal()}"}
+
+    @asynccontextmanager
+    async def _told(self, what: str, *, within_s: float) -> AsyncIterator[None]:
+        """What goes wrong, in our own words: a library's may hold the address, and its classes mean that a client left."""
+        name = self._policy.name
+        wait = asyncio.timeout(0.0 if self._closed else within_s)
+        try:
+            async with wait:
+                self._waits.add(wait)
+                yield
+        except TimeoutError:
+            if self._closed:
+                raise Overloaded("the gateway is shutting down; please try again", retry_after_s=5.0) from None
+            raise TimedOut(f"upstream {name}: no {what} in time") from None
+        except aiohttp.ClientConnectorError:
+            raise UpstreamFailed(f"upstream {name} cannot be reached") from None
+        except (aiohttp.ClientError, OSError):
+            raise UpstreamFailed(f"upstream {name} broke off the {what}") from None
+        finally:
+            self._waits.discard(wait)
+
+
+def _session(backend: BackendPolicy) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=backend.max_requests, keepalive_timeout=IDLE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=backend.timeouts.connect),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=_AUTOMATIC,
+        auto_decompress=False,
+        trust_env=False,
+        max_line_size=MAX_LINE_NBYTES,
+        max_field_size=MAX_LINE_NBYTES,
+    )
+
+
+def _plain(headers: Mapping[str, str]) -> dict[str, str]:
+    """Lower-case names; a field sent more than once becomes one list (RFC 9110, section 5.3)."""
+    plain: dict[str, str] = {}
+    for name, value in headers.items():
+        name = name.lower()
+        plain[name] = f"{plain[name]}, {value}" if name in plain else value
+    return plain

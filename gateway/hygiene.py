@@ -1,0 +1,47 @@
+"""Which header fields pass between a client and an upstream, in either direction. Pure; names are lower-case. Knows no key.
+
+RFC 9110, section 7.6.1, names the fields that belong to one connection. The rest of what is left out is what this gateway
+answers for itself: credentials, cookies, addresses of clients, traces, encodings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+        *("proxy-authenticate", "proxy-authorization", "proxy-authentication-info"),
+    }
+)
+CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
+_OURS: Final = frozenset({"host", "content-length", "content-encoding", "accept-encoding", "expect", "cookie"})
+_ABOUT_CLIENTS: Final = frozenset(
+    {"forwarded", "via", "x-real-ip", "traceparent", "tracestate", "baggage", "origin", "referer"}
+)
+_THEIRS: Final = frozenset({"content-length", "set-cookie", "server", "date", "alt-svc", "strict-transport-security"})
+
+
+def to_upstream(headers: Mapping[str, str], *, with_credentials: bool) -> dict[str, str]:
+    """A request's fields as they may go on: the provider's own (`anthropic-beta`, `openai-*`, `x-stainless-*`, ...) among them.
+
+    The body goes on decoded, and the answer must come so that usage can be read from it.
+    """
+    dropped = _HOP_BY_HOP | _OURS | _ABOUT_CLIENTS | (frozenset() if with_credentials else CREDENTIALS)
+    passed = _without(headers, dropped, prefixes=("x-forwarded-", "pcg-", "sec-", "access-control-"))
+    return {**passed, "accept-encoding": "identity"}
+
+
+def to_client(headers: Mapping[str, str]) -> dict[str, str]:
+    """An answer's fields as they may go on: `retry-after`, request ids and rate limits among them. `pcg-*` are ours alone."""
+    return _without(headers, _HOP_BY_HOP | _THEIRS, prefixes=("pcg-", "access-control-"))
+
+
+def _without(headers: Mapping[str, str], dropped: frozenset[str], *, prefixes: tuple[str, ...]) -> dict[str, str]:
+    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    return {
+        name: value
+        for name, value in headers.items()
+        if name not in dropped and name not in named and not name.startswith(prefixes)
+    }

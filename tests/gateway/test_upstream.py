@@ -1,0 +1,512 @@
+"""Upstreams over real sockets: what goes there and comes back, what goes wrong on the way, and who may use them."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anthropic
+import openai
+import orjson
+import pytest
+import structlog
+
+from gateway.app import serve
+from gateway.logs import log_record
+from tests.fakes.backend import ScriptedBackend
+from tests.fakes.clock import FakeClock
+from tests.fakes.upstream import FakeUpstream, Say, say_events, say_json
+from tests.gateway.passing import CLAUDE, GPT, Answer, passing
+from tests.gateway.serving import ANTHROPIC, anthropic_body, make_policy, openai_body, serving
+
+MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
+ROUTES = [(MESSAGES, CLAUDE), (CHAT, GPT), (RESPONSES, GPT), ("/v1/completions", GPT)]
+QUESTION: Any = [{"role": "user", "content": "Hi"}]
+CHUNK = (
+    b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"gpt-5.6","choices":[{"index":0,"delta":{}}]}\n\n'
+)
+START = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","type":"message","role":"assistant",'
+    b'"model":"claude-sonnet-5","content":[],"stop_reason":null,"usage":{"input_tokens":7,"cache_read_input_tokens":90,'
+    b'"output_tokens":1}}}\n\n'
+)
+
+
+def asking(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "max_tokens": 5, "messages": QUESTION} | more
+
+
+def error_of(path: str, answer: Answer) -> tuple[str, str]:
+    """Type and message, after a look at the shape."""
+    if path == MESSAGES:
+        assert answer.json["type"] == "error"
+        assert answer.json["request_id"].startswith("req_")
+    else:
+        assert {"message", "type", "param", "code"} <= set(answer.json["error"])
+    return answer.json["error"]["type"], answer.json["error"]["message"]
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+# What goes wrong before the answer ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "model"), ROUTES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nobody_listens(path: str, model: str, stream: bool) -> None:
+    """A refused connection is a 502 in the caller's format, which names the upstream and not its address."""
+    port = free_port()
+    api = "anthropic" if path == MESSAGES else "openai"
+    policy = f"models: []\nbackends: [{{name: gone, api: {api}, base_url: 'http://127.0.0.1:{port}'}}]"
+    async with serving(ScriptedBackend(), policy) as served:
+        async with served.http.post(path, json=asking(model, stream=stream)) as response:
+            answer = Answer(response.status, await response.read(), response.headers)
+        assert answer.status == 502
+        kind, message = error_of(path, answer)
+        assert kind == ("api_error" if path == MESSAGES else "server_error")
+        assert "gone" in message
+        assert str(port) not in message
+        record = served.records[-1]
+        assert (record.error, record.bill, record.notes, record.upstream) == ("UpstreamFailed", None, (), "gone")
+
+
+@pytest.mark.parametrize(("path", "model"), ROUTES)
+async def test_a_connection_that_breaks_before_the_answer(path: str, model: str) -> None:
+    """A 502, and the request was sent once: whether it may be repeated is the client's to say."""
+    async with passing(Say(cut=True), Say(cut=True)) as passed:
+        answer = await passed.post(path, asking(model))
+        assert (answer.status, len(passed.anthropic.got) + len(passed.openai.got)) == (502, 1)
+        assert "broke off the answer" in error_of(path, answer)[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_does_not_come(stream: bool) -> None:
+    """Past `timeouts.answer` a 504; the upstream's connection is closed."""
+    never = asyncio.Event()
+    async with passing(Say(before_head=never), claude=", timeouts: {answer: 50ms}") as passed:
+        answer = await passed.post(MESSAGES, asking(CLAUDE, stream=stream))
+        assert (answer.status, error_of(MESSAGES, answer)[0]) == (504, "timeout_error")
+        async with asyncio.timeout(20):
+            await passed.anthropic.left.wait()
+
+
+async def test_an_answer_that_breaks_off() -> None:
+    """A whole answer of which the end is missing is a 502: half of a JSON text helps nobody."""
+    async with passing(Say((b'{"usage": {"input_', b"tokens"), cut=True)) as passed:
+        answer = await passed.post(MESSAGES, asking(CLAUDE))
+        assert (answer.status, error_of(MESSAGES, answer)[1]) == (502, "upstream claudes broke off the rest of an answer")
+
+
+# What goes wrong in a stream ------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_that_breaks_off() -> None:
+    """The error event of the caller's format is the last one, and both SDKs raise it."""
+    claude = say_events(START, b'event: content_block_delta\ndata: {"type":"content_', cut=True)
+    async with (
+        passing(claude, say_events(CHUNK, b"data: {", cut=True)) as passed,
+        anthropic.AsyncAnthropic(base_url=passed.served.url, api_key="k", max_retries=0) as first,
+        openai.AsyncOpenAI(base_url=f"{passed.served.url}/v1", api_key="k", max_retries=0) as second,
+    ):
+        with pytest.raises(anthropic.APIStatusError, match="broke off"):
+            async with first.messages.stream(model=CLAUDE, max_tokens=5, messages=QUESTION) as stream:
+                await stream.get_final_text()
+        chunks = await second.chat.completions.create(model=GPT, stream=True, messages=QUESTION)
+        with pytest.raises(openai.APIError, match="broke off"):
+            _ = [chunk async for chunk in chunks]
+        events = await second.responses.create(model=GPT, stream=True, input="Hi")
+        with pytest.raises(openai.APIError, match="broke off"):
+            _ = [event async for event in events]
+        records = passed.served.records
+        assert [(r.outcome, r.status, r.error) for r in records] == [("failed", 200, "UpstreamFailed")] * 3
+
+
+async def test_half_an_event_is_never_sent() -> None:
+    """What came before the break has passed and is billed; of the event it cut in two the client sees nothing."""
+    gate = asyncio.Event()
+    say = say_events(START, b'event: content_block_delta\ndata: {"type":"content_', before_piece={1: gate}, cut=True)
+    async with passing(say) as passed:
+        async with passed.served.http.post(MESSAGES, json=asking(CLAUDE, stream=True)) as response:
+            assert await response.content.readexactly(len(START)) == START
+            gate.set()
+            rest = await response.read()
+        assert rest.startswith(b'event: error\ndata: {"type":"error"')
+        bill = passed.served.records[-1].bill
+        assert bill is not None
+        assert bill.usage.cache_read == 90
+
+
+async def test_a_stream_that_falls_silent() -> None:
+    """Past `timeouts.silence` between two pieces the stream ends with a timeout error."""
+    gate = asyncio.Event()
+    say = say_events(START, START, before_piece={1: gate})
+    async with passing(say, claude=", timeouts: {silence: 50ms}") as passed:
+        answer = await passed.post(MESSAGES, asking(CLAUDE, stream=True))
+        assert answer.body.startswith(START)
+        assert b'"timeout_error"' in answer.body.removeprefix(START)
+
+
+async def test_an_error_in_the_stream_is_an_error_in_the_record() -> None:
+    """The upstream's own error event passes as it is, and the request counts as failed."""
+    error = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"x"}}\n\n'
+    async with passing(say_events(START, error)) as passed:
+        assert (await passed.post(MESSAGES, asking(CLAUDE, stream=True))).body == START + error
+        assert (passed.served.records[-1].outcome, passed.served.records[-1].error) == ("failed", "UpstreamRefused")
+
+
+async def test_a_client_that_leaves_a_waiting_upstream() -> None:
+    """Before any answer, too, the upstream's connection closes as soon as the client's does."""
+    never = asyncio.Event()
+    async with passing(Say(before_head=never)) as passed:
+        data = orjson.dumps(asking(CLAUDE))
+        _, writer = await asyncio.open_connection(passed.served.listener.host, passed.served.listener.port)
+        writer.write(f"POST {MESSAGES} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        await passed.anthropic.held.wait()
+        writer.close()
+        await writer.wait_closed()
+        async with asyncio.timeout(20):
+            await passed.anthropic.left.wait()
+            while not passed.served.records:
+                await asyncio.sleep(0)
+        assert (passed.served.records[-1].outcome, passed.served.records[-1].status) == ("cancelled", 499)
+
+
+# What goes there ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_headers_an_upstream_gets() -> None:
+    """The provider's own fields and the client's name pass; what belongs to the connection, or is meant for us, does not."""
+    sent = {
+        "anthropic-version": "2026-10-21",
+        "anthropic-beta": "a-1,b-2",
+        "x-stainless-lang": "python",
+        "user-agent": "Anthropic/Python 2.14.0",
+        "x-api-key": "the client's",
+        "authorization": "Bearer the client's",
+        "cookie": "a=b",
+        "connection": "keep-alive, x-secret-hop",
+        "x-secret-hop": "1",
+        "te": "trailers",
+        "x-forwarded-for": "10.0.0.1",
+        "traceparent": "00-1-1-00",
+        "accept-encoding": "gzip",
+    }
+    async with passing(say_json({}), claude=", api_key: up-key") as passed:
+        async with passed.served.http.post(
+            f"{MESSAGES}?beta=true", data=orjson.dumps(asking(CLAUDE)), headers=sent
+        ) as response:
+            await response.read()
+        (got,) = passed.anthropic.got
+        expected = {name: sent[name] for name in ("anthropic-version", "anthropic-beta", "x-stainless-lang", "user-agent")}
+        length = str(len(got.body))
+        more = {"x-api-key": "up-key", "accept-encoding": "identity", "content-length": length, "accept": "*/*"}
+        host = passed.anthropic.url.removeprefix("http://")
+        assert got.headers == expected | more | {"host": host, "content-type": "application/octet-stream"}
+        assert got.target == f"{MESSAGES}?beta=true"
+
+
+@pytest.mark.parametrize(
+    ("claude", "gpt", "expected"),
+    [
+        (", api_key: k1", ", api_key: k2", [(None, "k1"), ("Bearer k2", None)]),
+        (", api_key: k1, key_header: bearer", ", api_key: k2, key_header: x-api-key", [("Bearer k1", None), (None, "k2")]),
+        ("", "", [(None, None), (None, None)]),
+        (", pass_client_key: true", ", pass_client_key: true", [("Bearer mine", None), ("Bearer mine", None)]),
+    ],
+    ids=["auto", "turned round", "none", "the client's"],
+)
+async def test_which_key_an_upstream_gets(claude: str, gpt: str, expected: list[tuple[str | None, str | None]]) -> None:
+    """The policy's, in the header its API reads; the client's only where the policy says so."""
+    async with passing(say_json({}), say_json({}), claude=claude, gpt=gpt) as passed:
+        for path, model in ((MESSAGES, CLAUDE), (CHAT, GPT)):
+            await passed.post(path, asking(model), authorization="Bearer mine")
+        seen = [got.headers for got in (*passed.anthropic.got, *passed.openai.got)]
+        assert [(headers.get("authorization"), headers.get("x-api-key")) for headers in seen] == expected
+
+
+async def test_a_renamed_model_changes_only_its_bytes() -> None:
+    """The requested id makes room for the upstream's; prices follow that one; everything else arrives as it was sent."""
+    body = b'{ "a": {"model":"x"}, "model" : "fast" ,"messages":[{"content":"\\u00e9 model","role":"user"}]}'
+    answer = {"usage": {"prompt_tokens": 1_000_000, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0}}}
+    policy = "prices: {models: [{match: 'Big/Model-é', input: 7}]}"
+    gpt = ", models: [{match: fast, model: Big/Model-é}]"
+    renamed = "models: []\nbackends: [{{name: up, base_url: '{}'{}}}]\n{}"
+    async with FakeUpstream(say_json(answer)).listening() as upstream:
+        async with serving(ScriptedBackend(), renamed.format(upstream.url, gpt, policy)) as served:
+            async with served.http.post(CHAT, data=body) as response:
+                assert response.headers["pcg-prompt-cost-usd"] == "7.00000000"
+            assert served.records[-1].model == "fast"
+        assert upstream.got[0].body == body.replace(b'"fast"', '"Big/Model-é"'.encode())
+
+
+async def test_a_compressed_body_arrives_decoded() -> None:
+    """What the upstream gets is the body itself."""
+    body = orjson.dumps(asking(CLAUDE))
+    async with passing(say_json({})) as passed:
+        await passed.post(MESSAGES, gzip.compress(body), content_encoding="gzip")
+        assert (passed.anthropic.got[0].body, "content-encoding" in passed.anthropic.got[0].headers) == (body, False)
+
+
+# What comes back ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_headers_a_client_gets() -> None:
+    """Request ids, limits and hints pass; cookies, the upstream's own bills and what belongs to the connection do not."""
+    told = {
+        "Content-Type": "application/json",
+        "request-id": "req_up",
+        "retry-after": "3",
+        "anthropic-ratelimit-tokens-remaining": "9",
+        "Set-Cookie": "a=b",
+        "Strict-Transport-Security": "max-age=1",
+        "pcg-cost-usd": "99",
+        "Cache-Status": "cdn; fwd=miss",
+        "Server-Timing": "gpu;dur=1",
+    }
+    usage = {"input_tokens": 10, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 0, "output_tokens": 2}
+    async with passing(Say((orjson.dumps({"usage": usage}),), headers=told)) as passed:
+        headers = (await passed.post(MESSAGES, asking(CLAUDE), x_request_id="mine-1")).headers
+        assert headers["pcg-request-id"] == "mine-1"
+        assert (headers["request-id"], headers["retry-after"]) == ("req_up", "3")
+        assert headers["anthropic-ratelimit-tokens-remaining"] == "9"
+        assert headers["Cache-Status"] == (
+            "cdn; fwd=miss, claudes; fwd=partial; detail=from-usage; pcg-read=90; pcg-write=0; pcg-total=100"
+        )
+        assert headers["Server-Timing"].startswith("gpu;dur=1, read;dur=")
+        assert headers["pcg-cache"] == "hit"
+        assert headers["pcg-cost-usd"] == "0.00005800"
+        assert not {"Set-Cookie", "Strict-Transport-Security"} & set(headers)
+        assert passed.served.records[-1].upstream_id == "req_up"
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 413, 429, 500, 503, 529])
+async def test_an_upstreams_error_passes(status: int) -> None:
+    """Status, body and content type as they are, and the request owes nothing."""
+    say = Say(
+        (b'{"error" : "in its own words"}',), status, {"Content-Type": "application/problem+json", "x-should-retry": "true"}
+    )
+    async with passing(openai=say) as passed:
+        answer = await passed.post(CHAT, asking(GPT))
+        assert (answer.status, answer.body) == (status, b'{"error" : "in its own words"}')
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert answer.headers["x-should-retry"] == "true"
+        assert "pcg-cache" not in answer.headers
+        record = passed.served.records[-1]
+        assert (record.status, record.outcome, record.bill, record.notes) == (status, "failed", None, ())
+
+
+@pytest.mark.parametrize(("key", "status"), [(", api_key: up-key", 502), ("", 401)])
+async def test_a_refused_key(key: str, status: int) -> None:
+    """Our own key's refusal is no word about the client's, and may quote ours; without a key of ours it passes."""
+    refusal = {"type": "error", "error": {"type": "authentication_error", "message": "wrong: up-k***"}}
+    async with passing(say_json(refusal, 401), claude=key) as passed:
+        answer = await passed.post(MESSAGES, asking(CLAUDE))
+        assert (answer.status, b"up-k" in answer.body) == (status, status == 401)
+
+
+async def test_redirects_are_not_followed() -> None:
+    """Neither the body nor the key goes anywhere the policy does not name."""
+    async with passing(Say((), 307, {"Location": "http://127.0.0.1:1/"})) as passed:
+        answer = await passed.post(MESSAGES, asking(CLAUDE))
+        assert (answer.status, len(passed.anthropic.got)) == (502, 1)
+        assert "127.0.0.1" not in answer.body.decode()
+
+
+async def test_a_stream_without_usage_is_noted() -> None:
+    """An OpenAI client that does not ask for usage gets none, and the record says that nothing is known."""
+    async with passing(openai=say_events(CHUNK, b"data: [DONE]\n\n")) as passed:
+        answer = await passed.post(CHAT, asking(GPT, stream=True))
+        assert not {name for name in answer.headers if name.lower() in ("cache-status", "pcg-cache", "pcg-cost-usd")}
+        record = passed.served.records[-1]
+        assert (record.outcome, record.bill, record.notes) == ("answered", None, ("usage_unknown",))
+
+
+# Which requests -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "name"), [(MESSAGES, GPT, "gpts"), (CHAT, CLAUDE, "claudes"), (RESPONSES, CLAUDE, "claudes")]
+)
+async def test_formats_are_not_translated(path: str, model: str, name: str) -> None:
+    """A client of one format and a model behind the other: a 400 that names both, and nothing is sent."""
+    async with passing() as passed:
+        answer = await passed.post(path, asking(model))
+        assert answer.status == 400
+        message = error_of(path, answer)[1]
+        assert name in message
+        assert "not translated" in message
+        assert passed.anthropic.got + passed.openai.got == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"", 400),
+        (b'{"model": 5, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}', 400),
+        (orjson.dumps(asking("llama-9")), 404),
+        (orjson.dumps(asking("claude-" + 300 * "x")), 404),
+        (b'{"model":"claude-a","model":"claude-b","max_tokens":5,"messages":[]}', 400),
+        (b'{"model":"claude-a","mod\\u0065l":"claude-b","max_tokens":5,"messages":[]}', 400),
+    ],
+)
+async def test_bodies_that_name_no_one_model(body: bytes, status: int) -> None:
+    """The provider's own error for what is no request, for an unknown model, and for two models at once."""
+    async with passing() as passed:
+        answer = await passed.post(MESSAGES, body)
+        assert (answer.status, passed.anthropic.got) == (status, [])
+        assert error_of(MESSAGES, answer)[1]
+
+
+async def test_counting_is_passed_and_free() -> None:
+    """Token counts are the upstream's own, and no bill is expected of them."""
+    async with passing(say_json({"input_tokens": 42}), say_json({"input_tokens": 43})) as passed:
+        answer = await passed.post("/v1/messages/count_tokens", asking(CLAUDE))
+        assert answer.json == {"input_tokens": 42}
+        assert "pcg-cache" not in answer.headers
+        assert (await passed.post("/v1/responses/input_tokens", {"model": GPT, "input": "Hi"})).json == {"input_tokens": 43}
+        assert [(r.outcome, r.bill, r.notes) for r in passed.served.records] == [("answered", None, ())] * 2
+        assert passed.anthropic.got[0].target == "/v1/messages/count_tokens"
+
+
+async def test_what_only_upstreams_serve() -> None:
+    """Embeddings pass and are billed; a model without an upstream is a 404; other paths are no paths."""
+    answer = {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 1000, "total_tokens": 1000}}
+    async with passing(openai=say_json(answer)) as passed:
+        got = await passed.post("/v1/embeddings", {"model": "gpt-embed", "input": "Hi"})
+        assert (got.json, passed.openai.got[0].target) == (answer, "/v1/embeddings")
+        assert got.headers["pcg-prompt-cost-usd"] == "0.00300000"
+        assert (await passed.post("/v1/embeddings", {"model": "other", "input": "Hi"})).status == 404
+        assert (await passed.post("/v1/files", {"model": GPT})).status == 404
+        assert len(passed.openai.got) == 1
+    async with serving(ScriptedBackend()) as served, served.http.post("/v1/embeddings", json={"model": GPT}) as response:
+        assert response.status == 404
+
+
+async def test_models_are_listed() -> None:
+    """Ids that are written out, to clients of the upstream's format, after our own models; patterns are no ids."""
+    policy = (
+        "models: [{aliases: [mine]}]\nbackends: [{name: up, api: openai, models: [{match: gpt-x}, {match: 'a-*'}]}, "
+        "{name: other, api: anthropic, models: [{match: claude-x}]}]"
+    )
+    async with (
+        serving(ScriptedBackend(), policy) as served,
+        openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k") as gpt,
+        anthropic.AsyncAnthropic(base_url=served.url, api_key="k") as claude,
+    ):
+        assert [m.id async for m in gpt.models.list()] == ["smollm2-135m-instruct", "mine", "gpt-x"]
+        assert [m.id async for m in claude.models.list()] == ["smollm2-135m-instruct", "mine", "claude-x"]
+        assert (await gpt.models.retrieve("a-1")).owned_by == "up"
+        assert (await claude.models.retrieve("claude-x")).max_input_tokens is None
+        with pytest.raises(openai.NotFoundError):
+            await gpt.models.retrieve("nothing")
+
+
+async def test_a_model_of_ours_beside_upstreams() -> None:
+    """Own names stay; upstreams come before aliases that are patterns, and after ids that are written out."""
+    async with FakeUpstream(say_json({})).listening() as upstream:
+        backend = ScriptedBackend()
+        policy = f"models: [{{aliases: [gpt-mine, 'gpt-*', 'claude-*']}}]\nbackends: [{{base_url: '{upstream.url}'}}]"
+        async with serving(backend, policy) as served:
+            for model in ("smollm2-135m-instruct", "gpt-mine", "gpt-other"):
+                async with served.http.post(CHAT, json=openai_body(model=model)) as response:
+                    assert response.status == 200
+            async with served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC) as response:
+                assert response.status == 200
+        assert [request.model for request in backend.requests] == ["smollm2-135m-instruct", "gpt-mine", "claude-sonnet-5"]
+        assert [orjson.loads(got.body)["model"] for got in upstream.got] == ["gpt-other"]
+
+
+async def test_only_if_cached_is_not_passed_on() -> None:
+    """What an upstream would compute is not known before: the request that must not cost anything fails."""
+    async with passing() as passed:
+        answer = await passed.post(MESSAGES, asking(CLAUDE), cache_control="only-if-cached")
+        assert (answer.status, passed.anthropic.got) == (504, [])
+
+
+async def test_no_more_than_so_many_at_a_time() -> None:
+    """Past `max_requests` a request is refused at once as overload; the place is free again afterwards."""
+    gate = asyncio.Event()
+    async with passing(Say((b"{}",), before_head=gate), claude=", max_requests: 1") as passed, asyncio.TaskGroup() as group:
+        first = group.create_task(passed.post(MESSAGES, asking(CLAUDE)))
+        await passed.anthropic.held.wait()
+        answer = await passed.post(MESSAGES, asking(CLAUDE))
+        assert (answer.status, error_of(MESSAGES, answer)[0]) == (529, "overloaded_error")
+        gate.set()
+        assert (await first).status == 200
+        assert (await passed.post(MESSAGES, asking(CLAUDE))).status == 200
+
+
+async def test_tenants_and_their_keys() -> None:
+    """Unknown keys are refused before anything is sent; a tenant's key stays here; the ledger has its name."""
+    policy = "tenants: [{name: a, keys: [key-of-a]}]"
+    answer = {"usage": {"input_tokens": 10, "cache_read_input_tokens": 0, "output_tokens": 2}}
+    async with passing(say_json(answer), policy=policy) as passed:
+        assert (await passed.post(MESSAGES, asking(CLAUDE), x_api_key="wrong")).status == 401
+        assert passed.anthropic.got == []
+        assert (await passed.post(MESSAGES, asking(CLAUDE), x_api_key="key-of-a")).status == 200
+        assert "key-of-a" not in str(passed.anthropic.got[0].headers)
+        assert passed.served.gateway.ledger.totals["a", "claudes"].input == 10
+
+
+async def test_batches_are_for_our_own_models(tmp_path: Path) -> None:
+    """A batched request for an upstream's model is an errored result that says so."""
+    policy = "backends: [{name: up, api: anthropic, models: [{match: 'claude-up'}]}]"
+    async with serving(ScriptedBackend(), policy, batches=tmp_path) as served:
+        request = {"custom_id": "a", "params": asking("claude-up")}
+        async with served.http.post(f"{MESSAGES}/batches", json={"requests": [request]}, headers=ANTHROPIC) as response:
+            name = (await response.json())["id"]
+        async with asyncio.timeout(20):
+            result = None
+            while result is None:
+                async with served.http.get(f"{MESSAGES}/batches/{name}/results", headers=ANTHROPIC) as response:
+                    result = json.loads(await response.text())["result"] if response.status == 200 else None
+        assert (result["type"], "batches" in str(result)) == ("errored", True)
+
+
+async def test_nothing_secret_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per request, with the upstream's id for it, and neither keys nor texts nor the upstream's address."""
+    structlog.reset_defaults()
+    body = asking(CLAUDE, messages=[{"role": "user", "content": "a secret question"}])
+    answer = {"content": [{"type": "text", "text": "a secret answer"}], "usage": {"input_tokens": 1, "output_tokens": 1}}
+    async with passing(say_json(answer, request_id="req_up"), claude=", api_key: up-key") as passed:
+        await passed.post(MESSAGES, body, x_api_key="my-key")
+        assert "up-key" not in repr(passed.served.gateway.policy)
+        log_record(passed.served.records[-1])
+        line = "".join(capsys.readouterr())
+        assert "req_up" in line
+        assert "cache_usage_unknown" in line
+        assert [word for word in ("secret", "up-key", "my-key", passed.anthropic.url) if word in line] == []
+
+
+# The process ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_gateway_with_nothing_but_upstreams() -> None:
+    """It is ready at once, answers, and at its end tells streams that are still open."""
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    gate = asyncio.Event()
+    async with FakeUpstream(say_events(START, START, before_piece={1: gate})).listening() as upstream:
+        backends = f"models: []\nbackends: [{{api: anthropic, base_url: '{upstream.url}'}}]\n"
+        policy = make_policy(backends + "server: {drain: {delay: 0s, timeout: 10ms}}")
+        running = asyncio.create_task(serve(policy, {}, FakeClock(), url.set_result))
+        async with aiohttp.ClientSession(await url) as http:
+            async with http.get("/readyz") as response:
+                assert response.status == 200
+            async with http.post(MESSAGES, json=asking(CLAUDE, stream=True)) as response:
+                assert await response.content.readexactly(len(START)) == START
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert b'"overloaded_error"' in await response.read()
+        await running
