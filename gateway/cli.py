@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, NoReturn, Protocol
 
@@ -74,11 +75,14 @@ def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOpt
     effective = read_policy(settings)
     clock = choose_clock(settings, effective)
     secret = root_secret(settings)
+    if effective.models:
+        _need_engine()
     engines = {
         model.name: engine_configs(effective, model, fetch_model(model.source, settings.home), secret)
         for model in effective.models
     }
     names = {model.name: model.aliases for model in effective.models}
+    names |= {backend.name: tuple(entry.match for entry in backend.models) for backend in effective.backends}
 
     def tell(url: str) -> None:
         _out.print(paste_block(url, names), markup=False)
@@ -161,9 +165,24 @@ def fetch_model(source: str, home: Path) -> Path:
     try:
         from engine.model.prepare import prepare
     except ImportError as error:
-        raise ConfigError(f"the engine is not installed ({error.name}): pip install 'prompt-cache-gateway[engine]'") from error
+        raise _no_engine(error) from error
     with _progress() as progress:
         return prepare(source, home, progress).path
+
+
+def _need_engine() -> None:
+    """Raises `ConfigError` where a worker could not start, before a model is brought for it. Imports nothing."""
+    try:
+        for name in ("torch", "transformers"):
+            if find_spec(name) is None:
+                raise ModuleNotFoundError(name=name)
+    except ImportError as error:
+        raise _no_engine(error) from error
+
+
+def _no_engine(error: ImportError) -> ConfigError:
+    install = "pip install 'prompt-cache-gateway[engine]'"
+    return ConfigError(f"the engine is not installed ({error.name}): {install}, or serve upstreams only (models: [])")
 
 
 class Report(Protocol):
@@ -196,6 +215,9 @@ def _summary(policy: Policy) -> Table:
             "serves",
             escape(f"{model.name} from {model.source}, also as {', '.join(model.aliases) or 'nothing else'}{_more(model)}"),
         )
+    for backend in policy.backends:
+        ids = ", ".join(f"{m.match} = {m.model}" if m.model else m.match for m in backend.models)
+        table.add_row("passes on", escape(f"{ids} to {backend.name} at {backend.base_url} ({backend.api})"))
     lifetimes = ", ".join(f"{name} = {seconds:g} s" for name, seconds in caching.ttl_classes.items())
     table.add_row("TTL classes", lifetimes)
     table.add_row(
