@@ -152,3 +152,14 @@ def test_the_schemas_own_tables_are_the_shipped_ones() -> None:
     assert Policy().caching == load_policy(None, {}).caching
     assert Policy().prices.multipliers == load_policy(None, {}).prices.multipliers
     assert Policy().prices.usd_per_mtok == load_policy(None, {}).prices.usd_per_mtok
+
+
+@pytest.mark.parametrize("file", sorted((EXAMPLE.parent / "policies").glob("*.yaml")), ids=lambda file: file.stem)
+def test_example_policies_are_fine(file: Path, validator: jsonschema.Draft202012Validator) -> None:
+    """They load with the variables they name, each backend has a name of its own, and an editor sees no mistake."""
+    text = file.read_text()
+    names = re.findall(r"\$\{ENV:([A-Z_]+)\}", text)
+    policy = load_policy(file, dict.fromkeys(names, "some-key"))
+    assert policy.models == ()
+    assert {backend.api for backend in policy.backends} == {"anthropic", "openai"}
+    assert list(validator.iter_errors(YAML(typ="safe").load(text))) == []
