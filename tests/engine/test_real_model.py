@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.prompt.render import Renderer
 from engine.prompt.rendered import RenderedPrompt
@@ -14,9 +17,11 @@ from engine.prompt.types import Message, Position, Prompt, TextPart
 from engine.store.base import BlockStore
 from engine.store.disk.store import DiskStore
 from engine.store.memory import MemoryStore
+from engine.store.redis.store import RedisStore
 from engine.types import CachePlan
 from tests.fakes.exact_model import exact_model
 from tests.fakes.lanes import inline_tiers
+from tests.fakes.redis_server import RedisServer
 from tests.fakes.stepper import Outcome, RealModel, Stepper
 
 pytestmark = pytest.mark.engine
@@ -32,10 +37,40 @@ SAMPLINGS: tuple[dict[str, object], ...] = (
 MAX_TOKENS = 10
 
 
+class Rows:
+    """The logits of every token sampled, by request and number of tokens before it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int], torch.Tensor] = {}
+
+    def take(self, request_id: str, num_seen: int, row: torch.Tensor) -> None:
+        """A guess that was wrong is overwritten by what comes in its place."""
+        self._seen[request_id, num_seen] = row.clone()
+
+    def of(self, stepper: Stepper, outcome: Outcome, num_prompt: int) -> torch.Tensor:
+        """Those of an answer, `[tokens, vocab]`."""
+        name = stepper.id_of(outcome)
+        return torch.stack([self._seen[name, num_prompt + i] for i in range(len(outcome.token_ids))])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Truth:
+    """An answer computed alone, from its first token on, and the logits `[tokens, vocab]` it was sampled from."""
+
+    token_ids: list[int]
+    logits: torch.Tensor
+
+
 @pytest.fixture(scope="module")
-def model(default_model: Path) -> Iterator[RealModel]:
+def rows() -> Rows:
+    """What the model shows."""
+    return Rows()
+
+
+@pytest.fixture(scope="module")
+def model(default_model: Path, rows: Rows) -> Iterator[RealModel]:
     """The default model, exact, with a pool of about 2,800 tokens."""
-    with exact_model(default_model, 1024) as loaded:
+    with exact_model(default_model, 1024, rows.take) as loaded:
         yield loaded
 
 
@@ -56,26 +91,66 @@ def ask(stepper: Stepper, prompts: list[RenderedPrompt], i: int, plan: CachePlan
 
 
 @pytest.fixture(scope="module")
-def truth(model: RealModel, prompts: list[RenderedPrompt]) -> list[list[int]]:
-    """Every question's answer, alone and computed from its first token on."""
+def truth(model: RealModel, prompts: list[RenderedPrompt], rows: Rows) -> list[Truth]:
+    """Every question's."""
     answers = []
     for i in range(len(QUESTIONS)):
         stepper = Stepper(real=model, context=1024, max_step_tokens=512)
         outcome = ask(stepper, prompts, i, CachePlan(read=False, store=False))
         stepper.run()
-        answers.append(outcome.token_ids)
+        answers.append(Truth(outcome.token_ids, rows.of(stepper, outcome, len(prompts[i].token_ids))))
     return answers
 
 
-@pytest.mark.parametrize("tier", ["device", "ram", "ssd"])
+@contextmanager
+def opened(tier: str, folder: Path) -> Iterator[BlockStore]:
+    """A store of the kind that a tier is; below the device there is one that is never read."""
+    with ExitStack() as stack:
+        match tier:
+            case "ssd":
+                yield stack.enter_context(DiskStore(folder, nbytes=256 * 1024**2))
+            case "redis":
+                server = stack.enter_context(RedisServer(folder))
+                yield stack.enter_context(RedisStore(server.url, timeout_s=10.0))
+            case _:
+                yield stack.enter_context(MemoryStore(256 * 1024**2))
+
+
+@pytest.mark.parametrize("tier", ["device", "ram", "ssd", "redis"])
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "batch of 4"])
 def test_hits_answer_as_misses(
-    model: RealModel, prompts: list[RenderedPrompt], truth: list[list[int]], tmp_path: Path, tier: str, *, together: bool
+    model: RealModel,
+    prompts: list[RenderedPrompt],
+    truth: list[Truth],
+    rows: Rows,
+    tmp_path: Path,
+    tier: str,
+    *,
+    together: bool,
 ) -> None:
-    """Every token equals that of a cold run: read from the device, from the memory store or from files, alone or with
-    others, with other chunk sizes, greedy and sampled."""
-    with DiskStore(tmp_path, nbytes=256 * 1024**2) if tier == "ssd" else MemoryStore(256 * 1024**2) as store:
-        check_hits(model, prompts, truth, tier, store, together=together)
+    """Every token and every logit equals that of a cold run: read from the device, from the memory store, from files or from
+    a real server, alone or with others, with other chunk sizes, greedy and sampled."""
+    with opened(tier, tmp_path) as store:
+        tiers = inline_tiers((tier, store))
+        stepper = Stepper(real=model, context=1024, max_step_tokens=100, tiers=tiers, force_store=tier != "device")
+        first = ask(stepper, prompts, 0)
+        stepper.run()
+        assert first.token_ids == truth[0].token_ids
+        outcomes = []
+        for i in range(len(QUESTIONS)):
+            outcomes.append(ask(stepper, prompts, i))
+            if not together:
+                stepper.run()
+        stepper.run()
+    mark = prompts[0].offsets[Position("system", 0)]
+    for prompt, outcome, answer in zip(prompts, outcomes, truth, strict=True):
+        report = outcome.started.report
+        assert report.hit is not None
+        assert report.hit.offset == mark <= report.skipped
+        assert outcome.token_ids == answer.token_ids
+        assert torch.equal(rows.of(stepper, outcome, len(prompt.token_ids)), answer.logits)
+        if not together or outcome is outcomes[0]:
+            assert report.tiers == {tier: report.skipped}
 
 
 EIGHT: tuple[dict[str, object], ...] = (
@@ -102,27 +177,3 @@ def test_a_seed_is_the_same_among_seven_others(model: RealModel, prompts: list[R
     together = [stepper.submit(prompts[i % 4].token_ids[-40:], max_tokens=6, **EIGHT[i]) for i in range(8)]
     stepper.run()
     assert [outcome.token_ids for outcome in together[:4]] == alone
-
-
-def check_hits(
-    model: RealModel, prompts: list[RenderedPrompt], truth: list[list[int]], tier: str, store: BlockStore, *, together: bool
-) -> None:
-    tiers = inline_tiers((tier, store))
-    stepper = Stepper(real=model, context=1024, max_step_tokens=100, tiers=tiers, force_store=tier != "device")
-    first = ask(stepper, prompts, 0)
-    stepper.run()
-    assert first.token_ids == truth[0]
-    outcomes = []
-    for i in range(len(QUESTIONS)):
-        outcomes.append(ask(stepper, prompts, i))
-        if not together:
-            stepper.run()
-    stepper.run()
-    mark = prompts[0].offsets[Position("system", 0)]
-    for outcome, answer in zip(outcomes, truth, strict=True):
-        report = outcome.started.report
-        assert report.hit is not None
-        assert report.hit.offset == mark <= report.skipped
-        assert outcome.token_ids == answer
-        if not together or outcome is outcomes[0]:
-            assert report.tiers == {tier: report.skipped}

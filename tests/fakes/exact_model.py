@@ -8,12 +8,13 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.model.load import load_runner
+from engine.model.runner import LogitsSink
 from engine.prompt.tokenizer import HfTokenizer
 from tests.fakes.stepper import RealModel
 
 
 @contextmanager
-def exact_model(folder: Path, context: int) -> Iterator[RealModel]:
+def exact_model(folder: Path, context: int, logits_sink: LogitsSink | None = None) -> Iterator[RealModel]:
     """Loaded from `folder`, with a pool of about 2,800 tokens; released afterwards."""
     config = EngineConfig(
         model="m",
@@ -23,6 +24,6 @@ def exact_model(folder: Path, context: int) -> Iterator[RealModel]:
         kv_nbytes=64 * 1024**2,
         exact="on",
     )
-    runner = load_runner(config)
+    runner = load_runner(config, logits_sink)
     yield RealModel(runner, HfTokenizer.from_folder(folder), config.block_size)
     runner.close()
