@@ -7,8 +7,10 @@
 #include "attention_kernels.h"
 #include "attention_plan.h"
 
-/* Blocks of keys in a segment. */
-enum { NUM_BLOCKS = PCG_SEGMENT / PCG_KEYS };
+enum {
+  NUM_BLOCKS = PCG_SEGMENT / PCG_KEYS, /* of keys in a segment */
+  AHEAD = 4,                           /* blocks that are on their way from memory while one is packed */
+};
 
 /* A thread's memory: the segment as it is packed, the item's query rows, and what they have seen so far. */
 typedef struct {
@@ -95,17 +97,33 @@ static pcg_seen together(pcg_seen a, pcg_seen b) {
   return (pcg_seen){pcg_least(a.first, b.first), pcg_greatest(a.end, b.end)};
 }
 
+/* Have the second cache fetch a block of keys or values: it takes more requests at a time than the first does. */
+static inline __attribute__((always_inline)) void fetch(const uint16_t *rows, size_t stride, size_t dim) {
+  for (size_t key = 0; key < PCG_KEYS; key++) {
+    for (size_t place = key * stride; place < key * stride + dim; place += 32) {
+      _mm_prefetch((const char *)(rows + place), _MM_HINT_T1);
+    }
+  }
+}
+
+/* Pack what is not packed already. */
 static void pack(work *at, const pcg_span *piece, int32_t segment, pcg_seen blocks) {
   const pcg_heads *heads = &at->plan->heads;
   size_t dim = (size_t)heads->head_dim, stride = dim * (size_t)heads->num_kv_heads;
-  for (int32_t block = blocks.first; block < blocks.end; block++) {
-    int64_t slot = slot_of(at, piece, segment, block);
-    if (at->own.slots[block] != slot) {
-      size_t from = (size_t)slot * stride + (size_t)at->item->kv_head * dim, to = (size_t)block * dim * PCG_KEYS;
-      pcg_pack_keys(at->layer->key + from, stride, heads->head_dim, at->own.keys + to);
-      pcg_pack_values(at->layer->value + from, stride, heads->head_dim, at->own.values + to);
-      at->own.slots[block] = slot;
+  const uint16_t *key = at->layer->key + (size_t)at->item->kv_head * dim, *value = at->layer->value + (size_t)at->item->kv_head * dim;
+  for (int32_t block = blocks.first, fetched = block; block < blocks.end; block++) {
+    size_t from = (size_t)slot_of(at, piece, segment, block), to = (size_t)block * dim * PCG_KEYS;
+    if (at->own.slots[block] == (int64_t)from) {
+      continue;
     }
+    for (fetched = pcg_greatest(fetched, block + 1); fetched < pcg_least(blocks.end, block + AHEAD); fetched++) {
+      size_t later = (size_t)slot_of(at, piece, segment, fetched) * stride;
+      fetch(key + later, stride, dim);
+      fetch(value + later, stride, dim);
+    }
+    pcg_pack_keys(key + from * stride, stride, heads->head_dim, at->own.keys + to);
+    pcg_pack_values(value + from * stride, stride, heads->head_dim, at->own.values + to);
+    at->own.slots[block] = (int64_t)from;
   }
 }
 
@@ -141,7 +159,12 @@ static void attend_tile(work *at, int32_t segment, int32_t row, int32_t num_rows
   pcg_score(at->own.query + (size_t)row * (size_t)dim, num_rows, dim, at->own.keys, blocks, at->own.scores);
   for (int32_t index = 0; index < num_rows; index++) {
     const float *scores = at->own.scores + (size_t)index * PCG_SCORES;
-    pcg_weigh(scores, at->scale, seen[index], blocks, at->own.weights + (size_t)index * PCG_WEIGHTS, most + index, total + index);
+    most[index] = seen[index].first < seen[index].end ? pcg_greatest_score(scores, seen[index]) * at->scale : PCG_NOTHING;
+  }
+  for (int32_t index = 0; index < num_rows; index++) {
+    const float *scores = at->own.scores + (size_t)index * PCG_SCORES;
+    uint16_t *weights = at->own.weights + (size_t)index * PCG_WEIGHTS;
+    total[index] = pcg_weigh(scores, at->scale, most[index], seen[index], blocks, weights);
   }
   pcg_sum_values(at->own.weights, num_rows, dim, at->own.values, blocks, sums, stride);
   for (int32_t index = 0; index < num_rows; index++) {
@@ -279,7 +302,7 @@ void pcg_attend(const pcg_plan *plan, const pcg_attention *layer, pcg_team *team
   work at = {.plan = plan, .layer = layer, .scale = 1.44269504f / sqrtf((float)plan->heads.head_dim)};
   lay_out(plan, pcg_scratch(team, thread, lay_out(plan, NULL, NULL)), &at.own);
   at.shared = plan->num_partials == 0 ? NULL : pcg_shared(team, plan->num_partials * sizeof(float));
-  for (int32_t index = pcg_next(team); index < plan->num_items; index = pcg_next(team)) {
+  for (int index = pcg_next(team); index < plan->num_items; index = pcg_next(team)) {
     at.item = &plan->items[index];
     at.block = &plan->blocks[at.item->block];
     run_item(&at);

@@ -10,7 +10,8 @@
 enum {
   PCG_SEGMENT = 512,                  /* keys whose weights share one maximum, at multiples of it: changes bits */
   PCG_KEYS = 16,                      /* keys packed side by side: the lanes of a vector of scores */
-  PCG_TILE = 6,                       /* query rows of a tile at most: with 4 vectors beside, 24 accumulators */
+  PCG_TILE = 6,                       /* query rows of a tile at most, */
+  PCG_SIDE = 4,                       /* and vectors side by side: 24 accumulators */
   PCG_SCORES = PCG_SEGMENT + 16,      /* floats from one row's scores to the next's, */
   PCG_WEIGHTS = PCG_SEGMENT + 32,     /* and bf16 weights: no power of two, or rows would share few sets of the cache */
 };
@@ -31,12 +32,15 @@ static inline int32_t pcg_greatest(int32_t a, int32_t b) { return a > b ? a : b;
 void pcg_pack_keys(const uint16_t *keys, size_t stride, int32_t num_dims, uint16_t *packed);
 void pcg_pack_values(const uint16_t *values, size_t stride, int32_t num_dims, uint16_t *packed);
 
-/* scores[row][key] of `num_rows` query rows, `num_dims` apart, and the blocks `[first, end)` of sixteen keys. */
+/* scores[row][key] of `num_rows` query rows, `num_dims` apart, and the blocks of sixteen keys `[first, end)`. */
 void pcg_score(const uint16_t *query, int32_t num_rows, int32_t num_dims, const uint16_t *packed, pcg_seen blocks, float *scores);
 
-/* One row's weights 2^(scale * score - most) of the blocks, and of the block that makes an even number of them: zero where it
-   sees none. Stores the greatest scaled score and the sum of the weights, PCG_NOTHING and 0 of a row that sees nothing. */
-void pcg_weigh(const float *scores, float scale, pcg_seen seen, pcg_seen blocks, uint16_t *weights, float *most, float *total);
+/* The greatest score that a row sees, of one key at least. */
+float pcg_greatest_score(const float *scores, pcg_seen seen);
+
+/* A row's weights 2^(scale * score - most) of the blocks, and of those that make even numbers of them: zero of a key that it
+   does not see. Returns their sum. */
+float pcg_weigh(const float *scores, float scale, float most, pcg_seen seen, pcg_seen blocks, uint16_t *weights);
 
 /* sums[row][dim] = weights times values, over the blocks; `stride` floats from one row's sums to the next's. */
 void pcg_sum_values(

@@ -5,7 +5,8 @@
 #include <string.h>
 
 enum {
-  QUERY_ROWS = 192,     /* of a block, about: enough to make packing cheap, few enough that their sums stay in the cache */
+  QUERY_ROWS = 384,     /* of a block at most: enough to make packing cheap, */
+  QUERY_VALUES = 24576, /* and what they have in all: few enough that their sums stay in the cache */
   FEW_ROWS = 16,        /* rows of a sequence that may share a block with those of others */
   PACKED_ROWS = 2,      /* query rows that cost as much as packing the keys they see */
   ITEMS = 12,           /* wanted of each thread, so that all end at about the same time */
@@ -16,7 +17,8 @@ enum {
 static const size_t MAX_PARTIALS = (size_t)16 << 20;
 
 static int32_t block_rows(const pcg_heads *heads) {
-  return pcg_greatest(1, QUERY_ROWS / (heads->num_heads / heads->num_kv_heads));
+  int32_t num_query = pcg_least(QUERY_ROWS, QUERY_VALUES / heads->head_dim);
+  return pcg_greatest(1, num_query / (heads->num_heads / heads->num_kv_heads));
 }
 
 /* Sequences with few rows first, those that begin with the same pages side by side. */
