@@ -14,7 +14,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `model_path` is a prepared model folder (config.json, safetensors, tokenizer.json). `template` names a shipped template
     (`engine/prompt/templates/<name>.jinja`), or `model` for the model's own; `template_clock` is the day it tells.
-    `kv_nbytes` is the size of the device pool.
+    `kv_nbytes` is the size of the device pool;
+    where the device has memory of its own, it is `kv_share` of that, unless that is 0.
     `exact` is promise 1's exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
     `max_mixed_tokens` is the share of prefills in a step in which something decodes; 0 is a quarter of `max_step_tokens`.
     `pin_nbytes` is what pinned entries may take of the largest tier.
@@ -37,6 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     exact: Literal["auto", "on", "off"] = "auto"
     runner: Literal["auto", "native", "lean", "generic"] = "auto"
     kv_nbytes: int = 2 * 1024**3
+    kv_share: float = 0.0
     block_size: int = 16
     max_sequences: int = 32
     max_step_tokens: int = 512
@@ -64,6 +66,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.context < 1 or self.max_sequences < 1 or self.max_queue < 1:
             raise ValueError("block_size, context, max_sequences and max_queue must be at least 1")
+        if not 0.0 <= self.kv_share <= 1.0:
+            raise ValueError("kv_share must be between 0 and 1")
         if self.max_step_tokens < self.block_size:
             raise ValueError(f"max_step_tokens must be at least block_size ({self.block_size})")
         if len(self.root_secret) < 16:

@@ -18,16 +18,18 @@ from engine.model.staging import Copies, Mark
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What a device offers to the paged forward pass; None where it does not."""
+    """What a device offers to the paged forward pass, None where it does not; and the memory it has of its own."""
 
     attend: VarlenAttention | None
     recorder: Recorder | None
     copies: Copies | None
+    memory_nbytes: int = 0
 
 
 def cuda_kit(device: torch.device) -> Kit:
     """Of a CUDA device: all of it."""
-    return Kit(getattr(varlen, "varlen_attn", None), CudaRecorder(device), CudaCopies(device))
+    _, memory_nbytes = torch.cuda.mem_get_info(device)
+    return Kit(getattr(varlen, "varlen_attn", None), CudaRecorder(device), CudaCopies(device), memory_nbytes)
 
 
 class CudaRecorder:

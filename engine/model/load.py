@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
@@ -90,6 +91,8 @@ def make_runner(
     shape, windows = _kv_shape(model.config, placement), layer_windows(model.config)
     if kit is None and placement.device.type == "cuda":
         kit = cuda_kit(placement.device)
+    if kit is not None and kit.memory_nbytes and config.kv_share:
+        config = msgspec.structs.replace(config, kv_nbytes=int(config.kv_share * kit.memory_nbytes))
     paged = None
     if kit is not None and runner == "lean":
         heads = Heads(model.config.num_attention_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, windows)
@@ -102,7 +105,10 @@ def make_runner(
         rows=rows,
     )
     num_spare = 0 if paged is None else NUM_SPARE
-    pool = KvPool(shape, _num_pages(config, shape), config.block_size, placement.device, num_spare=num_spare)
+    try:
+        pool = KvPool(shape, _num_pages(config, shape), config.block_size, placement.device, num_spare=num_spare)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(f"kv_nbytes={config.kv_nbytes} does not fit on {placement.device} beside the weights") from error
     pool.touch(READY_NBYTES)
     forward = _checked(model, pool, identity, _Made(runner, paged, config, placement.num_threads))
     moves = None if kit is None or kit.copies is None else StagedPages(pool, kit.copies)
@@ -151,6 +157,8 @@ def _why_not_native(config: EngineConfig, model_config: PreTrainedConfig, device
 def _why_not_lean(config: EngineConfig, device: torch.device) -> str | None:
     if config.exact == "on":
         return "it has no exact mode, and exact: on is set"
+    if device.type not in ("cpu", "cuda"):
+        return f"it runs on the CPU and on CUDA, not on {device.type}"
     if config.dtype == "int4" and device.type != "cpu":
         return f"its 4-bit weights are for the CPU, not for {device.type}"
     return None

@@ -127,7 +127,7 @@ def test_the_engine_is_set_up_as_the_policy_says(tmp_path: Path) -> None:
         "eviction: {score: lru}\ntiers: {ram: {bytes: 1MiB, force: true}}"
     )
     (config,) = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
-    assert config.kv_nbytes == machine_memory_nbytes() // 2
+    assert (config.kv_nbytes, config.kv_share) == (machine_memory_nbytes() // 2, 0.5)
     assert (config.model, config.model_path, config.dtype, config.context) == ("m", str(tmp_path), "float32", 100)
     assert (config.template, config.exact, config.block_size, config.num_threads) == ("model", "on", 8, 1)
     assert (config.max_sequences, config.max_step_tokens, config.max_queue) == (2, 64, 3)
@@ -180,11 +180,19 @@ def test_workers_share_what_a_model_gets(tmp_path: Path, monkeypatch: pytest.Mon
     configs = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
     assert [config.device for config in configs] == ["cuda:0", "cuda:1", "cuda:0"]
     assert [config.kv_nbytes for config in configs] == [3 * 1024**2, 6 * 1024**2, 3 * 1024**2]
+    assert {config.kv_share for config in configs} == {0.0}
     assert [config.ssd_path for config in configs] == [str(tmp_path / name) for name in ("m", "m#1", "m#2")]
     assert {config.ssd_nbytes for config in configs} == {2 * 1024**2}
     assert {(config.ram_nbytes, config.pin_nbytes, config.num_threads) for config in configs} == {(1024**2, 1024**2, 2)}
     (alone,) = engine_configs(policy, policy.models[1], tmp_path, b"s" * 32)
     assert (alone.num_threads, alone.ssd_nbytes, alone.device) == (0, 6 * 1024**2, "auto")
+
+
+def test_workers_share_a_share_of_their_device(tmp_path: Path) -> None:
+    """What is left of a share on each device, whatever memory it turns out to have."""
+    policy = make_policy("models: [{name: m, engine: {workers: 3, kv_bytes: 30%, device: ['cuda:0', 'cuda:1']}}]")
+    configs = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
+    assert [config.kv_share for config in configs] == [0.15, 0.3, 0.15]
 
 
 def test_folders_of_workers_that_are_gone_count_against_the_cap(tmp_path: Path) -> None:

@@ -161,6 +161,28 @@ def test_the_generic_runner_has_staged_copies_too(tiny_folder: Folder) -> None:
     assert copies.num_held == 1
 
 
+def test_a_share_of_memory_is_the_devices_own(tiny_folder: Folder) -> None:
+    """A device with memory of its own holds that share of it; without a share, and on a processor, the bytes that were said."""
+    kit = Kit(eager_varlen, None, None, memory_nbytes=40 * 1024**2)
+    sizes = []
+    for device, share in ((kit, 0.5), (kit, 0.0), (None, 0.5)):
+        runner = Driver(tiny_folder("llama"), device, kv_nbytes=10 * 1024**2, kv_share=share, runner="lean", **OPTIONS).runner
+        sizes.append(round(runner.num_pages * runner.page_nbytes / 1024**2))
+        runner.close()
+    assert sizes == [20, 10, 10]
+
+
+def test_a_pool_that_does_not_fit_is_said(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the device's name and the setting, not by a traceback."""
+
+    def full(*dims: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("engine.model.load.KvPool", full)
+    with pytest.raises(ModelError, match="kv_nbytes=67108864 does not fit on cpu beside the weights"):
+        Driver(tiny_folder("llama"), fake_kit(), runner="lean", **OPTIONS)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_device_that_is_not_there(tiny_folder: Folder) -> None:
     """CUDA asked for without a device is said plainly."""
