@@ -205,7 +205,10 @@ async def serve(
     configs = [config for workers in engines.values() for config in workers]
     secret = next((config.root_secret for config in configs), None)
     workers = {name: _workers(several, clock, command, metrics) for name, several in engines.items()}
-    backends = {name: several[0] if len(several) == 1 else Router(several) for name, several in workers.items()}
+    backends = {
+        name: several[0] if len(several) == 1 else Router(several, on_choice=partial(metrics.routed, name))
+        for name, several in workers.items()
+    }
     try:
         with stop_signals() as stop, open_inventory(configs) as inventory:
             gateway = build_app(

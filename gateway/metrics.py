@@ -64,6 +64,13 @@ class Metrics:
         self._kept = self._gauge("pcg_response_bytes", "Bytes of answers that may be given again.")
         self._restarts = self._counter("pcg_worker_restarts", "Engine workers started to replace one that died.", *WORKER)
         self._up = self._gauge("pcg_worker_up", "Whether the engine worker is serving.", *WORKER)
+        self._routed = self._counter(
+            "pcg_routed",
+            "Requests handed to one of several workers, and why that one: held (it has some of the prompt), spilled (others "
+            "have, and are too busy), like (requests like it went there), new, passed (another one refused).",
+            "model",
+            "reason",
+        )
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
         self._described += [shown.described for shown in engine_metrics()]
@@ -88,6 +95,10 @@ class Metrics:
     def restarted(self, model: str, worker: int) -> None:
         """The process of a worker was replaced."""
         self._restarts.labels(model, worker).inc()
+
+    def routed(self, model: str, reason: str) -> None:
+        """One of several workers was handed a request."""
+        self._routed.labels(model, reason).inc()
 
     def add(self, record: Record) -> None:
         """Count one request, once, when it is over."""

@@ -10,7 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from gateway.backends.prefixes import Trace
 
@@ -21,10 +21,13 @@ LOAD_FACTOR: Final = 1.25
 """Nobody gets a request who has this many times the mean of requests in flight, the new one counted."""
 
 PATIENCE: Final = 8
-"""But whoever holds a promised or long prefix keeps its requests up to so many in flight: elsewhere they would compute it."""
+"""But few requests in flight are never too many for a worker that has something to read for one more."""
 
-LONG_NBYTES: Final = 2048
-"""About 500 tokens, the shortest prefix that any provider caches."""
+LOAD_NBYTES: Final = 512
+"""A request in flight slows others down about as much as computing so much of a prompt, some 128 tokens, does."""
+
+PROMISED: Final = 2
+"""What was promised is worth so many times its bytes: computed elsewhere, it is billed as written once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,18 @@ class Holder:
 
     index: int
     life: int
+
+
+Why: TypeAlias = Literal["held", "spilled", "like", "new"]
+"""Has some of the prompt; has none, but those who have are too busy; has seen requests like it; nobody has seen any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Who gets a request, and why."""
+
+    holder: Holder
+    why: Why
 
 
 class Affinity:
@@ -66,20 +81,29 @@ class Affinity:
         return self._held.get(digest, {}).get(holder, 0.0) > now_s
 
 
-def choose(trace: Trace, loads: Mapping[Holder, int], affinity: Affinity, now_s: float) -> Holder:
+def choose(trace: Trace, loads: Mapping[Holder, int], affinity: Affinity, now_s: float) -> Pick:
     """Who gets the request, of those who can serve it now. `loads` are their requests in flight; there is at least one.
 
-    The holder of the longest prefix that is not too busy; of several, the one the request's like go to, then the least
-    busy. Where nobody holds anything: the first by rendezvous hashing that is not too busy, the same after a restart.
+    Where something is held: whoever has most of the prompt, unless others have so much less to do that it is computed
+    sooner there. Of several, the one the request's like go to. Where nothing is: that one, or the first by rendezvous
+    hashing, the same after a restart. Nobody beyond the bound.
     """
     bound = math.ceil(LOAD_FACTOR * (sum(loads.values()) + 1) / len(loads))
-    for prefix in reversed(trace.prefixes):
-        patience = max(bound, PATIENCE) if prefix.promised or prefix.nbytes >= LONG_NBYTES else bound
-        found = [who for who, load in loads.items() if load < patience and affinity.holds(prefix.digest, who, now_s)]
-        if found:
-            return min(found, key=lambda who: (not affinity.holds(trace.home, who, now_s), loads[who], who.index))
     order = sorted(loads, key=lambda who: (not affinity.holds(trace.home, who, now_s), _distance(trace.home, who.index)))
-    return next(who for who in order if loads[who] < bound)
+    worth = {who: _worth(trace, who, affinity, now_s) for who in order}
+    if any(worth.values()):
+        able = [who for who in order if loads[who] < max(bound, PATIENCE)]
+        best = max(able, key=lambda who: worth[who] - LOAD_NBYTES * loads[who])
+        return Pick(best, "held" if worth[best] else "spilled")
+    first = next(who for who in order if loads[who] < bound)
+    return Pick(first, "like" if affinity.holds(trace.home, first, now_s) else "new")
+
+
+def _worth(trace: Trace, who: Holder, affinity: Affinity, now_s: float) -> int:
+    """Of the longest prefix that `who` is believed to hold, in bytes to compute; 0 without."""
+    held = (prefix for prefix in reversed(trace.prefixes) if affinity.holds(prefix.digest, who, now_s))
+    longest = next(held, None)
+    return 0 if longest is None else longest.nbytes * (PROMISED if longest.promised else 1)
 
 
 def _distance(home: bytes, index: int) -> bytes:

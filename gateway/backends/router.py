@@ -6,7 +6,7 @@ Knows neither HTTP nor processes. Any worker can answer any request: where it go
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from gateway.request import Request
 from gateway.waits import first_of
 
 READY_S = 30.0
-"""A request waits this long for any worker while all of them are loading."""
+"""A request waits this long while no worker serves, or one is loading for the first time."""
 
 
 class Engine(Backend, Protocol):
@@ -31,7 +31,7 @@ class Engine(Backend, Protocol):
 
     @property
     def life(self) -> int:
-        """Another number after every start: what the worker had on its device until then is gone."""
+        """0 until it serves, and one more after every start: what the worker had on its device until then is gone."""
         ...
 
     async def wait_loaded(self) -> None:
@@ -42,9 +42,13 @@ class Engine(Backend, Protocol):
 class Router:
     """A `Backend` over the workers of one model. They share nothing but what lies in Redis."""
 
-    def __init__(self, workers: Sequence[Engine], *, ready_s: float = READY_S) -> None:
+    def __init__(
+        self, workers: Sequence[Engine], *, ready_s: float = READY_S, on_choice: Callable[[str], None] = lambda why: None
+    ) -> None:
+        """`on_choice` is told, for every worker that is asked, why: see `affinity.Why`, or `passed`: another one refused."""
         if not workers:
             raise ValueError("a model needs a worker")
+        self._on_choice = on_choice
         self.workers = tuple(workers)
         self._ready_s = ready_s
         self._affinity = Affinity()
@@ -52,7 +56,8 @@ class Router:
 
     @property
     def ready(self) -> bool:
-        return any(worker.ready for worker in self.workers)
+        """Whether a worker serves, and all have: until then what a late one has on its SSD would be computed elsewhere."""
+        return any(worker.ready for worker in self.workers) and all(worker.life > 0 for worker in self.workers)
 
     @property
     def model(self) -> ModelInfo | None:
@@ -87,7 +92,9 @@ class Router:
     def _choose(self, request: Request, traced: Trace, passed: set[int]) -> Holder:
         """Who gets the request, and from now on is believed to hold its prompt: those that follow at once find it there."""
         loads = {holder: self._loads[holder.index] for holder in self._able(passed)}
-        holder = choose(traced, loads, self._affinity, request.started_at_s)
+        pick = choose(traced, loads, self._affinity, request.started_at_s)
+        holder = pick.holder
+        self._on_choice("passed" if passed else pick.why)
         if (ttl_s := _kept_s(request)) > 0:
             self._affinity.note(traced.digests, holder, request.started_at_s, ttl_s)
         return holder
@@ -97,11 +104,11 @@ class Router:
         return [Holder(i, worker.life) for i, worker in enumerate(self.workers) if worker.ready and i not in passed]
 
     async def _wait_ready(self) -> None:
-        """Raises `Overloaded` when no worker serves within bounds."""
+        """Raises `Overloaded` when that takes too long."""
         try:
             async with asyncio.timeout(self._ready_s):
                 while not self.ready:
-                    await first_of(*(worker.wait_loaded() for worker in self.workers))
+                    await first_of(*(worker.wait_loaded() for worker in self.workers if not worker.ready))
         except TimeoutError:
             raise Overloaded("the engine is loading; please try again", retry_after_s=5.0) from None
 

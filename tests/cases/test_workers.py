@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import orjson
 import pytest
@@ -57,10 +59,10 @@ class Floor:
 
 
 @asynccontextmanager
-async def floor(num_workers: int = 4, policy: str = "") -> AsyncIterator[Floor]:
+async def floor(num_workers: int = 4, batches: Path | None = None) -> AsyncIterator[Floor]:
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(EngineBackend()) for _ in range(num_workers)]
-        yield Floor(await stack.enter_async_context(serving(Router(workers), policy)), workers)
+        yield Floor(await stack.enter_async_context(serving(Router(workers), batches=batches)), workers)
 
 
 def user(text: str, mark: bool = False) -> dict[str, Any]:
@@ -154,7 +156,7 @@ async def test_case_33_one_system_text_and_other_questions_go_to_one_worker() ->
 
 async def test_a_marked_prefix_is_read_by_all_who_come_at_once() -> None:
     """One request warms the cache, eight follow together: nobody is sent to where it would have to be written again."""
-    system = [{"type": "text", "text": words(300, "s"), "cache_control": CC}]
+    system = [{"type": "text", "text": words(2500, "s"), "cache_control": CC}]
     async with floor() as desk:
         warm = await desk.messages(user("first"), system=system)
         told = await asyncio.gather(*(desk.messages(user(f"q{i}"), system=system) for i in range(8)))
@@ -201,3 +203,22 @@ async def test_operators_see_every_worker() -> None:
         assert counted[0] == counted[1] > 2
         async with desk.served.http.get("/readyz") as response:
             assert response.status == 503
+
+
+async def test_batches_go_to_all_workers(tmp_path: Path) -> None:
+    """The requests of a batch are routed as any other, and each gets its own answer."""
+    requests = [
+        {"custom_id": f"r{i}", "params": {"model": MODEL, "max_tokens": 2, "messages": [user(words(200, f"b{i}x"))]}}
+        for i in range(12)
+    ]
+    async with (
+        floor(batches=tmp_path / "b") as desk,
+        anthropic.AsyncAnthropic(base_url=desk.served.url, api_key="k", max_retries=0) as claude,
+    ):
+        made = await claude.messages.batches.create(requests=requests)  # type: ignore[arg-type]
+        async with asyncio.timeout(20):
+            while (await claude.messages.batches.retrieve(made.id)).processing_status != "ended":
+                await asyncio.sleep(0)
+        told = {line.custom_id: line.result.type async for line in await claude.messages.batches.results(made.id)}
+        assert told == {f"r{i}": "succeeded" for i in range(12)}
+        assert len(await desk.busy()) > 1
