@@ -85,6 +85,8 @@ SCALARS: Final[tuple[Any, ...]] = (
     *("user", "assistant", "system", "base64", "json_schema", "smollm2-135m-instruct", "claude-opus-5", "x" * 300),
 )
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+UNKNOWN: Final = ("x_new", "future", "vendor_field")
+"""Members that no format has."""
 KEYS: Final = ("type", "text", "ttl", "role", "content", "cache_control", "source", "data", "name", "schema", "x")
 
 
@@ -116,9 +118,13 @@ def _change(draw: random.Random, body: Any, path: tuple[Any, ...]) -> None:
     holder = body
     for step in parents:
         holder = holder[step]
-    match draw.choice(["replace", "replace", "remove", "double", "swap"]):
+    match draw.choice(["replace", "replace", "alike", "alike", "add", "remove", "double", "swap"]):
         case "replace":
             holder[key] = _value(draw, 2)
+        case "alike":
+            holder[key] = _alike(draw, holder[key])
+        case "add" if isinstance(holder, dict):
+            holder[draw.choice(KEYS)] = _value(draw, 2)
         case "remove":
             del holder[key]
         case "double" if isinstance(holder, list):
@@ -127,6 +133,22 @@ def _change(draw: random.Random, body: Any, path: tuple[Any, ...]) -> None:
             holder[key], holder[0] = holder[0], holder[key]
         case _:
             holder[key] = [holder[key]]
+
+
+def _alike(draw: random.Random, value: Any) -> Any:
+    """Another value of the same JSON type: what a format takes one of, it may take many of."""
+    match value:
+        case bool():
+            return not value
+        case str():
+            return draw.choice([scalar for scalar in SCALARS if isinstance(scalar, str)])
+        case int() | float():
+            return draw.choice([0, 1, 2, 3, 0.5, value + 1, -value])
+        case list():
+            return draw.sample(value, draw.randint(0, len(value)))
+        case dict():
+            return dict(draw.sample(list(value.items()), len(value))) | {draw.choice(UNKNOWN): draw.choice(SCALARS)}
+    return None
 
 
 def _value(draw: random.Random, depth: int) -> Any:
