@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +21,13 @@ from gateway.errors import InvalidRequest, Overloaded
 from gateway.request import Request
 from gateway.wire.base import Answer, StreamEncoder, ToolCall, Wire
 from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai.completions import CompletionsWire
 from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.openai.responses.compact import CompactWire
 from policies.pricing import Prices, Usage, charge
 
 FOLDER: Final = Path(__file__).parent / "openai"
-CHAT, RESPONSES = OpenAIWire(), ResponsesWire(new_id=lambda: "1")
+CHAT, RESPONSES, LEGACY = OpenAIWire(), ResponsesWire(new_id=lambda: "1"), CompletionsWire()
 WIRES: Final[dict[str, Wire]] = {"chat": CHAT, "responses": RESPONSES}
 CREATED_S: Final = 1_800_000_000.0
 
@@ -114,8 +117,12 @@ def stream_of(encoder: StreamEncoder, answer: Answer) -> list[dict[str, Any]]:
     for i, call in enumerate(answer.calls):
         pieces += [encoder.call(i, ToolCall(call.name, ""), begins=True), encoder.call(i, call, begins=False)]
     pieces.append(encoder.finish(answer))
-    found = (line[6:] for line in b"".join(pieces).split(b"\n") if line.startswith(b"data: {"))
-    return [json.loads(data) for data in found]
+    return events_of(b"".join(pieces))
+
+
+def events_of(stream: bytes) -> list[dict[str, Any]]:
+    """The data of every event."""
+    return [json.loads(line[6:]) for line in stream.split(b"\n") if line.startswith(b"data: {")]
 
 
 @pytest.mark.parametrize("recorded", lines("requests.jsonl"), ids=lambda recorded: recorded["api"])
@@ -152,6 +159,57 @@ def test_streams_keep_the_published_schemas(kind: str) -> None:
         assert violations(event_schema(event["type"]), event) == []
         if event.get("part", {}).get("type") != "reasoning_text":
             assert set(FIELDS.get(event["type"], ())) <= set(paths(event))
+
+
+@pytest.mark.parametrize("kind", ["text", "cut", "probable"])
+def test_legacy_completions_keep_the_published_schema(kind: str) -> None:
+    """Whole and every chunk, of one prompt and of several."""
+    for prompt in ("a", ["a", "b"]):
+        body = {"model": "m", "prompt": prompt, "stream": True, "logprobs": 1, "stream_options": {"include_usage": True}}
+        request = LEGACY.parse(orjson.dumps(body), {}, request_id="req_1")
+        answer = replace(ANSWERS[kind], others=(ANSWERS[kind],) * (request.num_answers - 1))
+        whole = json.loads(LEGACY.encode_answer(request, answer, created_at_s=CREATED_S))
+        assert len(whole["choices"]) == request.num_answers
+        assert violations("CreateCompletionResponse", whole) == []
+        for chunk in stream_of(LEGACY.stream(request, created_at_s=CREATED_S), answer):
+            told = {key: value for key, value in chunk.items() if key != "usage" or value is not None}
+            assert violations("CreateCompletionResponse", unfinished(told)) == []
+
+
+def unfinished(chunk: dict[str, Any]) -> dict[str, Any]:
+    """The schema has no word for a choice that goes on, though the API's chunks say null."""
+    choices = [choice | {"finish_reason": choice["finish_reason"] or "stop"} for choice in chunk["choices"]]
+    return chunk | {"choices": choices}
+
+
+def test_custom_tools_keep_the_published_schemas() -> None:
+    """Their items and their events, whose input is free text."""
+    request = a_request("responses", tools=[{"type": "custom", "name": "f"}], input="q")
+    answer = Answer("", "stop", None, USAGE, calls=(ToolCall("f", '{"input": "x"}'),))
+    assert violations("Response", json.loads(RESPONSES.encode_answer(request, answer, created_at_s=CREATED_S))) == []
+    events = stream_of(RESPONSES.stream(request, created_at_s=CREATED_S), answer)
+    for event in events:
+        assert violations(event_schema(event["type"]), event) == []
+    assert "response.custom_tool_call_input.done" in [event["type"] for event in events]
+
+
+def test_responses_that_are_not_whole_keep_the_published_schemas() -> None:
+    """Queued, in progress, cancelled, failed; the events of a failure; a conversation that was compacted."""
+    request = a_request("responses", background=True)
+    error = Overloaded("full")
+    unanswered = [RESPONSES.keep_unanswered(request, reason, created_at_s=CREATED_S).body or b"" for reason in (None, error)]
+    states = [RESPONSES.encode_unfinished(request, begun=begun, created_at_s=CREATED_S) for begun in (False, True)]
+    told = [json.loads(body) for body in (*states, *unanswered)]
+    assert [body["status"] for body in told] == ["queued", "in_progress", "cancelled", "failed"]
+    for body in told:
+        assert violations("Response", body) == []
+    failed, raised = events_of(RESPONSES.stream(request, created_at_s=CREATED_S).error(error))
+    assert violations("ResponseFailedEvent", failed) == []
+    assert violations("ResponseErrorEvent", raised | raised["error"] | {"type": "error"}) == []
+    compact = CompactWire(new_id=lambda: "1")
+    asked = compact.parse(orjson.dumps({"model": "m", "input": "q"}), {}, request_id="req_1")
+    compacted = json.loads(compact.encode_answer(asked, ANSWERS["text"], created_at_s=CREATED_S))
+    assert violations("CompactResource", compacted) == []
 
 
 def test_the_rest_keeps_the_published_schemas() -> None:

@@ -91,7 +91,7 @@ class ResponsesWire(OpenAIWire):
         if error is None:
             body = encode.begun(request, created_at_s=created_at_s, status="cancelled")
         else:
-            body = encode.failed(request, errors.error_fields(error, input_field="input"), created_at_s=created_at_s)
+            body = encode.failed(request, error, created_at_s=created_at_s)
         return _kept(request, orjson.dumps(body), _uninstructed(request, request.prompt.messages))
 
     def encode_unfinished(self, request: Request, *, begun: bool, created_at_s: float) -> bytes:

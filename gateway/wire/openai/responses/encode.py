@@ -8,8 +8,10 @@ from typing import Any, Final
 import orjson
 
 from engine.types import FinishReason, TokenLogprobs
+from gateway.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.request import Request
 from gateway.wire.base import Answer, ToolCall
+from gateway.wire.openai import errors
 from gateway.wire.openai.logprobs import token_logprobs
 from gateway.wire.openai.responses.diagnose import Comparison, diagnosis
 from gateway.wire.openai.responses.sealed import sealed
@@ -18,6 +20,9 @@ from gateway.wire.openai.usage import num_reasoning
 INCOMPLETE: Final[frozenset[FinishReason]] = frozenset({"length", "context"})
 HALF_HOUR_S: Final = 1800.0
 """Writes of longer classes than this are reported as `ttl_12h_tokens`: the format has only the two."""
+
+ERROR_CODES: Final[Mapping[type[GatewayError], str]] = {InvalidRequest: "invalid_prompt", RateLimited: "rate_limit_exceeded"}
+"""Source: openai 3.57 `types/responses/response_error.py`."""
 
 Item = dict[str, Any]
 
@@ -76,10 +81,11 @@ def finished(request: Request, answer: Answer, items: list[Item], *, created_at_
     return body
 
 
-def failed(request: Request, error: Mapping[str, Any], *, created_at_s: float) -> dict[str, Any]:
-    """The response of a request that broke on the way."""
-    told = {"code": error["code"] or "server_error", "message": error["message"]}
-    return begun(request, created_at_s=created_at_s) | {"status": "failed", "error": told}
+def failed(request: Request, error: GatewayError, *, created_at_s: float) -> dict[str, Any]:
+    """The response of a request that broke on the way. The format has few codes for why."""
+    code = next((code for kind, code in ERROR_CODES.items() if isinstance(error, kind)), "server_error")
+    told = {"code": code, "message": errors.error_fields(error, input_field="input")["message"]}
+    return begun(request, created_at_s=created_at_s, status="failed") | {"error": told}
 
 
 def usage(answer: Answer) -> dict[str, Any]:

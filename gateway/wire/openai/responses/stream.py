@@ -77,7 +77,7 @@ class ResponseStream:
     def error(self, error: GatewayError) -> bytes:
         """`response.failed` for readers of events, then the nested form, which the official clients raise on."""
         fields = error_fields(error, input_field="input")
-        body = encode.failed(self._request, fields, created_at_s=self._created_at_s)
+        body = encode.failed(self._request, error, created_at_s=self._created_at_s)
         return self._event("response.failed", response=body) + self._event("error", error=fields)
 
     def keepalive(self) -> bytes:
