@@ -5,7 +5,7 @@ is the engine's business.
 
 Request parameters a dialect understands, absent where the client left the default: `tool_choice`, `parallel_tool_calls`
 (only ever False), `citations` (only ever True), `thinking`, `effort`, `speed`, `verbosity`, `prompt_cache_key`, `cache_mode`
-(only ever `explicit`), `cache_ttl_s`, `retention_s`, `output_format`.
+(only ever `explicit`), `cache_ttl_s`, `retention_s`, `context_management`, `output_format`.
 """
 
 from __future__ import annotations

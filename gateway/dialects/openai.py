@@ -23,6 +23,7 @@ PREFIX_PARAMETERS: Final[Sequence[str]] = (
     "output_format",
     "effort",
     "verbosity",
+    "context_management",
     "prompt_cache_key",
 )
 """Settings of which every value has a cache of its own. `tool_choice` is not among them."""

@@ -203,6 +203,7 @@ def test_geminis_implicit_caching_is_the_earlier_class() -> None:
     [
         {"effort": "low"},
         {"verbosity": "low"},
+        {"context_management": "digest"},
         {"prompt_cache_key": "k"},
         {"output_format": ["json_object", ""]},
         {"parallel_tool_calls": False},

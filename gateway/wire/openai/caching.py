@@ -5,8 +5,11 @@ Source: openai 3.57 `types/chat/completion_create_params.py`, `types/responses/r
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
+
+import orjson
 
 from engine.prompt.types import CacheMark
 from gateway.wire.fields import Node
@@ -23,7 +26,10 @@ RETENTIONS: Final = ("in_memory", "in-memory", "24h")
 
 
 def caching_parameters(body: Node) -> dict[str, Any]:
-    """`prompt_cache_key`, `prompt_cache_options` and `prompt_cache_retention` in the dialects' words, defaults left out."""
+    """`prompt_cache_key`, `prompt_cache_options` and `prompt_cache_retention` in the dialects' words, defaults left out.
+
+    So is `context_management`, which would change what a prompt becomes.
+    """
     parameters: dict[str, Any] = {}
     if key := body.text_or("prompt_cache_key", ""):
         parameters["prompt_cache_key"] = key
@@ -32,6 +38,8 @@ def caching_parameters(body: Node) -> dict[str, Any]:
         parameters["cache_mode"] = "explicit"
     if ttl := request_ttl(body):
         parameters["cache_ttl_s"] = TTLS_S[ttl]
+    if managed := body.value.get("context_management"):
+        parameters["context_management"] = hashlib.sha256(orjson.dumps(managed)).hexdigest()
     if body.has("prompt_cache_retention") and body.choice("prompt_cache_retention", RETENTIONS) == "24h":
         parameters["retention_s"] = 86400.0
     return parameters
