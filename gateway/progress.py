@@ -18,7 +18,7 @@ from gateway.ledger import Outcome, Record
 from gateway.merged import merged
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.response_cache import Lookup, Tape
-from gateway.told import Passing, ToldBill
+from gateway.told import Note, Passing, ToldBill
 from gateway.wire.base import Answer, ToolCall
 from policies.pricing import NOTHING, Prices, Usage, charge, sum_usage
 from policies.rules import DialectRules
@@ -224,8 +224,10 @@ class Progress:
         passing = self.passing
         bill: Bill | ToldBill | None = None if self.outcome == "failed" else self.bill()
         model, stream = (self.request.model, self.request.stream) if self.request is not None else (None, False)
+        notes: tuple[Note, ...] = ()
         if passing is not None:
-            bill, model, stream = passing.bill(), passing.model, passing.stream
+            told, model, stream = passing.bill(), passing.model, passing.stream
+            bill, notes = told, () if told is None and self.outcome == "failed" else passing.notes(told)
         return Record(
             request_id=self.call.id,
             route=self.call.route,
@@ -243,7 +245,7 @@ class Progress:
             ttft_s=self.ttft_s,
             phases=self.phases,
             warnings=self.warnings() if self.request is not None else (),
-            notes=() if passing is None or (bill is None and self.outcome == "failed") else passing.notes(),
+            notes=notes,
             upstream=None if passing is None else passing.upstream,
             upstream_id=None if passing is None else passing.upstream_id,
         )

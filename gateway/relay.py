@@ -117,21 +117,23 @@ class Crossing:
                 await self._told_in_stream(self._late(events))
                 return
             assert isinstance(head, Head)
-            self._begin(head)
+            self._note(head)
             if _is_stream(head):
-                await self.client.open(self._ids() | to_client(head.headers) | self._timing(head.headers))
+                passed = _lower(SSE_HEADERS) | self._ids() | to_client(head.headers)
+                await self.client.open(passed | self._timing(head.headers))
                 await self._told_in_stream(self._stream(events))
             else:
                 await self._whole(events, head)
 
     async def _whole(self, events: Events, head: Head) -> None:
         """Status, body and the upstream's own headers as they came; ours say what it cost."""
+        self.progress.began()
         body, passing = await _body(events), self.way.passing
-        headers = self._ids() | to_client(head.headers)
+        headers = {"cache-control": "no-store"} | self._ids() | to_client(head.headers)
         if head.status == 200 and passing.billed:
             passing.take_whole(body)
-            timings = self.progress.timings()
-            ours = told_headers(passing.upstream, passing.bill(), timings=timings, warnings=passing.notes())
+            timings, bill = self.progress.timings(), passing.bill()
+            ours = told_headers(passing.upstream, bill, timings=timings, warnings=passing.notes(bill))
             headers |= _beside(head.headers, ours)
         else:
             headers |= self._timing(head.headers)
@@ -154,7 +156,7 @@ class Crossing:
         while (head := await events.next(self.sse.keepalive)) is None:
             await self.client.write(KEEPALIVE_COMMENT)
         assert isinstance(head, Head)
-        self._begin(head)
+        self._note(head)
         if _is_stream(head):
             return await self._stream(events)
         self.way.passing.failed = True
@@ -184,10 +186,10 @@ class Crossing:
 
     async def _write(self, data: bytes) -> None:
         if data:
+            self.progress.began()
             await self.client.write(data)
 
-    def _begin(self, head: Head) -> None:
-        self.progress.began()
+    def _note(self, head: Head) -> None:
         self.way.passing.upstream_id = _upstream_id(head)
 
     def _ids(self) -> dict[str, str]:

@@ -7,13 +7,18 @@ prefix that an upstream caches.
 from __future__ import annotations
 
 import re
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from gateway.errors import InvalidRequest
 
-_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]', re.DOTALL)
+_TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_TOKEN: Final = re.compile(rb"(%b|[{}\[\],:])" % _TEXT, re.DOTALL)
+_BRACKET: Final = re.compile(rb'[^"{}\[\]]*+(?:%b[^"{}\[\]]*+)*+([{}\[\]])' % _TEXT, re.DOTALL)
+"""The next bracket that is in no text: of what lies deeper only its end matters."""
+
+_KEY: Final = b'"model"'
 _ESCAPED_LETTER: Final = b"\\u006"
 """Begins the escapes of m, o, d, e and l: a key may be written with them."""
 
@@ -25,22 +30,19 @@ class Wanted(NamedTuple):
     stream: bool
 
 
-class _Fields(msgspec.Struct):
-    model: Any = None
-    stream: Any = False
-
-
 def wanted(body: bytes) -> Wanted | None:
     """None for what is no JSON object or names no model. Raises `InvalidRequest` where it names two."""
     try:
-        fields = msgspec.json.decode(body, type=_Fields)
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        model, stream = (msgspec.json.decode(fields.get(name, b"null")) for name in ("model", "stream"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(fields.model, str):
+    if not isinstance(model, str):
         return None
-    if (body.count(b'"model"') != 1 or _ESCAPED_LETTER in body) and len(_model_spans(body)) != 1:
+    num_keys = body.count(_KEY) - sum(bytes(value).count(_KEY) for value in fields.values())
+    if (num_keys != 1 or _ESCAPED_LETTER in body) and len(_model_spans(body)) != 1:
         raise InvalidRequest("given more than once: which one is meant depends on who reads it", path="model")
-    return Wanted(fields.model, fields.stream is True)
+    return Wanted(model, stream is True)
 
 
 def with_model(body: bytes, model: str) -> bytes:
@@ -51,22 +53,18 @@ def with_model(body: bytes, model: str) -> bytes:
 
 def _model_spans(body: bytes) -> list[tuple[int, int]]:
     """Where the values of the top-level key `model` stand that are texts."""
-    depth, key, is_value = 0, "", False
+    depth, position, key, is_value = 0, 0, "", False
     spans: list[tuple[int, int]] = []
-    for match in _TOKEN.finditer(body):
-        token = match[0]
+    while match := _TOKEN.search(body, position) if depth == 1 else _BRACKET.match(body, position):
+        position, token = match.end(), match[1]
         if token in (b"{", b"["):
             depth += 1
         elif token in (b"}", b"]"):
             depth -= 1
-        elif depth != 1:
-            continue
-        elif token == b":":
-            is_value = True
-        elif token == b",":
-            is_value = False
+        elif token in (b":", b","):
+            is_value = token == b":"
         elif not is_value:
             key = msgspec.json.decode(token)
         elif key == "model":
-            spans.append(match.span())
+            spans.append(match.span(1))
     return spans

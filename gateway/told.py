@@ -67,7 +67,7 @@ def told_bill(upstream: str, told: ToldUsage, rules: DialectRules, prices: Price
 
 @dataclass(slots=True)
 class Passing:
-    """One request on its way through an upstream; `bill` and `notes` may be asked for at any time.
+    """One request on its way through an upstream; `bill` may be asked for at any time.
 
     `model` is the id the client asked for. `billed`: its answer tells usage. `upstream_id` is the upstream's own name for the
     request. `failed`: the stream holds an error.
@@ -111,9 +111,8 @@ class Passing:
         told = self.format.read(self._fields) if self.billed else None
         return None if told is None else told_bill(self.upstream, told, self.rules, self.prices)
 
-    def notes(self) -> tuple[Note, ...]:
-        """Of the bill, or that there is none though there should be."""
-        bill = self.bill()
+    def notes(self, bill: ToldBill | None) -> tuple[Note, ...]:
+        """Of its bill, or that there is none though there should be."""
         if bill is not None:
             return bill.notes
         return ("usage_unknown",) if self.billed else ()
