@@ -43,5 +43,14 @@ def _without(headers: Mapping[str, str], dropped: frozenset[str], *, prefixes: t
     return {
         name: value
         for name, value in headers.items()
-        if name not in dropped and name not in named and not name.startswith(prefixes)
+        if name not in dropped and name not in named and not name.startswith(prefixes) and _is_text(value)
     }
+
+
+def _is_text(value: str) -> bool:
+    """Whether a value that was read can be written again: bytes that are no UTF-8 are read as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -43,6 +43,7 @@ def log_record(record: Record) -> None:
         "tenant": record.tenant,
         "model": record.model,
         "error": record.error,
+        "upstream": record.upstream,
         "upstream_id": record.upstream_id,
         "notes": list(record.notes) or None,
         "ms": round(record.total_s * 1000, 1),

@@ -250,6 +250,22 @@ async def test_37_a_silent_upstream_keeps_the_client_waiting_awake(held: str) ->
             assert await stream.get_final_text() == "Hi"
 
 
+async def test_37_switched_off_nothing_is_added() -> None:
+    """Without keepalives a slow stream's bytes are the upstream's, and intermediaries are told not to hold them back."""
+    first, second = asyncio.Event(), asyncio.Event()
+    told = claude_stream({"input_tokens": 7}, {"output_tokens": 50})
+    say = Say(told.pieces, headers=SSE, before_head=first, before_piece={2: second})
+    async with passing(say, policy=QUIET) as passed, asyncio.TaskGroup() as group:
+        answer = group.create_task(passed.post(MESSAGES, asking(stream=True)))
+        for gate in (first, second):
+            await passed.anthropic.held.wait()
+            passed.anthropic.held.clear()
+            gate.set()
+        got = await answer
+        assert got.body == b"".join(told.pieces)
+        assert (got.headers["X-Accel-Buffering"], got.headers["Cache-Control"]) == ("no", "no-store")
+
+
 async def test_37_an_early_refusal_keeps_its_status() -> None:
     """A 429 within the deadline is a real 429, with its retry-after."""
     refusal = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}

@@ -285,10 +285,69 @@ async def test_what_headers_a_client_gets() -> None:
             "cdn; fwd=miss, claudes; fwd=partial; detail=from-usage; pcg-read=90; pcg-write=0; pcg-total=100"
         )
         assert headers["Server-Timing"].startswith("gpu;dur=1, read;dur=")
+        assert headers["Cache-Control"] == "no-store"
         assert headers["pcg-cache"] == "hit"
         assert headers["pcg-cost-usd"] == "0.00005800"
         assert not {"Set-Cookie", "Strict-Transport-Security"} & set(headers)
         assert passed.served.records[-1].upstream_id == "req_up"
+
+
+async def test_headers_that_are_no_text_do_not_pass() -> None:
+    """Bytes that cannot be written again are left out, in both directions, and everything else passes."""
+    told = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nx-odd: \xff\r\nx-fine: \xc3\xa9\r\nContent-Length: 2\r\n\r\n{}"
+    )
+    got = asyncio.get_running_loop().create_future()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.set_result(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(told)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as upstream:
+        port = upstream.sockets[0].getsockname()[1]
+        async with serving(ScriptedBackend(), f"models: []\nbackends: [{{base_url: 'http://127.0.0.1:{port}'}}]") as served:
+            reader, writer = await asyncio.open_connection(served.listener.host, served.listener.port)
+            data = orjson.dumps(asking(GPT))
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n"
+            writer.write(head.encode() + b"x-odd: \xff\r\nx-fine: \xc3\xa9\r\n\r\n" + data)
+            reply = await reader.read()
+            writer.close()
+        assert reply.startswith(b"HTTP/1.1 200")
+        for text in (reply, await got):
+            assert b"x-fine: \xc3\xa9" in text
+            assert b"x-odd" not in text
+
+
+async def test_a_gateway_behind_a_gateway() -> None:
+    """What one gateway bills for its own engine the next one reads from its answers, whole and streamed, in both formats."""
+    async with serving(ScriptedBackend()) as behind:
+        entries = [f"{{name: {api}, api: {api}, base_url: '{behind.url}'}}" for api in ("anthropic", "openai")]
+        async with (
+            serving(ScriptedBackend(), f"models: []\nbackends: [{', '.join(entries)}]") as front,
+            anthropic.AsyncAnthropic(base_url=front.url, api_key="k", max_retries=0) as claude,
+            openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="k", max_retries=0) as gpt,
+        ):
+            whole = await claude.messages.with_raw_response.create(model=CLAUDE, max_tokens=5, messages=QUESTION)
+            assert (await whole.parse()).content[0].text == "Hello world"
+            async with claude.messages.stream(model=CLAUDE, max_tokens=5, messages=QUESTION) as stream:
+                assert await stream.get_final_text() == "Hello world"
+            told = await gpt.chat.completions.create(model=GPT, messages=QUESTION)
+            assert told.choices[0].message.content == "Hello world"
+            options: Any = {"include_usage": True}
+            chunks = await gpt.chat.completions.create(model=GPT, messages=QUESTION, stream=True, stream_options=options)
+            assert "".join([c.choices[0].delta.content or "" async for c in chunks if c.choices]) == "Hello world"
+            response = await gpt.responses.create(model=GPT, input="Hi")
+            assert response.output_text == "Hello world"
+            async with gpt.responses.stream(model=GPT, input="Hi") as events:
+                assert (await events.get_final_response()).output_text == "Hello world"
+            assert len(front.records) == len(behind.records) == 6
+            for first, second in zip(front.records, behind.records, strict=True):
+                assert first.bill is not None
+                assert second.bill is not None
+                assert (first.bill.usage, first.bill.charge) == (second.bill.usage, second.bill.charge)
+                assert first.notes == ()
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 413, 429, 500, 503, 529])
