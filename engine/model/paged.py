@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
-import torch.nn.functional as F
 
-from engine.model.kernels import causal_mask
+from engine.model.kernels import attend_masked, causal_mask
 from engine.model.kv_pool import KvPool
 
 VarlenAttention: TypeAlias = Callable[..., Any]
@@ -112,15 +111,13 @@ class GatheredKernel:
             page = first // key.shape[1]
             pages = rows.block_table[index, page : -(-num_keys // key.shape[1])]
             seen = slice(first - page * key.shape[1], num_keys - page * key.shape[1])
-            keys, values = (side[pages].flatten(0, 1)[seen].transpose(0, 1) for side in (key, value))
+            keys, values = (side[pages].flatten(0, 1)[seen] for side in (key, value))
             own = query[row : row + num_rows].transpose(0, 1)
             mask = None
             if num_rows > 1:
                 mask = causal_mask((num_rows, num_keys - first), num_keys - num_rows - first, window, query)
-            attended = F.scaled_dot_product_attention(
-                own.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, enable_gqa=True
-            )
-            out[row : row + num_rows] = attended[0].transpose(0, 1)
+            attended = attend_masked(own, keys, values, mask, query.shape[2] ** -0.5)
+            out[row : row + num_rows] = attended.transpose(0, 1)
             row += num_rows
         return out
 
