@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 
-from engine.model.paged import GatheredKernel, VarlenKernel
+from engine.model.paged import GatheredKernel, PagedRows, VarlenKernel
 from engine.model.probe import Heads, choose_kernel, why_not
 from tests.fakes.paged_device import eager_varlen
 
@@ -96,6 +97,23 @@ def test_the_fake_has_torchs_signature() -> None:
     ours = inspect.signature(eager_varlen).parameters
     assert list(ours) == [name for name in theirs if name != "return_aux"]
     assert [one.kind for one in ours.values()] == [one.kind for name, one in theirs.items() if name != "return_aux"]
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("max_rows", [1, 5])
+@pytest.mark.parametrize(("num_splits", "counts_keys"), [(None, False), (1, True)])
+def test_torch_takes_what_it_is_called_with(
+    num_splits: int | None, window: int | None, max_rows: int, *, counts_keys: bool
+) -> None:
+    """Its own function, on tensors without values: types, shapes and names of arguments, whatever kernel were behind it."""
+    with FakeTensorMode():
+        counts = torch.zeros(3, dtype=torch.int32)
+        table = torch.zeros((2, 4), dtype=torch.int32)
+        rows = PagedRows(counts, counts, counts[1:], table, max_rows, 60)
+        query = torch.zeros((2 * max_rows, 4, 8), dtype=torch.bfloat16)
+        pages = torch.zeros((9, 16, 2, 8), dtype=torch.bfloat16)
+        out = VarlenKernel(varlen_attn, num_splits=num_splits, counts_keys=counts_keys)(query, pages, pages, rows, window)
+        assert (out.shape, out.dtype) == (query.shape, query.dtype)
 
 
 @pytest.mark.parametrize("page_size", [16, 256])
