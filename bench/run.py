@@ -22,6 +22,7 @@ from rich.console import Console
 
 from bench.clients import measure_clients, show_clients
 from bench.index import measure_index, show_index
+from bench.kernels import measure_kernels, show_kernels
 from bench.lengths import LENGTHS, measure_lengths, measure_overhead, show_pairs
 from bench.machine import describe
 from bench.misses import measure_misses, show_misses
@@ -86,6 +87,12 @@ def index_section(arguments: argparse.Namespace) -> Outcome:
     return Outcome(figures, show_index(console, figures))
 
 
+def kernels_section(arguments: argparse.Namespace) -> Outcome:
+    """The native kernels alone, beside torch."""
+    figures = measure_kernels()
+    return Outcome(figures, show_kernels(console, figures))
+
+
 SECTIONS: Final[Mapping[str, Callable[[argparse.Namespace], Outcome]]] = {
     "lengths": lengths_section,
     "modes": modes_section,
@@ -93,6 +100,7 @@ SECTIONS: Final[Mapping[str, Callable[[argparse.Namespace], Outcome]]] = {
     "misses": misses_section,
     "tiers": tiers_section,
     "index": index_section,
+    "kernels": kernels_section,
 }
 
 
