@@ -22,6 +22,7 @@ from gateway.wire.openai.responses.sealed import sealed
 
 FIELDS: Final = (
     "instructions",
+    "max_output_tokens",
     "model",
     "previous_response_id",
     "prompt_cache_key",
@@ -29,7 +30,7 @@ FIELDS: Final = (
     "prompt_cache_retention",
     "service_tier",
 )
-"""What a request to compact shares with one for a response, besides its input."""
+"""What a request to compact shares with one for a response, besides its input. The limit is not in the API, and obeyed."""
 
 ASKING: Final = (
     "Summarize the conversation above so that it can go on without it. Keep the user's goals and wishes, what was decided and "
@@ -72,9 +73,8 @@ def _asking(body: Node) -> dict[str, Any]:
     if given is None and not body.has("previous_response_id"):
         raise missing(body, "input")
     items = [{"role": "user", "content": given}] if type(given) is str else [node.value for node in body.children("input")]
-    asked = {name: body.value[name] for name in FIELDS if name in body.value}
-    asking = {"role": "user", "content": ASKING}
-    return asked | {"input": [*items, asking], "max_output_tokens": MAX_SUMMARY_TOKENS, "store": False}
+    asked = {"max_output_tokens": MAX_SUMMARY_TOKENS} | {name: body.value[name] for name in FIELDS if body.has(name)}
+    return asked | {"input": [*items, {"role": "user", "content": ASKING}], "store": False}
 
 
 def _user_item(item_id: str, message: Message) -> dict[str, Any]:
