@@ -189,7 +189,7 @@ class ResponseCachePolicy(Section):
     enabled: Flag = Field(
         default=False,
         description="Give a whole answer again, for nothing, to a request of the same tenant that is the same in everything "
-        "that could change it. Temperature 0 or a seed is needed, and no tools.",
+        "that could change it. Temperature 0 or a seed is needed, and no tools. What is passed to `backends` is not kept.",
     )
     bytes: NumBytes = Field(
         default=64 * 1024**2, description="Most bytes of answers, in memory; those used longest ago go first."

@@ -353,6 +353,38 @@ async def test_several_answers_and_their_probabilities_come_again() -> None:
     assert len(backend.requests) == 2
 
 
+async def test_several_prompts_come_again() -> None:
+    """A legacy completion of two prompts, two answers each: in their places, with the usage of both prompts."""
+    backend = ScriptedBackend(lambda request: Script(texts=(str(request.prompt.raw), "!")))
+    async with serving(backend, ON) as served:
+        told = [(await ask(served, "completions", prompt=["a", "b"], n=2, seed=1))[0] for _ in range(2)]
+        swapped, _ = await ask(served, "completions", prompt=["b", "a"], n=2, seed=1)
+    assert [choice["text"] for choice in told[1]["choices"]] == ["a!", "a!", "b!", "b!"]
+    assert (told[0]["choices"], told[0]["usage"]) == (told[1]["choices"], told[1]["usage"])
+    assert [choice["text"] for choice in swapped["choices"]] == ["b!", "b!", "a!", "a!"]
+    assert len(backend.requests) == 8
+
+
+async def test_an_answer_in_the_background_comes_again() -> None:
+    """Nobody waits for it the second time either; it is kept under a name of its own."""
+    backend = ScriptedBackend()
+    async with (
+        serving(backend, ON) as served,
+        openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as gpt,
+    ):
+        names = []
+        for _ in range(2):
+            response = await gpt.responses.create(model=MODEL, input="Hi", temperature=0, background=True)
+            async with asyncio.timeout(20):
+                while (response := await gpt.responses.retrieve(response.id)).status != "completed":
+                    await asyncio.sleep(0)
+            assert response.output_text == "Hello world"
+            names.append(response.id)
+        assert len(set(names)) == 2
+        assert [record.kind for record in served.records if record.bill is not None] == ["engine", "response_cache"]
+    assert len(backend.requests) == 1
+
+
 # What clients, failures, time and room decide --------------------------------------------------------------------------------
 
 
