@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 enum {
-  SPINS = 2000,      /* pauses before a waiting thread lets others have its core */
-  IDLE_SPINS = 4000, /* pauses, some 100 microseconds, before a worker without work sleeps */
+  SPINS = 20000,      /* pauses, some 400 microseconds, before a waiting thread lets others have its core */
+  IDLE_SPINS = 30000, /* before a worker without work sleeps: longer than what is between two steps, for who sleeps must wake */
 };
 
 typedef struct {
