@@ -82,9 +82,9 @@ class FakeUpstream:
 
     async def _serve(self, http: web.Request) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in http.headers.items()}
-        got = Got(http.raw_path, headers, await http.read())
-        self.got.append(got)
         try:
+            got = Got(http.raw_path, headers, await http.read())
+            self.got.append(got)
             return await self._answer(http, self._script(got))
         except (asyncio.CancelledError, ConnectionError):
             self.left.set()

@@ -95,11 +95,12 @@ async def test_a_connection_that_breaks_before_the_answer(path: str, model: str)
 async def test_an_answer_that_does_not_come(stream: bool) -> None:
     """Past `timeouts.answer` a 504; the upstream's connection is closed."""
     never = asyncio.Event()
-    async with passing(Say(before_head=never), claude=", timeouts: {answer: 50ms}") as passed:
+    async with passing(Say(before_head=never), claude=", timeouts: {answer: 200ms}") as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE, stream=stream))
         assert (answer.status, error_of(MESSAGES, answer)[0]) == (504, "timeout_error")
-        async with asyncio.timeout(20):
-            await passed.anthropic.left.wait()
+        if passed.anthropic.held.is_set():  # on a busy machine the time may be over before the request has arrived
+            async with asyncio.timeout(20):
+                await passed.anthropic.left.wait()
 
 
 async def test_an_answer_that_breaks_off() -> None:
@@ -152,7 +153,7 @@ async def test_a_stream_that_falls_silent() -> None:
     """Past `timeouts.silence` between two pieces the stream ends with a timeout error."""
     gate = asyncio.Event()
     say = say_events(START, START, before_piece={1: gate})
-    async with passing(say, claude=", timeouts: {silence: 50ms}") as passed:
+    async with passing(say, claude=", timeouts: {silence: 1s}") as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE, stream=True))
         assert answer.body.startswith(START)
         assert b'"timeout_error"' in answer.body.removeprefix(START)
