@@ -12,7 +12,7 @@ import pytest
 from gateway.app import drain
 from gateway.signals import stop_signals
 from tests.fakes.backend import Script, ScriptedBackend
-from tests.gateway.serving import ANTHROPIC, anthropic_body, serving
+from tests.gateway.serving import ANTHROPIC, OPENAI, anthropic_body, serving
 
 MESSAGES = "/v1/messages"
 
@@ -59,6 +59,25 @@ async def test_after_the_delay_nothing_new_is_taken() -> None:
         async with await answer as response:
             assert response.status == 200
         await draining
+
+
+async def test_a_drain_waits_for_what_nobody_waits_for() -> None:
+    """An answer in the background ends before the gateway does, and is kept."""
+    gate = asyncio.Event()
+    backend = ScriptedBackend(Script(before_text={1: gate}))
+    async with serving(backend) as served:
+        body = {"model": "gpt-5.6", "input": "Hi", "background": True}
+        async with served.http.post("/v1/responses", json=body, headers=OPENAI) as response:
+            name = (await response.json())["id"]
+        await backend.held.wait()
+        draining = asyncio.create_task(drain(served.gateway, served.listener, delay_s=0.0, hurry=asyncio.Event()))
+        while served.listener.open:
+            await asyncio.sleep(0)
+        assert not draining.done()
+        gate.set()
+        await draining
+        async with served.http.get(f"/v1/responses/{name}", headers=OPENAI) as response:
+            assert (await response.json())["status"] == "completed"
 
 
 async def test_a_second_signal_hurries() -> None:

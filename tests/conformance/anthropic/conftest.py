@@ -14,7 +14,7 @@ from tests.fakes.clocked import Clocked, start_clocked
 
 POLICY: Final = f"""
 models: [{{aliases: ["claude-*", "gpt-*", {", ".join(ALIASES)}], engine: {{kv_bytes: 1GiB}}}}]
-server: {{drain: {{delay: 0s, timeout: 5s}}}}
+server: {{drain: {{delay: 0s, timeout: 5s}}, sse: {{early_headers_after: none}}}}
 tiers: {{ssd: {{bytes: 0}}}}
 tenants: [{{name: one, keys: [key-one]}}, {{name: two, keys: [key-two]}}]
 """
