@@ -93,7 +93,8 @@ def test_preempted_answers(model: RealModel, render: Renderer) -> None:
     outcomes = [engine.submit(prompt, max_tokens=64, ignore_eos=True, **sampling) for prompt, sampling in asked]  # type: ignore[arg-type]
     run(engine)
     assert engine.loop.stats.counters["engine_preempted_total"] > 0
-    assert engine.loop.stats.counters["engine_recomputed_tokens_total"] > 0
+    # Where generated KV is a prompt's, what a preempted answer had is found again.
+    assert (engine.loop.stats.counters["engine_recomputed_tokens_total"] > 0) != model.runner.reuse_decode_kv
     for (prompt, sampling), outcome in zip(asked, outcomes, strict=True):
         assert outcome.token_ids == alone(model, prompt, max_tokens=64, ignore_eos=True, **sampling)
 
