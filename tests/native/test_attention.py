@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 import random
 from collections.abc import Sequence as Seq
 
@@ -11,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.native.library import Team
+from engine.native.library import Team, library
 from tests.fakes.native_attention import Planned, Pool, Rows, attend, defined
 from tests.native.conftest import REASON
 
@@ -23,6 +25,10 @@ HEADS = ((1, 1), (9, 3), (8, 1), (7, 7))
 
 CLOSE = {"rtol": 2**-7, "atol": 2**-8}
 """Weights and results are rounded to bf16, which has eight bits."""
+
+
+BITS = {1: "921524e380f10729"}
+"""The version of the library's bits, and what attention gives in it."""
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -176,6 +182,19 @@ def test_a_plan_serves_many_layers(team: Team) -> None:
     wanted = planned(query)
     assert all(torch.equal(planned(query), wanted) for _ in range(500))
     planned.free()
+
+
+def test_bits_are_those_of_their_version(team: Team) -> None:
+    """Kept keys and values are found again under `PCG_BITS`: who changes what comes out must change that, and this."""
+
+    def mixture(*shape: int) -> torch.Tensor:
+        return (torch.arange(math.prod(shape)) * 2654435761 % 2003 - 1001).div(700).bfloat16().view(shape)
+
+    pool = Pool(mixture(1200, 3, 64), mixture(1201, 3, 64)[1:], 16, 9, window=700)
+    query = mixture(1200, 9, 64)
+    out = attend(team, pool, [Rows(0, 1200, tuple(range(75)))], query)
+    digest = hashlib.sha256(out.view(torch.int16).numpy().tobytes()).hexdigest()[:16]
+    assert {library().pcg_bits(): digest} == BITS
 
 
 def test_no_rows_are_nothing_to_do(team: Team) -> None:
