@@ -92,18 +92,18 @@ def check_exact(name: str, forward: Forward, pool: KvPool, vocabulary: int) -> N
 
     Raises `ModelUnsupported` where this machine's kernels do not keep that promise.
     """
-    length = PREFILL_ROWS + PREFILL_ROWS // 3
-    first, second, other = _sequences((length, length, 17), pool.page_size, vocabulary)
+    length = min(PREFILL_ROWS + PREFILL_ROWS // 3, (pool.num_pages - 1) // 2 * pool.page_size - 1)
+    first, second, other = _sequences((length, length, 9), pool.page_size, vocabulary)
     second.token_ids = list(first.token_ids)
-    cut = PREFILL_ROWS // 4 + 5
+    cut = length // 4 + 5
     whole = forward([Slice(first, 0, length, sample=True)])
-    forward([Slice(other, 0, 17, sample=False), Slice(second, 0, cut, sample=False)])
+    forward([Slice(other, 0, 9, sample=False), Slice(second, 0, cut, sample=False)])
     same = torch.equal(whole, forward([Slice(second, cut, length - cut, sample=True)]))
     token = int(whole.argmax())
     for sequence in (first, second, other):
         sequence.token_ids.append(token)
     alone = forward([Slice(first, length, 1, sample=True)])
-    batch = forward([Slice(other, 17, 1, sample=False), Slice(second, length, 1, sample=True)])
+    batch = forward([Slice(other, 9, 1, sample=False), Slice(second, length, 1, sample=True)])
     if not (same and torch.equal(alone, batch)):
         raise ModelUnsupported(f"{name}: exact mode is not bit-exact on this machine; set exact: off")
 

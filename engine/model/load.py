@@ -28,7 +28,7 @@ from engine.model.native import NativeForward, why_not_native_model
 from engine.model.native_weights import NATIVE, NativeWeights
 from engine.model.paged_load import NUM_SPARE, Paged, choose_paged
 from engine.model.probe import Heads
-from engine.model.rows import RowGroups
+from engine.model.rows import PREFILL_ROWS, RowGroups
 from engine.model.runner import Forward, Identity, LogitsSink, TorchRunner
 from engine.model.staging import StagedPages
 from engine.model.support import check_supported, fit_context, has_experts, layer_windows
@@ -195,7 +195,8 @@ def _checked(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forwa
 
 def _forward(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forward:
     if made.runner == "native":
-        weights = NativeWeights(take_weights(model, NATIVE), made.config.context)
+        # A check computes up to two groups of rows, however short the context.
+        weights = NativeWeights(take_weights(model, NATIVE), max(made.config.context, 2 * PREFILL_ROWS))
         # From here on torch only samples, and does so alone: its threads would spin beside the library's.
         torch.set_num_threads(1)
         return NativeForward(weights, pool, identity.windows, made.num_threads)

@@ -49,7 +49,14 @@ class NativeForward:
         self._weights = weights
         self._pool = pool
         self._tables = PageTables(pool.num_pages)
-        weights.model.heads.page_size = pool.page_size
+        heads = weights.model.heads
+        if (pool.shape.num_kv_heads, pool.shape.head_dim, pool.shape.dtype) != (
+            heads.num_kv_heads,
+            heads.head_dim,
+            torch.bfloat16,
+        ):
+            raise ValueError("the pool's slots are not those of the model")
+        heads.page_size = pool.page_size
         for index, (layer, window) in enumerate(zip(weights.layers, windows, strict=True)):
             key, value = pool.flat(index)
             layer.key, layer.value, layer.window = key.data_ptr(), value.data_ptr(), window or 0

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from engine.errors import ModelUnsupported
 from engine.memory import mapping
 from engine.model.lean_weights import LeanLayer, LeanWeights, Makes
 from engine.native.library import PANEL, Heads, Layer, Matrix, Model, library
@@ -33,6 +34,8 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> NativeMatrix
     size = -(-num_out // PANEL) * PANEL * num_in
     panels = torch.frombuffer(mapping(2 * size), dtype=torch.bfloat16)
     library().pcg_pack(weight.data_ptr(), num_out, num_in, panels.data_ptr())
+    if bias is not None and bias.shape != (num_out,):
+        raise ValueError(f"a bias of {tuple(bias.shape)} for {num_out} outputs")
     wide = None if bias is None else bias.float().contiguous()
     return NativeMatrix(panels, wide, Matrix(panels.data_ptr(), None if wide is None else wide.data_ptr(), num_in, num_out))
 
@@ -49,10 +52,12 @@ NATIVE: Final[Makes[NativeMatrix]] = Makes(pack, pack_gate_up, pack)
 class NativeWeights:
     """A whole model in the library's structures, and everything their addresses point at.
 
-    Positions up to `num_positions` are turned by a table, angles as in transformers.
+    Positions up to `num_positions` are turned by a table, angles as in transformers. Raises `ModelUnsupported` where the
+    sizes of matrices and norms do not fit together: the library takes them on trust.
     """
 
     def __init__(self, weights: LeanWeights[NativeMatrix], num_positions: int) -> None:
+        _check_sizes(weights)
         self._weights = weights
         self._kept: list[object] = []
         self.num_positions = num_positions
@@ -87,6 +92,23 @@ class NativeWeights:
         """The address of values that now live as long as this object."""
         self._kept.append(values)
         return values.data_ptr()
+
+
+def _check_sizes(weights: LeanWeights[NativeMatrix]) -> None:
+    """Every layer of one shape, and all that is read along a row as long as the row."""
+    shape, hidden = weights.shape, weights.embedding.shape[1]
+    query, heads = shape.num_heads * shape.head_dim, shape.qk_heads + shape.num_kv_heads
+    gated = weights.layers[0].down.matrix.num_in
+    wanted = [(heads * shape.head_dim, hidden), (hidden, query), (2 * gated, hidden), (hidden, gated)]
+    fits = shape.num_heads % shape.num_kv_heads == 0 and weights.frequencies.numel() * 2 == shape.head_dim
+    fits = fits and weights.norm.numel() == weights.head.matrix.num_in == hidden
+    for layer in weights.layers:
+        matrices = (layer.qkv, layer.out, layer.gate_up, layer.down)
+        fits = fits and [(one.matrix.num_out, one.matrix.num_in) for one in matrices] == wanted
+        fits = fits and layer.attention_norm.numel() == layer.mlp_norm.numel() == hidden
+        fits = fits and (layer.qk_norm is None or layer.qk_norm.shape == (shape.qk_heads, shape.head_dim))
+    if not fits:
+        raise ModelUnsupported("the sizes of its layers do not fit together as the native runner needs them")
 
 
 def _turns(weights: LeanWeights[NativeMatrix], num_positions: int) -> torch.Tensor:
