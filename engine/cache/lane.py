@@ -51,10 +51,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer:
-    """One answer per object and one per entry; None for what is not there or not acceptable."""
+    """One answer per object and one per entry; None for what is not there or not acceptable. `num_corrupt` entries were
+    damaged or foreign; those under `refused` are in the store still."""
 
     objects: list[Found | None]
     entries: list[StoredEntry | None]
+    num_corrupt: int
+    refused: list[bytes]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -148,15 +151,22 @@ class Lane:
 
         def look() -> Answer:
             found = self._store.find_many(question.objects, question.now_s)
-            labels = question.entries
-            payloads = self._store.get_many([label.key for label in labels], question.now_s) if labels else []
-            pairs = zip(payloads, labels, strict=True)
-            return Answer(found, [_open_entry(payload, label, question.seal) for payload, label in pairs])
+            keys = [label.key for label in question.entries]
+            num_damaged = self._store.stats.num_damaged
+            payloads = self._store.get_many(keys, question.now_s) if keys else []
+            # Another thread's finds are among these: never more than what is missing here.
+            num_damaged = min(self._store.stats.num_damaged - num_damaged, payloads.count(None))
+            pairs = zip(payloads, question.entries, strict=True)
+            entries = [_open_entry(payload, label, question.seal) for payload, label in pairs]
+            triples = zip(keys, payloads, entries, strict=True)
+            refused = [key for key, payload, entry in triples if payload is not None and entry is None]
+            return Answer(found, entries, num_damaged + len(refused), refused)
 
         def told(answer: Answer | None, seconds: float) -> None:
             self._answered()
             if answer is not None:
                 self.latency.add(seconds)
+                self._distrust(answer.num_corrupt, answer.refused)
             then(answer)
 
         self._owe()
@@ -181,10 +191,7 @@ class Lane:
                 self.counters.read_nbytes += len(got.body)
                 self.counters.read_seconds += seconds
                 self.bandwidth.add(len(got.body) / max(seconds, 1e-6))
-            if got.is_corrupt:
-                self.counters.num_corrupt += 1
-                self._complain("a tier gave back a damaged or foreign object")
-                self.delete([label.key])
+            self._distrust(int(got.is_corrupt), [label.key])
             then(got)
 
         self._owe()
@@ -289,6 +296,15 @@ class Lane:
     def _failed(self, kind: str) -> None:
         self.counters.num_errors += 1
         self._complain(f"a tier failed with {kind}")
+
+    def _distrust(self, num_corrupt: int, keys: Sequence[bytes]) -> None:
+        """Count what was not what it should be, say so, and forget the objects under `keys`. Nothing when there are none."""
+        if not num_corrupt:
+            return
+        self.counters.num_corrupt += num_corrupt
+        self._complain("a tier gave back a damaged or foreign object")
+        if keys:
+            self.delete(keys)
 
     def _complain(self, event: str) -> None:
         """One line per kind of trouble and minute."""

@@ -135,7 +135,7 @@ def test_what_one_tier_lacks_is_read_from_another() -> None:
     stepper = Stepper(tiers=inline_tiers(("ssd", bad), ("redis", good)), span_tokens=16)
     report = stepper.answer([*PROMPT[:100], 1], marks=[100]).started.report
     assert report.tiers == {"redis": 100}
-    assert stepper.cache.stats().tiers["ssd"].counters.num_corrupt == 7
+    assert stepper.cache.stats().tiers["ssd"].counters.num_corrupt == 8
 
 
 @pytest.mark.parametrize("other", ["tenant", "fingerprint"])
