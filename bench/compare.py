@@ -30,6 +30,10 @@ from bench.traffic import MODEL
 from bench.workloads import Conversation, Writer, generated_shared_prefix, multi_turn, no_reuse, poisson, prefix_repetition
 
 LENGTHS: Final = (500, 1000, 2000, 4000)
+PAUSE_S: Final = 1.0
+"""Between the turns of two servers: what the last one does behind its answers would count against the other. Threads of Intel's
+OpenMP, as in vLLM, spin for 200 ms after their work; our lower tiers are written behind."""
+
 NUM_MARKS: Final = 35
 """About as many tokens as the template and a question add to a system text."""
 NUM_DECODED: Final = 128
@@ -161,15 +165,18 @@ def open_measure(shape: str, rate: float) -> Measure:
 
 
 async def compare(
-    clients: tuple[ChatClient, ChatClient], measures: Sequence[Measure], num_rounds: int, seed: str
+    clients: tuple[ChatClient, ChatClient], measures: Sequence[Measure], num_rounds: int, seed: str, pause_s: float = 0.0
 ) -> list[Comparison]:
-    """Every measure `num_rounds` times on both servers, which go first in turn. Raises `ServerRefused`."""
+    """Every measure `num_rounds` times on both servers, `pause_s` before each and first in turn. Raises `ServerRefused`."""
     comparisons = []
     for i, measure in enumerate(measures):
         rounds: dict[str, list[tuple[float, float]]] = {}
         for k in range(num_rounds):
             order = (0, 1) if k % 2 == 0 else (1, 0)
-            found = {at: await measure(clients[at], f"{seed}, {i}, {k}") for at in order}
+            found = {}
+            for at in order:
+                await asyncio.sleep(pause_s)
+                found[at] = await measure(clients[at], f"{seed}, {i}, {k}")
             for name in found[0]:
                 rounds.setdefault(name, []).append((found[0][name], found[1][name]))
         made = [compare_rounds(name, pairs) for name, pairs in rounds.items()]
@@ -209,7 +216,7 @@ async def run(base_urls: Sequence[str], models: Sequence[str], arguments: argpar
         for client in (first, second):
             await client.probe()
             await client.ask([Message("system", Writer(arguments.seed).text(600)), Message("user", "Hello.")], 8)
-        return await compare((first, second), measures, arguments.rounds, arguments.seed)
+        return await compare((first, second), measures, arguments.rounds, arguments.seed, PAUSE_S)
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
