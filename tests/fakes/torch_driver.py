@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -16,6 +16,9 @@ from engine.schedule.sequence import Sampled, Sequence, Slice
 from engine.types import Sampling
 
 GREEDY = Sampling(max_tokens=1000, temperature=0.0)
+
+SAME_LOGITS: Final = 1e-4
+"""Largest difference of a logit between two ways of attending, as a share of the row's spread, in float32."""
 
 
 class Driver:
@@ -68,3 +71,11 @@ class Driver:
 
     def _keep(self, request_id: str, num_seen: int, row: torch.Tensor) -> None:
         self.logits[request_id][num_seen] = row.clone()
+
+
+def check_same(ours: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor], num_rows: int) -> None:
+    """Both gave the same rows, and in float32 the same logits but for rounding."""
+    assert ours.keys() == theirs.keys()
+    assert len(ours) == num_rows
+    for num_seen, row in theirs.items():
+        assert float((ours[num_seen] - row).abs().max()) < SAME_LOGITS * float(row.max() - row.min())

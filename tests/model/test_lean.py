@@ -18,13 +18,11 @@ from engine.model.linear import INT4_GROUP, INT4_ROWS, Int4Linear
 from engine.model.runs import Run
 from engine.schedule.sequence import Slice
 from tests.fakes.tiny_models import VOCABULARY
-from tests.fakes.torch_driver import Driver
+from tests.fakes.torch_driver import Driver, check_same
 
 pytestmark = pytest.mark.engine
 
 TOKENS: Final = tuple(random.Random(9).choices(range(VOCABULARY), k=760))
-BOUND: Final = 1e-4
-"""Largest difference of a logit between two ways of attending, as a share of the row's spread, in float32."""
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral"])
@@ -36,14 +34,6 @@ def pair(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> 
     yield drivers[0], drivers[1]
     for driver in drivers:
         driver.runner.close()
-
-
-def check_same(ours: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor], num_rows: int) -> None:
-    """Both gave the same rows, and the same logits but for rounding."""
-    assert ours.keys() == theirs.keys()
-    assert len(ours) == num_rows
-    for num_seen, row in theirs.items():
-        assert float((ours[num_seen] - row).abs().max()) < BOUND * float(row.max() - row.min())
 
 
 @pytest.mark.parametrize("order", ["one run", "few runs", "scattered"])

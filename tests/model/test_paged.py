@@ -15,14 +15,12 @@ from engine.model.cuda import Kit
 from engine.schedule.sequence import Sequence, Slice
 from tests.fakes.paged_device import FakeCopies, FakeRecorder, eager_varlen, fake_kit
 from tests.fakes.tiny_models import VOCABULARY
-from tests.fakes.torch_driver import Driver
+from tests.fakes.torch_driver import Driver, check_same
 
 pytestmark = pytest.mark.engine
 
 Folder = Callable[[str], Path]
 TOKENS: Final = tuple(random.Random(11).choices(range(VOCABULARY), k=400))
-BOUND: Final = 1e-4
-"""Largest difference of a logit between two ways of attending, as a share of the row's spread, in float32."""
 OPTIONS: Final[dict[str, Any]] = {"dtype": "float32", "exact": "off", "context": 512, "max_sequences": 6}
 
 
@@ -39,14 +37,6 @@ def trio(request: pytest.FixtureRequest, tiny_folder: Folder) -> Iterator[tuple[
     yield *drivers, recorder
     for driver in drivers:
         driver.runner.close()
-
-
-def check_same(ours: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor], num_rows: int) -> None:
-    """Both gave the same rows, and the same logits but for rounding."""
-    assert ours.keys() == theirs.keys()
-    assert len(ours) == num_rows
-    for num_seen, row in theirs.items():
-        assert float((ours[num_seen] - row).abs().max()) < BOUND * float(row.max() - row.min())
 
 
 def decode(driver: Driver, batch: list[Sequence], tokens: tuple[int, ...]) -> None:
