@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -38,10 +39,12 @@ class InlineIo:
 class ThreadIo:
     """`num_threads` threads that share one queue. With one thread jobs are strictly in order.
 
+    With a `niceness` they yield the processor to others of the process, as `nice` has it (Linux keeps it by thread).
     The threads are daemons: a store that never answers must not keep the process alive.
     """
 
-    def __init__(self, name: str, num_threads: int) -> None:
+    def __init__(self, name: str, num_threads: int, *, niceness: int = 0) -> None:
+        self._niceness = niceness
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._closed = False
@@ -73,6 +76,9 @@ class ThreadIo:
         return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self) -> None:
+        if self._niceness:
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + self._niceness)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._jobs or self._closed)

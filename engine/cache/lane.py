@@ -22,6 +22,10 @@ from engine.store.memory import MemoryStore
 _log = logging.getLogger(__name__)
 
 NUM_READERS: Final = 2
+WRITER_NICENESS: Final = 5
+"""Writing 92 MB to a disk keeps a core busy for half a second, which the next request would pay for. A thread so nice still has
+a quarter of a core where all are busy, which is more than what prefill has to write."""
+
 QUEUE_NBYTES: Final = 256 * 1024**2
 """Bytes that may wait to be written to one tier; more are dropped."""
 
@@ -331,7 +335,8 @@ def open_lanes(tiers: Sequence[NamedStore], mailbox: Mailbox, clock: Callable[[]
             reader: Io = InlineIo()
             writer: Io = InlineIo()
         else:
-            reader, writer = ThreadIo(f"{tier.name}-read", NUM_READERS), ThreadIo(f"{tier.name}-write", 1)
+            reader = ThreadIo(f"{tier.name}-read", NUM_READERS)
+            writer = ThreadIo(f"{tier.name}-write", 1, niceness=WRITER_NICENESS)
         lanes.append(Lane(tier, mailbox, reader, writer, clock))
     return tuple(lanes)
 
