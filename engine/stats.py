@@ -100,7 +100,7 @@ GAUGES: Final[dict[str, str]] = {
     "cache_leases": "Requests that hold pages",
     "cache_device_nbytes": "Bytes of the pages in use, cached ones included",
     "cache_staged_nbytes": "Bytes read or being read from lower tiers and not yet on the device",
-    "cache_unwritten": "Objects that wait to be copied for the lower tiers",
+    "cache_unwritten": "Objects that wait to be copied for the lower tiers, or whose new expiry they do not know yet",
     "cache_pinned_entries": "Entries that are pinned, as far as the engine has read them since it started",
     "cache_pin_nbytes": "Bytes of KV under pinned entries",
     **{f"tier_{tier}_{name}": f"{text} ({tier})" for tier in TIERS for name, text in _TIER_GAUGES.items()},

@@ -40,8 +40,8 @@ class Below:
 
     @property
     def num_unwritten(self) -> int:
-        """Objects that wait to be copied."""
-        return self._write_back.num_wanted
+        """Objects that wait to be copied, or whose new expiry is on its way."""
+        return self._write_back.num_wanted + self._tiers.num_refreshing
 
     @property
     def staged_nbytes(self) -> int:

@@ -105,6 +105,8 @@ class Lane:
         self.name = tier.name
         self.counters = TierCounters()
         self.queued_nbytes = 0
+        self.num_refreshing = 0
+        """Objects whose new expiry is on its way."""
         self.bandwidth = Average(1e9)
         """Bytes per second of reads."""
         self.latency = Average(0.001)
@@ -247,7 +249,11 @@ class Lane:
             if items:
                 self._store.put_many(items)
 
-        self._run(self._writer, tell, _ignore)
+        def told(result: object, seconds: float) -> None:
+            self.num_refreshing -= len(expiries)
+
+        self.num_refreshing += len(expiries)
+        self._run(self._writer, tell, told)
 
     def curtail(self, expiries: Mapping[bytes, float]) -> None:
         """Tell the tier until when objects are kept that were kept longer so far."""

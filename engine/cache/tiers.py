@@ -163,6 +163,11 @@ class Tiers:
             self._fresh_since_s = self._clock()
         self._fresh[key] = expires_at_s
 
+    @property
+    def num_refreshing(self) -> int:
+        """Objects whose new expiry some tier does not know yet."""
+        return len(self._fresh) + max((lane.num_refreshing for lane in self._lanes), default=0)
+
     def tell_refreshes(self) -> None:
         """Hand all new expiries to the tiers now."""
         fresh, self._fresh = self._fresh, {}
