@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 import torch
@@ -16,8 +15,9 @@ from transformers import PreTrainedConfig
 
 from engine.model.kv_pool import KvPool
 from engine.model.native_weights import NativeWeights
+from engine.model.page_tables import PageTables
 from engine.native.library import MAX_WINDOWS, PANEL, Span, Step, Team, Workspace, library, why_not_native
-from engine.schedule.sequence import Sequence, Slice
+from engine.schedule.sequence import Slice
 
 _LANES = 16
 
@@ -48,7 +48,7 @@ class NativeForward:
         self._library = library()
         self._weights = weights
         self._pool = pool
-        self._tables = PageTables(pool.num_pages)
+        self._tables = PageTables(pool.page_size, pool.num_pages)
         heads = weights.model.heads
         if (pool.shape.num_kv_heads, pool.shape.head_dim, pool.shape.dtype) != (
             heads.num_kv_heads,
@@ -70,9 +70,9 @@ class NativeForward:
         self._tables.renew(piece.sequence for piece in slices)
         for index, piece in enumerate(slices):
             num_rows = piece.end - piece.start
-            pages = self._tables[piece.sequence]
-            self._check(piece, pages)
-            spans[index] = Span(len(token_ids), num_rows, piece.start, len(pages), pages.buffer_info()[0])
+            pages = self._tables.pages(piece.sequence)
+            self._check(piece, len(pages))
+            spans[index] = Span(len(token_ids), num_rows, piece.start, len(pages), pages.ctypes.data)
             token_ids.extend(piece.sequence.token_ids[piece.start : piece.start + piece.num_tokens])
             token_ids.extend(piece.draft)
             num_sampled.append(1 + len(piece.draft) if piece.sample else 0)
@@ -95,35 +95,9 @@ class NativeForward:
         """See `Forward`."""
         self._team.close()
 
-    def _check(self, piece: Slice, pages: array[int]) -> None:
+    def _check(self, piece: Slice, num_pages: int) -> None:
         """What the library takes on trust: nothing it is given leads outside of its memory."""
-        if not 0 <= piece.start < piece.end <= min(len(pages) * self._pool.page_size, self._weights.num_positions):
-            raise ValueError(f"tokens {piece.start} to {piece.end} are not covered by {len(pages)} pages")
+        if not 0 <= piece.start < piece.end <= min(num_pages * self._pool.page_size, self._weights.num_positions):
+            raise ValueError(f"tokens {piece.start} to {piece.end} are not covered by {num_pages} pages")
         if piece.start + piece.num_tokens > len(piece.sequence.token_ids):
             raise ValueError(f"{piece.num_tokens} tokens from {piece.start} are more than the sequence has")
-
-
-class PageTables:
-    """The block tables of the sequences of the last step as int32, kept up as they grow. Pages are below `num_pages`."""
-
-    def __init__(self, num_pages: int) -> None:
-        self._num_pages = num_pages
-        self._tables: dict[Sequence, tuple[list[int], array[int]]] = {}
-
-    def renew(self, sequences: Iterable[Sequence]) -> None:
-        """Take in what the block tables of `sequences` have got, and forget all others. Raises `IndexError`."""
-        tables: dict[Sequence, tuple[list[int], array[int]]] = {}
-        for sequence in sequences:
-            table = self._tables.get(sequence)
-            if table is None or table[0] is not sequence.block_table:
-                table = (sequence.block_table, array("i"))
-            new = table[0][len(table[1]) :]
-            if new and not 0 <= min(new) <= max(new) < self._num_pages:
-                raise IndexError(f"a page of {new} is not among the pool's {self._num_pages}")
-            table[1].extend(new)
-            tables[sequence] = table
-        self._tables = tables
-
-    def __getitem__(self, sequence: Sequence) -> array[int]:
-        """The pages of a sequence that was among those last renewed."""
-        return self._tables[sequence][1]

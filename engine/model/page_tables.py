@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.model.runs import renewed
 from engine.schedule.sequence import Sequence
 
 _FIRST: Final = 32
@@ -18,10 +19,11 @@ _FIRST: Final = 32
 class PageTable:
     """One block table as int32: a step takes in only the pages that are new since the last one."""
 
-    __slots__ = ("_block_table", "_num_pages", "_pages")
+    __slots__ = ("_block_table", "_num_pages", "_pages", "_pool_pages")
 
-    def __init__(self, block_table: Seq[int]) -> None:
+    def __init__(self, block_table: Seq[int], pool_pages: int) -> None:
         self._block_table = block_table
+        self._pool_pages = pool_pages
         self._num_pages = 0
         self._pages: NDArray[np.int32] = np.zeros(_FIRST, dtype=np.int32)
 
@@ -35,34 +37,35 @@ class PageTable:
         return self._block_table is block_table
 
     def extend(self) -> None:
-        """Take in the pages that the block table has got."""
+        """Take in the pages that the block table has got. Raises `IndexError` for one that the pool does not have."""
         table, start, end = self._block_table, self._num_pages, len(self._block_table)
         if end > len(self._pages):
             grown = np.zeros(max(end, 2 * len(self._pages)), dtype=np.int32)
             grown[:start] = self._pages[:start]
             self._pages = grown
         if end > start:
-            self._pages[start:end] = table[start:end]
+            new = table[start:end]
+            if not 0 <= min(new) <= max(new) < self._pool_pages:
+                raise IndexError(f"a page of {new} is not among the pool's {self._pool_pages}")
+            self._pages[start:end] = new
             self._num_pages = end
 
 
 class PageTables:
-    """The page tables of the sequences of the last step."""
+    """The page tables of the sequences of the last step, over a pool of `pool_pages` pages."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, pool_pages: int) -> None:
         self.page_size = page_size
+        self._pool_pages = pool_pages
         self._tables: dict[Sequence, PageTable] = {}
 
     def renew(self, sequences: Iterable[Sequence]) -> None:
-        """Take in what the block tables of `sequences` have got, and forget all others."""
-        tables: dict[Sequence, PageTable] = {}
-        for sequence in sequences:
-            table = self._tables.get(sequence)
-            if table is None or not table.is_of(sequence.block_table):
-                table = PageTable(sequence.block_table)
-            table.extend()
-            tables[sequence] = table
-        self._tables = tables
+        """Take in what the block tables of `sequences` have got, and forget all others. Raises `IndexError`."""
+        self._tables = renewed(self._tables, sequences, lambda block_table: PageTable(block_table, self._pool_pages))
+
+    def pages(self, sequence: Sequence) -> NDArray[np.int32]:
+        """The pages of a sequence that was among those last renewed, in place until the next `renew`."""
+        return self._tables[sequence].pages
 
     def slots(self, sequence: Sequence, start: int, end: int) -> NDArray[np.int64]:
         """The slots of tokens `[start, end)` of a sequence that was among those last renewed."""

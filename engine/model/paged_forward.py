@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.model.decode_graphs import DecodeGraphs
+from engine.model.kv_pool import KvPool
 from engine.model.lean_layers import Batch, LeanLayers
 from engine.model.page_tables import PageTables
 from engine.model.paged import PagedRows
@@ -20,13 +21,11 @@ class PagedForward:
 
     name = "lean"
 
-    def __init__(
-        self, layers: LeanLayers[PagedRows], page_size: int, device: torch.device, graphs: DecodeGraphs | None = None
-    ) -> None:
+    def __init__(self, layers: LeanLayers[PagedRows], pool: KvPool, graphs: DecodeGraphs | None = None) -> None:
         self._layers = layers
-        self._device = device
+        self._device = pool.device
         self._graphs = graphs
-        self._tables = PageTables(page_size)
+        self._tables = PageTables(pool.page_size, pool.num_pages)
 
     def close(self) -> None:
         """See `Forward`: there is nothing."""

@@ -40,11 +40,11 @@ class Paged:
         """The forward pass over a pool with `NUM_SPARE` spare pages; decode steps are recorded where that can be done and
         gives the same logits. Overwrites the pool's first pages."""
         layers = LeanLayers(weights, pool, PagedAttention(pool, self.windows, self.kernel))
-        plain = PagedForward(layers, pool.page_size, pool.device)
+        plain = PagedForward(layers, pool)
         if self.kit.recorder is None or not self.kernel.recordable:
             return plain
         graphs = DecodeGraphs(layers, pool, self.config.context, self.config.max_sequences, self.kit.recorder)
-        recorded = PagedForward(layers, pool.page_size, pool.device, graphs)
+        recorded = PagedForward(layers, pool, graphs)
         vocabulary = weights.embedding.shape[0]
         ours, theirs = (decode_logits(forward, pool, vocabulary) for forward in (recorded, plain))
         is_good = is_same(ours, theirs, pool.shape.dtype)

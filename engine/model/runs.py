@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from engine.schedule.sequence import Sequence
 
@@ -63,6 +64,35 @@ class RunTable:
         return tuple(runs)
 
 
+class KeptTable(Protocol):
+    """Something made of a block table, and kept up as that grows."""
+
+    def is_of(self, block_table: Seq[int]) -> bool:
+        """Whether this is about that very list: a list's pages never change, it only grows."""
+        ...
+
+    def extend(self) -> None:
+        """Take in the pages that the block table has got."""
+        ...
+
+
+TableT = TypeVar("TableT", bound=KeptTable)
+
+
+def renewed(
+    tables: Mapping[Sequence, TableT], sequences: Iterable[Sequence], make: Callable[[Seq[int]], TableT]
+) -> dict[Sequence, TableT]:
+    """The tables of `sequences` with all that their block tables have got: those there were, else made."""
+    kept: dict[Sequence, TableT] = {}
+    for sequence in sequences:
+        table = tables.get(sequence)
+        if table is None or not table.is_of(sequence.block_table):
+            table = make(sequence.block_table)
+        table.extend()
+        kept[sequence] = table
+    return kept
+
+
 class RunTables:
     """The run tables of the sequences of the last step."""
 
@@ -72,14 +102,7 @@ class RunTables:
 
     def renew(self, sequences: Iterable[Sequence]) -> None:
         """Take in what the block tables of `sequences` have got, and forget all others."""
-        tables: dict[Sequence, RunTable] = {}
-        for sequence in sequences:
-            table = self._tables.get(sequence)
-            if table is None or not table.is_of(sequence.block_table):
-                table = RunTable(sequence.block_table, self.page_size)
-            table.extend()
-            tables[sequence] = table
-        self._tables = tables
+        self._tables = renewed(self._tables, sequences, lambda block_table: RunTable(block_table, self.page_size))
 
     def cover(self, sequence: Sequence, start: int, end: int) -> tuple[Run, ...]:
         """The slots of tokens `[start, end)` of a sequence that was among those last renewed."""

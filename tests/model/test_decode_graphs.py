@@ -106,7 +106,7 @@ def test_prefills_and_drafts_are_not_replayed(tiny_folder: Folder, caplog: pytes
 @given(data=st.data())
 def test_page_tables_keep_up_with_block_tables(data: st.DataObject) -> None:
     """However block tables grow between steps, and whoever comes and goes, tables and slots are what the lists say."""
-    tables = PageTables(4)
+    tables = PageTables(4, 100)
     sequences = [Sequence(str(i), [], 0, Sampling(max_tokens=1)) for i in range(4)]
     for _ in range(data.draw(st.integers(1, 6))):
         there = data.draw(st.lists(st.sampled_from(sequences), min_size=1, unique_by=id))
