@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Final
@@ -71,6 +71,27 @@ class Driver:
 
     def _keep(self, request_id: str, num_seen: int, row: torch.Tensor) -> None:
         self.logits[request_id][num_seen] = row.clone()
+
+
+def mixed_step(driver: Driver, tokens: Seq[int], pages: Seq[Seq[int]]) -> None:
+    """Decode `d0`, `d1` (with a draft) and `d2` beside a prefill that goes on and `ending`, which ends in this step.
+
+    `pages` are those of the five sequences in this order: ten for each that decodes, twenty, and four.
+    """
+    decoding = [driver.sequence(f"d{i}", tokens[i : 90 + i], pages[i]) for i in range(3)]
+    for sequence in decoding:
+        driver.prefill(sequence)
+    going, ending = driver.sequence("going", tokens[:300], pages[3]), driver.sequence("ending", tokens[9:60], pages[4])
+    driver.runner.step([Slice(going, 0, 100, sample=False)])
+    for sequence in decoding:
+        sequence.token_ids[-1:] = [7]
+    slices = [Slice(one, len(one.token_ids) - 1, 1, sample=True) for one in decoding]
+    slices[1] = Slice(decoding[1], slices[1].start, 1, sample=True, draft=(5, 6))
+    driver.runner.step([slices[0], Slice(going, 100, 150, sample=False), *slices[1:], Slice(ending, 0, 51, sample=True)])
+
+
+MIXED_ROWS: Final[Mapping[str, int]] = {"d0": 2, "d1": 4, "d2": 2, "ending": 1}
+"""Rows of logits that `mixed_step` leaves, the prefills before it included."""
 
 
 def check_same(ours: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor], num_rows: int) -> None:

@@ -18,7 +18,7 @@ from engine.model.linear import INT4_GROUP, INT4_ROWS, Int4Linear
 from engine.model.runs import Run
 from engine.schedule.sequence import Slice
 from tests.fakes.tiny_models import VOCABULARY
-from tests.fakes.torch_driver import Driver, check_same
+from tests.fakes.torch_driver import MIXED_ROWS, Driver, check_same, mixed_step
 
 pytestmark = pytest.mark.engine
 
@@ -77,21 +77,10 @@ def test_sequences_that_share_pages(pair: tuple[Driver, Driver], num_shared: int
 
 def test_step_of_everything(pair: tuple[Driver, Driver]) -> None:
     """Decoding, a draft, a prefill that goes on and one that ends in a single step: every row is the generic runner's."""
+    pages = [*(range(10 * i, 10 * i + 10) for i in range(3)), range(40, 60), range(70, 75)]
     for driver in pair:
-        decoding = [driver.sequence(f"d{i}", TOKENS[i : 90 + i], range(10 * i, 10 * i + 10)) for i in range(3)]
-        for sequence in decoding:
-            driver.prefill(sequence)
-        going, ending = (
-            driver.sequence("going", TOKENS[:300], range(40, 60)),
-            driver.sequence("ending", TOKENS[9:60], range(70, 75)),
-        )
-        driver.runner.step([Slice(going, 0, 100, sample=False)])
-        for sequence in decoding:
-            sequence.token_ids[-1:] = [7]
-        slices = [Slice(one, len(one.token_ids) - 1, 1, sample=True) for one in decoding]
-        slices[1] = Slice(decoding[1], slices[1].start, 1, sample=True, draft=(5, 6))
-        driver.runner.step([slices[0], Slice(going, 100, 150, sample=False), *slices[1:], Slice(ending, 0, 51, sample=True)])
-    for name, num_rows in (("d0", 2), ("d1", 4), ("d2", 2), ("ending", 1)):
+        mixed_step(driver, TOKENS, pages)
+    for name, num_rows in MIXED_ROWS.items():
         check_same(pair[0].logits[name], pair[1].logits[name], num_rows)
 
 

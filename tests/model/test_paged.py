@@ -15,7 +15,7 @@ from engine.model.cuda import Kit
 from engine.schedule.sequence import Sequence, Slice
 from tests.fakes.paged_device import FakeCopies, FakeRecorder, eager_varlen, fake_kit
 from tests.fakes.tiny_models import VOCABULARY
-from tests.fakes.torch_driver import Driver, check_same
+from tests.fakes.torch_driver import MIXED_ROWS, Driver, check_same, mixed_step
 
 pytestmark = pytest.mark.engine
 
@@ -49,19 +49,10 @@ def decode(driver: Driver, batch: list[Sequence], tokens: tuple[int, ...]) -> No
 
 def test_step_of_everything(trio: tuple[Driver, Driver, Driver, FakeRecorder]) -> None:
     """Decoding, a draft, a prefill that goes on and one that ends in a single step, in pages of any order."""
+    pages = [*(range(10 * i + 9, 10 * i - 1, -1) for i in range(3)), range(59, 39, -1), [70, 80, 75, 71]]
     for driver in trio[:3]:
-        decoding = [driver.sequence(f"d{i}", TOKENS[i : 90 + i], range(10 * i + 9, 10 * i - 1, -1)) for i in range(3)]
-        for sequence in decoding:
-            driver.prefill(sequence)
-        going = driver.sequence("going", TOKENS[:300], range(59, 39, -1))
-        ending = driver.sequence("ending", TOKENS[9:60], [70, 80, 75, 71])
-        driver.runner.step([Slice(going, 0, 100, sample=False)])
-        for sequence in decoding:
-            sequence.token_ids[-1:] = [7]
-        slices = [Slice(one, len(one.token_ids) - 1, 1, sample=True) for one in decoding]
-        slices[1] = Slice(decoding[1], slices[1].start, 1, sample=True, draft=(5, 6))
-        driver.runner.step([slices[0], Slice(going, 100, 150, sample=False), *slices[1:], Slice(ending, 0, 51, sample=True)])
-    for name, num_rows in (("d0", 2), ("d1", 4), ("d2", 2), ("ending", 1)):
+        mixed_step(driver, TOKENS, pages)
+    for name, num_rows in MIXED_ROWS.items():
         for driver in trio[:2]:
             check_same(driver.logits[name], trio[2].logits[name], num_rows)
 
