@@ -30,6 +30,7 @@ from gateway.told import Passing
 from gateway.wire.anthropic import told as anthropic
 from gateway.wire.directives import cache_directives
 from gateway.wire.openai import told as openai
+from gateway.wire.plain import plain_headers
 from gateway.wire.told import UsageFormat
 from policies.backends import Passage
 from policies.schema import Policy
@@ -119,7 +120,7 @@ class Crossing:
             assert isinstance(head, Head)
             self._note(head)
             if _is_stream(head):
-                passed = _lower(SSE_HEADERS) | self._ids() | to_client(head.headers)
+                passed = plain_headers(SSE_HEADERS) | self._ids() | to_client(head.headers)
                 await self.client.open(passed | self._timing(head.headers))
                 await self._told_in_stream(self._stream(events))
             else:
@@ -194,7 +195,7 @@ class Crossing:
 
     def _ids(self) -> dict[str, str]:
         """Ours, which the upstream's own request id may replace in the header its SDK reads."""
-        return _lower(id_headers(self.progress.call.wire.name, self.progress.call.id))
+        return plain_headers(id_headers(self.progress.call.wire.name, self.progress.call.id))
 
     def _timing(self, theirs: Mapping[str, str]) -> dict[str, str]:
         return _beside(theirs, headers_without_counts(timings=self.progress.timings()))
@@ -212,12 +213,8 @@ def _upstream_id(head: Head) -> str | None:
 
 def _beside(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
     """Ours, with the lists that both have a part of: what is closer to the origin comes first (RFC 9211, section 2)."""
-    lower = _lower(ours)
+    lower = plain_headers(ours)
     return lower | {name: f"{theirs[name]}, {lower[name]}" for name in LISTS if name in lower and name in theirs}
-
-
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
 
 
 async def _body(events: Events) -> bytes:

@@ -18,6 +18,7 @@ from gateway.handler import Handler
 from gateway.ids import request_id
 from gateway.stored import Stored
 from gateway.wire.base import Wire
+from gateway.wire.plain import plain_headers
 
 UNROUTED: Final = "other"
 """The route label of requests that match none, so that paths chosen by clients never become metric labels."""
@@ -201,7 +202,7 @@ class Server:
         return await client.finish()
 
     def _call(self, http: web.Request, route: str) -> Call:
-        headers = plain_headers(http)
+        headers = plain_headers(http.headers)
         started_at_s = self._clock()
         return Call(
             id=request_id(headers.get("x-request-id"), started_at_s),
@@ -239,15 +240,6 @@ class Server:
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "pcg"
         response.headers.setdefault("pcg-request-id", request_id(http.headers.get("x-request-id"), self._clock()))
-
-
-def plain_headers(http: web.Request) -> dict[str, str]:
-    """Lower-case names; a field sent more than once becomes one list (RFC 9110, section 5.3)."""
-    headers: dict[str, str] = {}
-    for name, value in http.headers.items():
-        name = name.lower()
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return headers
 
 
 def plain_query(http: web.Request) -> dict[str, str]:

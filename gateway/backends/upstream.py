@@ -8,7 +8,7 @@ servers keep theirs are not used again, so that no request meets one that is bei
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -17,6 +17,7 @@ from aiohttp import web
 
 from gateway.backends.base import Head, Outgoing, Tail
 from gateway.errors import Overloaded, TimedOut, UpstreamFailed
+from gateway.wire.plain import plain_headers
 from policies.backends import BackendPolicy
 
 IDLE_S: Final = 4.0
@@ -59,7 +60,7 @@ class HttpUpstream:
             async with self._told("answer", within_s=self._policy.timeouts.answer):
                 response = await self._ask(sent)
             self._check(response)
-            yield Head(response.status, _plain(response.headers))
+            yield Head(response.status, plain_headers(response.headers))
             while piece := await self._more(response):
                 yield piece
             yield Tail()
@@ -132,12 +133,3 @@ def _session(backend: BackendPolicy) -> aiohttp.ClientSession:
         max_line_size=MAX_LINE_NBYTES,
         max_field_size=MAX_LINE_NBYTES,
     )
-
-
-def _plain(headers: Mapping[str, str]) -> dict[str, str]:
-    """Lower-case names; a field sent more than once becomes one list (RFC 9110, section 5.3)."""
-    plain: dict[str, str] = {}
-    for name, value in headers.items():
-        name = name.lower()
-        plain[name] = f"{plain[name]}, {value}" if name in plain else value
-    return plain
