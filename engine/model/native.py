@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from engine.model.kv_pool import KvPool
 from engine.model.native_weights import NativeWeights
 from engine.model.page_tables import PageTables
-from engine.native.library import MAX_WINDOWS, PANEL, Span, Step, Team, Workspace, library, why_not_native
+from engine.native.library import MAX_WINDOWS, PANEL, Span, Step, Team, library, why_not_native
 from engine.schedule.sequence import Slice
 
 _LANES = 16
@@ -61,7 +61,6 @@ class NativeForward:
             key, value = pool.flat(index)
             layer.key, layer.value, layer.window = key.data_ptr(), value.data_ptr(), window or 0
         self._team = Team(num_threads)
-        self._workspace = Workspace()
 
     def __call__(self, slices: Seq[Slice]) -> torch.Tensor:
         """See `Forward`. Raises `MemoryError` where a step's arrays have no room."""
@@ -87,7 +86,7 @@ class NativeForward:
             num_spans=len(slices),
             num_rows=len(token_ids),
         )
-        if token_ids and self._library.pcg_forward(self._team.handle, self._weights.model, step, self._workspace.handle) != 0:
+        if token_ids and self._library.pcg_forward(self._team.handle, self._weights.model, step) != 0:
             raise MemoryError(f"no memory for a step of {len(token_ids)} rows")
         return logits
 

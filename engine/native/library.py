@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from engine.errors import ModelUnsupported
 
-ABI: Final = 1
+ABI: Final = 2
 """`PCG_ABI` of `src/pcg.h` that these declarations were written for."""
 
 PATH: Final = Path(__file__).with_name("libpcg.so")
@@ -100,9 +100,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "pcg_plan_free": (None, (_POINTER,)),
     "pcg_attend_all": (None, (_POINTER, ctypes.POINTER(Attention), _POINTER)),
     "pcg_matmul": (None, (_POINTER, ctypes.POINTER(Matrix), ctypes.POINTER(Product))),
-    "pcg_workspace_new": (_POINTER, ()),
-    "pcg_workspace_free": (None, (_POINTER,)),
-    "pcg_forward": (_INT, (_POINTER, ctypes.POINTER(Model), ctypes.POINTER(Step), _POINTER)),
+    "pcg_forward": (_INT, (_POINTER, ctypes.POINTER(Model), ctypes.POINTER(Step))),
 }
 """Result and arguments of what is called."""
 
@@ -175,11 +173,3 @@ class Team:
     def close(self) -> None:
         """End the threads. Idempotent."""
         self._end()
-
-
-class Workspace:
-    """Memory of steps, which grows with the largest. Used by one step at a time."""
-
-    def __init__(self) -> None:
-        self.handle: int = library().pcg_workspace_new()
-        weakref.finalize(self, library().pcg_workspace_free, self.handle).atexit = False

@@ -72,7 +72,7 @@ int pcg_reserve(const pcg_plan *plan, pcg_team *team) {
       return 0;
     }
   }
-  return plan->num_partials == 0 || pcg_shared(team, plan->num_partials * sizeof(float)) != NULL;
+  return plan->num_partials == 0 || pcg_shared(team, PCG_ATTENTION, plan->num_partials * sizeof(float)) != NULL;
 }
 
 /* The first slot of a block of keys of a sequence, or -1 where it has no page. */
@@ -301,7 +301,7 @@ static void run_item(work *at) {
 void pcg_attend(const pcg_plan *plan, const pcg_attention *layer, pcg_team *team, int thread) {
   work at = {.plan = plan, .layer = layer, .scale = 1.44269504f / sqrtf((float)plan->heads.head_dim)};
   lay_out(plan, pcg_scratch(team, thread, lay_out(plan, NULL, NULL)), &at.own);
-  at.shared = plan->num_partials == 0 ? NULL : pcg_shared(team, plan->num_partials * sizeof(float));
+  at.shared = plan->num_partials == 0 ? NULL : pcg_shared(team, PCG_ATTENTION, plan->num_partials * sizeof(float));
   for (int index = pcg_next(team); index < plan->num_items; index = pcg_next(team)) {
     at.item = &plan->items[index];
     at.block = &plan->blocks[at.item->block];

@@ -9,7 +9,7 @@
 #define PCG_API __attribute__((visibility("default")))
 
 /* Changes with any exported function or structure: `engine/native/library.py` has the same number. */
-#define PCG_ABI 1
+#define PCG_ABI 2
 /* Changes whenever equal inputs would get other bits: part of the fingerprint of KV. */
 #define PCG_BITS 1
 
@@ -34,8 +34,9 @@ int pcg_next(pcg_team *team);
 /* At least `nbytes` of memory of a thread's own, aligned to 64 bytes, until its next call. NULL without memory. */
 void *pcg_scratch(pcg_team *team, int thread, size_t nbytes);
 
-/* The same of the whole team: grown while it is idle, by attention alone. */
-void *pcg_shared(pcg_team *team, size_t nbytes);
+/* The same of the whole team, for each purpose: grown while it is idle. */
+typedef enum { PCG_ATTENTION, PCG_STEP, PCG_NUM_SHARED } pcg_purpose;
+void *pcg_shared(pcg_team *team, pcg_purpose purpose, size_t nbytes);
 
 static inline __m512 pcg_widen(__m256i values) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));

@@ -3,7 +3,6 @@
 
 #include "rows.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { MAX_WINDOWS = 8 /* different ones in a model */ };
@@ -12,11 +11,6 @@ enum { MAX_WINDOWS = 8 /* different ones in a model */ };
 typedef struct {
   int32_t token_id, position, slot, sampled;
 } place;
-
-struct pcg_workspace {
-  void *memory;
-  size_t nbytes;
-};
 
 /* What the phases read and write. `rows` is the residual stream in fp32; `sampled` its sampled rows in the last layer. */
 typedef struct {
@@ -31,18 +25,9 @@ typedef struct {
   pcg_plan *plans[MAX_WINDOWS], *sampled_plans[MAX_WINDOWS];
 } pass;
 
-pcg_workspace *pcg_workspace_new(void) { return calloc(1, sizeof(pcg_workspace)); }
-
-void pcg_workspace_free(pcg_workspace *workspace) {
-  if (workspace != NULL) {
-    free(workspace->memory);
-    free(workspace);
-  }
-}
-
 static int32_t query_size(const pcg_model *model) { return model->heads.num_heads * model->heads.head_dim; }
 
-/* Give every array its part of the workspace. Called once without memory to learn the size. */
+/* Give every array its part of the memory. Called once without any to learn the size. */
 static size_t lay_out(pass *self, char *memory) {
   const pcg_model *model = self->model;
   const pcg_layer *layer = &model->layers[0];
@@ -65,21 +50,15 @@ static size_t lay_out(pass *self, char *memory) {
   return at;
 }
 
-static int provide(pass *self, pcg_workspace *workspace) {
+static int provide(pass *self, pcg_team *team) {
   for (int32_t index = 0; index < self->step->num_spans; index++) {
     self->num_sampled += self->step->num_sampled[index];
   }
-  size_t nbytes = lay_out(self, NULL);
-  if (workspace->nbytes < nbytes) {
-    free(workspace->memory);
-    workspace->memory = aligned_alloc(64, nbytes);
-    workspace->nbytes = workspace->memory == NULL ? 0 : nbytes;
+  char *memory = pcg_shared(team, PCG_STEP, lay_out(self, NULL));
+  if (memory != NULL) {
+    lay_out(self, memory);
   }
-  if (workspace->memory == NULL) {
-    return 0;
-  }
-  lay_out(self, workspace->memory);
-  return 1;
+  return memory != NULL;
 }
 
 /* Where each row and each sampled span lies. */
@@ -257,9 +236,9 @@ static void forward(void *context, int thread, pcg_team *team) {
   }
 }
 
-int32_t pcg_forward(pcg_team *team, const pcg_model *model, const pcg_step *step, pcg_workspace *workspace) {
+int32_t pcg_forward(pcg_team *team, const pcg_model *model, const pcg_step *step) {
   pass self = {.model = model, .step = step};
-  if (!provide(&self, workspace)) {
+  if (!provide(&self, team)) {
     return -1;
   }
   find_places(&self);

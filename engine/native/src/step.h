@@ -34,12 +34,7 @@ typedef struct {
   int32_t num_spans, num_rows;
 } pcg_step;
 
-/* Memory of steps, which grows with the largest. Used by one step at a time. */
-typedef struct pcg_workspace pcg_workspace;
-PCG_API pcg_workspace *pcg_workspace_new(void);
-PCG_API void pcg_workspace_free(pcg_workspace *workspace);
-
 /* Write the rows' KV and the logits. 0, or -1 without memory: then nothing was written. */
-PCG_API int32_t pcg_forward(pcg_team *team, const pcg_model *model, const pcg_step *step, pcg_workspace *workspace);
+PCG_API int32_t pcg_forward(pcg_team *team, const pcg_model *model, const pcg_step *step);
 
 #endif

@@ -37,7 +37,7 @@ struct pcg_team {
   _Alignas(64) atomic_int next;
   _Alignas(64) int num_threads;
   int num_started;
-  scratch shared;
+  scratch shared[PCG_NUM_SHARED];
   scratch *scratches; /* of each thread */
   worker *workers;
 };
@@ -81,7 +81,7 @@ static void *grow(scratch *memory, size_t nbytes) {
 
 void *pcg_scratch(pcg_team *team, int thread, size_t nbytes) { return grow(&team->scratches[thread], nbytes); }
 
-void *pcg_shared(pcg_team *team, size_t nbytes) { return grow(&team->shared, nbytes); }
+void *pcg_shared(pcg_team *team, pcg_purpose purpose, size_t nbytes) { return grow(&team->shared[purpose], nbytes); }
 
 static void await_turn(pcg_team *team, unsigned turn) {
   for (int spins = 0; spins < IDLE_SPINS; spins++) {
@@ -137,7 +137,9 @@ void pcg_team_free(pcg_team *team) {
     free(team->scratches[thread].memory);
   }
   free(team->scratches);
-  free(team->shared.memory);
+  for (int purpose = 0; purpose < PCG_NUM_SHARED; purpose++) {
+    free(team->shared[purpose].memory);
+  }
   free(team->workers);
   free(team);
 }
