@@ -106,17 +106,22 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(team: Team, heads: tuple[i
         assert torch.equal(attend(team, pool, [Rows(start, 1, pages)], query[start : start + 1]), whole[start : start + 1])
 
 
-@pytest.mark.parametrize("window", [0, 300])
-def test_a_row_has_the_same_bits_in_any_company(team: Team, window: int) -> None:
-    """Each sequence of a mixed step alone, in one thread, which never splits one, as among the others."""
-    pool, alone = pool_of(window=window), Team(1)
-    spans = mixed(pool)
+def check_alone(team: Team, alone: Team, pool: Pool, spans: Seq[Rows]) -> None:
+    """Each sequence of a step has the bits by itself in one team that it has among the others in another."""
     query, row = queries(pool, spans), 0
     together = attend(team, pool, spans, query)
     for rows in spans:
         end = row + rows.num_rows
         assert torch.equal(attend(alone, pool, [rows], query[row:end]), together[row:end])
         row = end
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_row_has_the_same_bits_in_any_company(team: Team, window: int) -> None:
+    """Each sequence of a mixed step alone, in one thread, which never splits one, as among the others."""
+    pool, alone = pool_of(window=window), Team(1)
+    spans = mixed(pool)
+    check_alone(team, alone, pool, spans)
     alone.close()
 
 
@@ -138,12 +143,7 @@ def test_random_steps_have_the_bits_of_their_sequences_alone(data: st.DataObject
         if num_shared + len(own) == num_pages:
             spans.append(Rows(start, num_rows, (*before[:num_shared], *own)))
     several, alone = Team(3), Team(1)
-    query, row = queries(pool, spans), 0
-    together = attend(several, pool, spans, query)
-    for rows in spans:
-        end = row + rows.num_rows
-        assert torch.equal(attend(alone, pool, [rows], query[row:end]), together[row:end])
-        row = end
+    check_alone(several, alone, pool, spans)
     several.close()
     alone.close()
 
