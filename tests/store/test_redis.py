@@ -15,6 +15,7 @@ from engine.store.redis.server import Server
 from engine.store.redis.store import OPEN_S, UNKNOWN_TIME_PX_MS, RedisStore
 from tests.fakes.clock import FakeClock
 from tests.fakes.redis_server import RedisServer
+from tests.fakes.tls_proxy import tls_proxy
 
 T0 = 1_700_000_000.0
 A, B = b"a" * 32, b"b" * 32
@@ -201,6 +202,19 @@ def test_urls_that_make_no_sense(url: str) -> None:
     with pytest.raises(StoreUnsupported) as raised:
         RedisStore(url)
     assert "host" not in str(raised.value)
+
+
+def test_tls(server: RedisServer, tmp_path: Path) -> None:
+    """Megabytes come whole over TLS, in whatever pieces; nothing comes of a server that no known authority vouches for."""
+    large, authority = DATA * 600, tmp_path / "authority.pem"
+    with tls_proxy(server.path, authority) as port:
+        url = f"rediss://127.0.0.1:{port}"
+        with RedisStore(f"{url}?ssl_ca_certs={authority}", timeout_s=5) as store:
+            store.put_many([Item(A, large, T0 + 60), Item(B, DATA, T0 + 60)])
+            assert store.get_many([A, B], T0) == [large, DATA]
+        with RedisStore(url, timeout_s=5) as stranger:
+            assert stranger.get_many([A], T0) == [None]
+            assert stranger.stats.problem is not None
 
 
 @pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:1/2", "valkey://h", "valkeys://h", "redis+cluster://h:7000"])

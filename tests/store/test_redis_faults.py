@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -80,6 +82,23 @@ def test_a_large_reply_that_breaks_off_is_a_miss(setup: Setup, num_before_reset:
     proxy.fault = "hang"
     assert store.get_many([B], T0) == [None]
     assert store.stats.num_errors == 2
+
+
+def test_a_large_reply_is_asked_for_once(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In however many pieces it comes: each call waits for the interpreter."""
+    large, sizes = DATA * 20, []
+    receive = socket.socket.recv_into
+
+    def recv_into(sock: socket.socket, *args: Any) -> int:
+        sizes.append(receive(sock, *args))
+        return sizes[-1]
+
+    monkeypatch.setattr(socket.socket, "recv_into", recv_into)
+    with RedisStore(setup.proxy.url, timeout_s=5) as store:
+        store.put_many([Item(B, large, T0 + 60)])
+        assert store.get_many([B], T0) == [large]
+    assert len(sizes) == 1
+    assert sizes[0] > len(large) - (1 << 17), "all but what came with the reply's beginning"
 
 
 def test_asking_nothing_proves_nothing(setup: Setup) -> None:

@@ -1,11 +1,15 @@
 """Replies of a Redis server, its large strings received in place. Knows no commands and no objects.
 
 The client's own parsers copy a string several times and hold the interpreter meanwhile. Here a string of
-`IN_PLACE_NBYTES` or more becomes a view of memory that the socket itself fills.
+`IN_PLACE_NBYTES` or more becomes a view of memory that the socket itself fills, and the kernel is asked for all of it at
+once: who asks again for every piece that came waits each time for whoever has the interpreter, and the server with them.
 """
 
 from __future__ import annotations
 
+import socket
+import ssl
+import struct
 from typing import Any, Final
 
 import redis
@@ -41,6 +45,10 @@ class _Received(SocketBuffer):
     def __init__(self, sock: Any, read_nbytes: int, timeout_s: float, lend: Lend) -> None:
         super().__init__(sock, read_nbytes, timeout_s)
         self._lend = lend
+        self._timeout_s = timeout_s
+        # For reads without Python's own timeout, which has the kernel never wait.
+        timeval = struct.pack("@ll", *divmod(round(timeout_s * 1_000_000), 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
 
     def read(self, length: int, *args: Any, **options: Any) -> Any:
         """The next `length` bytes; the line's end after them is taken too."""
@@ -52,13 +60,23 @@ class _Received(SocketBuffer):
         at = len(begun)
         try:
             while at < length:
-                nbytes = self._sock.recv_into(whole[at:])
+                nbytes = self._receive(whole[at:])
                 if not nbytes:
                     raise redis.ConnectionError(SERVER_CLOSED_CONNECTION_ERROR)
                 at += nbytes
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             raise redis.TimeoutError("Timeout reading from socket") from None
         except OSError as error:
             raise redis.ConnectionError(f"Error while reading from socket: {error.args}") from error
         super().read(0)
         return whole.toreadonly()
+
+    def _receive(self, rest: memoryview) -> int:
+        """Fill `rest`, or its beginning with what came within the timeout: how many bytes, 0 for the end of the stream."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            return self._sock.recv_into(rest)
+        self._sock.settimeout(None)
+        try:
+            return self._sock.recv_into(rest, 0, socket.MSG_WAITALL)
+        finally:
+            self._sock.settimeout(self._timeout_s)
