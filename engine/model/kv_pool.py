@@ -172,7 +172,7 @@ class KvPool:
         return body.toreadonly()
 
     def write_pages(self, pages: Sequence[int], body: memoryview) -> None:
-        """Put the bytes of whole pages of a pool of the same shape into pages. Raises `ValueError` for another length."""
+        """Put the bytes of whole pages of a pool of the same shape into pages. Raises as `check_pages`."""
         for part, first, end in self._page_runs(pages, body):
             slots = self._slots[:, :, first:end]
             if self._bytes is None:
@@ -184,12 +184,16 @@ class KvPool:
             if not _all_finite(run, self.shape.dtype):
                 slots.copy_(_finite(slots))
 
-    def _page_runs(self, pages: Sequence[int], body: memoryview) -> Iterator[tuple[Any, int, int]]:
-        """For every run of consecutive pages: its part of `body` as `[pages, layers and sides, bytes]`, first and end slot."""
-        if len(body) != len(pages) * self.page_nbytes:
-            raise ValueError(f"{len(pages)} pages have {len(pages) * self.page_nbytes} bytes, not {len(body)}")
+    def check_pages(self, pages: Sequence[int], nbytes: int) -> None:
+        """Raise `IndexError` unless they are pages of the pool, and `ValueError` unless they have `nbytes` bytes together."""
+        if nbytes != len(pages) * self.page_nbytes:
+            raise ValueError(f"{len(pages)} pages have {len(pages) * self.page_nbytes} bytes, not {nbytes}")
         if not all(0 <= page < self.num_pages for page in pages):
             raise IndexError(f"a page of {list(pages)} is not among the pool's {self.num_pages}")
+
+    def _page_runs(self, pages: Sequence[int], body: memoryview) -> Iterator[tuple[Any, int, int]]:
+        """For every run of consecutive pages: its part of `body` as `[pages, layers and sides, bytes]`, first and end slot."""
+        self.check_pages(pages, len(body))
         whole = numpy.frombuffer(body, numpy.uint8).reshape(len(pages), 2 * self.shape.num_layers, -1)
         at = 0
         while at < len(pages):

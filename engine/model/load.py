@@ -25,11 +25,12 @@ from engine.model.lean import LeanForward
 from engine.model.lean_weights import LEAN, LEAN_INT4, round_to_int4, take_weights, why_not_lean
 from engine.model.manifest import ModelFiles, check_folder, content_digest
 from engine.model.native import NativeForward, why_not_native_model
+from engine.model.native_pages import NativePages
 from engine.model.native_weights import NATIVE, NativeWeights
 from engine.model.paged_load import NUM_SPARE, Paged, choose_paged
 from engine.model.probe import Heads
 from engine.model.rows import PREFILL_ROWS, RowGroups
-from engine.model.runner import Forward, Identity, LogitsSink, TorchRunner
+from engine.model.runner import Forward, Identity, LogitsSink, Moves, TorchRunner
 from engine.model.staging import StagedPages
 from engine.model.support import check_supported, fit_context, has_experts, layer_windows
 from engine.native.library import library
@@ -111,8 +112,7 @@ def make_runner(
         raise ModelError(f"kv_nbytes={config.kv_nbytes} does not fit on {placement.device} beside the weights") from error
     pool.touch(READY_NBYTES)
     forward = _checked(model, pool, identity, _Made(runner, paged, config, placement.num_threads))
-    moves = None if kit is None or kit.copies is None else StagedPages(pool, kit.copies)
-    return TorchRunner(forward, pool, identity, logits_sink, moves)
+    return TorchRunner(forward, pool, identity, logits_sink, _moves(pool, runner, kit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +191,13 @@ def _checked(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forwa
     if identity.exact:
         check_exact(name, forward, pool, vocabulary)
     return forward
+
+
+def _moves(pool: KvPool, runner: str, kit: Kit | None) -> Moves | None:
+    """What is faster than the pool itself, if anything is."""
+    if runner == "native":
+        return NativePages(pool)
+    return None if kit is None or kit.copies is None else StagedPages(pool, kit.copies)
 
 
 def _forward(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forward:

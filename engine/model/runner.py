@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -12,7 +12,6 @@ import torch
 from engine.model.kv_pool import KvPool
 from engine.model.rows import RowGroups
 from engine.model.sampler import sample
-from engine.model.staging import StagedPages
 from engine.schedule.sequence import Sampled, Slice
 
 LogitsSink: TypeAlias = Callable[[str, int, torch.Tensor], None]
@@ -38,6 +37,26 @@ class Forward(Protocol):
         ...
 
 
+class Moves(Protocol):
+    """Brings whole pages of a pool in and out, in the layout of `engine.model.kv_pool`."""
+
+    def read_pages(self, pages: Seq[int]) -> memoryview:
+        """See `Runner.read_pages`."""
+        ...
+
+    def write_pages(self, pages: Seq[int], body: memoryview) -> None:
+        """See `Runner.write_pages`. May return before the bytes are there."""
+        ...
+
+    def settle(self, pages: Iterable[int]) -> None:
+        """Have what computes from now on find in these pages what was written to them."""
+        ...
+
+    def close(self) -> None:
+        """Return when nothing is on its way. Idempotent."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What a runner is, fixed when it is made: its KV's fingerprint, windows per layer, whether it is exact.
@@ -60,9 +79,9 @@ class TorchRunner:
         pool: KvPool,
         identity: Identity,
         logits_sink: LogitsSink | None = None,
-        moves: StagedPages | None = None,
+        moves: Moves | None = None,
     ) -> None:
-        """`moves` brings pages in and out beside what computes; without, the pool itself does, and everything waits."""
+        """Without `moves` the pool itself brings pages in and out."""
         self.name = forward.name
         self.device = pool.device.type
         self.fingerprint = identity.fingerprint

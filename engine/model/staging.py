@@ -66,7 +66,7 @@ class _Buffer:
 
 
 class StagedPages:
-    """Reads and writes whole pages of one pool, in the layout of `KvPool.read_pages`. One thread's."""
+    """Implements `engine.model.runner.Moves`, in the layout of `KvPool.read_pages`. One thread's."""
 
     def __init__(self, pool: KvPool, copies: Copies, piece_nbytes: int = PIECE_NBYTES) -> None:
         self._pool = pool
@@ -80,9 +80,7 @@ class StagedPages:
 
     def write_pages(self, pages: Seq[int], body: memoryview) -> None:
         """As `KvPool.write_pages`, but nothing may read or write the pages before `settle`."""
-        self._check(pages)
-        if len(body) != len(pages) * self._pool.page_nbytes:
-            raise ValueError(f"{len(pages)} pages have {len(pages) * self._pool.page_nbytes} bytes, not {len(body)}")
+        self._pool.check_pages(pages, len(body))
         self._forget()
         source = np.frombuffer(body, np.uint8)
         for at in range(0, len(pages), self._num_pages):
@@ -97,8 +95,8 @@ class StagedPages:
 
     def read_pages(self, pages: Seq[int]) -> memoryview:
         """As `KvPool.read_pages`."""
-        self._check(pages)
         body = buffer(len(pages) * self._pool.page_nbytes)
+        self._pool.check_pages(pages, len(body))
         target = np.frombuffer(body, np.uint8)
         waiting: list[tuple[_Buffer, int, int]] = []
         for at in range(0, len(pages), self._num_pages):
@@ -174,7 +172,3 @@ class StagedPages:
             there=torch.empty((self._num_pages, planes, items), dtype=self._whole.dtype, device=device),
             pages=torch.empty(self._num_pages, dtype=torch.int64, device=device),
         )
-
-    def _check(self, pages: Seq[int]) -> None:
-        if not all(0 <= page < self._pool.num_pages for page in pages):
-            raise IndexError(f"a page of {list(pages)} is not among the pool's {self._pool.num_pages}")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from engine.errors import ModelUnsupported
 
-ABI: Final = 2
+ABI: Final = 3
 """`PCG_ABI` of `src/pcg.h` that these declarations were written for."""
 
 PATH: Final = Path(__file__).with_name("libpcg.so")
@@ -80,6 +80,12 @@ class Step(ctypes.Structure):
     )
 
 
+class Pages(ctypes.Structure):
+    """`pcg_pages`."""
+
+    _fields_ = (("planes", _POINTER), ("stride", ctypes.c_int64), ("part", ctypes.c_int64), ("num_planes", _INT))
+
+
 MAX_WINDOWS: Final = 8
 """Different windows a model's layers may have."""
 
@@ -100,6 +106,8 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "pcg_plan_free": (None, (_POINTER,)),
     "pcg_attend_all": (None, (_POINTER, ctypes.POINTER(Attention), _POINTER)),
     "pcg_matmul": (None, (_POINTER, ctypes.POINTER(Matrix), ctypes.POINTER(Product))),
+    "pcg_put_pages": (None, (ctypes.POINTER(Pages), _POINTER, _INT, _POINTER)),
+    "pcg_take_pages": (None, (ctypes.POINTER(Pages), _POINTER, _INT, _POINTER)),
     "pcg_forward": (_INT, (_POINTER, ctypes.POINTER(Model), ctypes.POINTER(Step))),
 }
 """Result and arguments of what is called."""

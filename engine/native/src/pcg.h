@@ -9,7 +9,7 @@
 #define PCG_API __attribute__((visibility("default")))
 
 /* Changes with any exported function or structure: `engine/native/library.py` has the same number. */
-#define PCG_ABI 2
+#define PCG_ABI 3
 /* Changes whenever equal inputs would get other bits: part of the fingerprint of KV. */
 #define PCG_BITS 1
 
