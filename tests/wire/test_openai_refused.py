@@ -180,6 +180,18 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         "Unsupported parameter: 'functions' is not supported with this model.",
     ),
     (
+        body(web_search_options={}),
+        "web_search_options",
+        "unsupported_parameter",
+        "Unsupported parameter: 'web_search_options' is not supported with this model.",
+    ),
+    (
+        body(moderation={"model": "omni-moderation-latest"}),
+        "moderation",
+        "unsupported_parameter",
+        "Unsupported parameter: 'moderation' is not supported with this model.",
+    ),
+    (
         body(modalities=["text", "audio"]),
         "modalities",
         "unsupported_value",

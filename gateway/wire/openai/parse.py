@@ -31,8 +31,11 @@ MAX_BIASES: Final = 4096
 """Of one request: they are added at every token, while others wait."""
 MAX_TOP_LOGPROBS: Final = 20
 
-CHANGES_THE_ANSWER: Final = ("audio", "functions", "function_call", "web_search_options")
+CHANGES_THE_ANSWER: Final = ("audio", "functions", "function_call", "moderation")
 """Parameters that ask for another kind of answer than the model gives; false, zero and empty ask for nothing."""
+
+WEB_SEARCH: Final = "web_search_options"
+"""The same, but `{}` asks for it."""
 
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
@@ -85,6 +88,8 @@ def _check_answerable(body: Node) -> None:
     for name in CHANGES_THE_ANSWER:
         if body.value.get(name):
             raise unsupported((name,))
+    if body.value.get(WEB_SEARCH) is not None:
+        raise unsupported((WEB_SEARCH,))
     for modality in body.strings("modalities"):
         if modality != "text":
             raise unsupported_value(("modalities",), clip(modality))
