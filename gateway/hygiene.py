@@ -18,8 +18,16 @@ _HOP_BY_HOP: Final = frozenset(
 CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
 _OURS: Final = frozenset({"host", "content-length", "content-encoding", "accept-encoding", "expect", "cookie"})
 _ABOUT_CLIENTS: Final = frozenset(
-    {"forwarded", "via", "x-real-ip", "traceparent", "tracestate", "baggage", "origin", "referer"}
+    {
+        *("forwarded", "via", "origin", "referer"),
+        *("x-real-ip", "x-client-ip", "x-cluster-client-ip", "x-original-forwarded-for", "x-envoy-external-address"),
+        *("true-client-ip", "fastly-client-ip", "fly-client-ip"),
+        *("traceparent", "tracestate", "baggage", "b3", "uber-trace-id", "sentry-trace", "newrelic"),
+        *("x-cloud-trace-context", "x-amzn-trace-id"),
+    }
 )
+_BEGINNINGS: Final = ("x-forwarded-", "x-b3-", "x-datadog-", "cf-")
+"""How others of them begin. `cf-` is Cloudflare's: addresses, and credentials. It refuses them from anybody else."""
 _THEIRS: Final = frozenset({"content-length", "set-cookie", "server", "date", "alt-svc", "strict-transport-security"})
 
 
@@ -29,7 +37,7 @@ def to_upstream(headers: Mapping[str, str], *, with_credentials: bool) -> dict[s
     The body goes on decoded, and the answer must come so that usage can be read from it.
     """
     dropped = _HOP_BY_HOP | _OURS | _ABOUT_CLIENTS | (frozenset() if with_credentials else CREDENTIALS)
-    passed = _without(headers, dropped, prefixes=("x-forwarded-", "pcg-", "sec-", "access-control-"))
+    passed = _without(headers, dropped, prefixes=(*_BEGINNINGS, "pcg-", "sec-", "access-control-"))
     return {**passed, "accept-encoding": "identity"}
 
 

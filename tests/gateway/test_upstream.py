@@ -201,7 +201,13 @@ async def test_what_headers_an_upstream_gets() -> None:
         "x-secret-hop": "1",
         "te": "trailers",
         "x-forwarded-for": "10.0.0.1",
+        "true-client-ip": "10.0.0.1",
+        "x-client-ip": "10.0.0.1",
+        "cf-connecting-ip": "10.0.0.1",
+        "cf-access-jwt-assertion": "somebody",
         "traceparent": "00-1-1-00",
+        "x-b3-traceid": "1",
+        "x-amzn-trace-id": "Root=1",
         "accept-encoding": "gzip",
     }
     async with passing(say_json({}), claude=", api_key: up-key") as passed:
