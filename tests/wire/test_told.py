@@ -104,6 +104,16 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ToldUsage | None]] = {
         told(36, 64, output=5),
     ),
     "kimi": (USAGE, {"prompt_tokens": 100, "completion_tokens": 5, "cached_tokens": 40}, told(60, 40, output=5)),
+    "vLLM 0.32, chat": (
+        USAGE,
+        {
+            "prompt_tokens": 2679,
+            "total_tokens": 2687,
+            "completion_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": 2560},
+        },
+        told(119, 0, unclassed=2560, output=8),
+    ),
     "qwen": (
         USAGE,
         {

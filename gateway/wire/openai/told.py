@@ -1,7 +1,8 @@
 """Usage as an upstream with one of OpenAI's formats tells it, and the fields its likes tell a cache by.
 
 Sources: openai 3.57 `types/completion_usage.py`, `types/responses/response_usage.py`; the documents of DeepSeek
-(`prompt_cache_hit_tokens`), Kimi (`cached_tokens`) and Model Studio (`cache_creation_input_tokens`).
+(`prompt_cache_hit_tokens`), Kimi (`cached_tokens`) and Model Studio (`cache_creation_input_tokens`); vLLM 0.32
+`entrypoints/serve/engine/protocol.py` (`created_cache_tokens`, which its `/v1/messages` calls `cache_creation_input_tokens`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def read_usage(fields: Fields) -> ToldUsage | None:
     written = count(
         details.get("cache_write_tokens"),
         details.get("cache_creation_input_tokens"),
+        details.get("created_cache_tokens"),
         fields.get("cache_creation_input_tokens"),
     )
     by_class = next(objects(details.get("cache_write_tokens_details")), {})
