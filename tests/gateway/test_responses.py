@@ -213,8 +213,8 @@ async def test_count(gpt: openai.AsyncOpenAI) -> None:
     assert (counted.object, counted.input_tokens) == ("response.input_tokens", 7)
 
 
-async def test_prewarm(gpt: openai.AsyncOpenAI) -> None:
-    """Nothing is generated: a completed response without output, whole and streamed."""
+async def test_prewarm(gpt: openai.AsyncOpenAI, backend: ScriptedBackend) -> None:
+    """Nothing is generated: a completed response without output, whole and streamed; the engine is asked for no token."""
     options: Any = {"prewarm": True}
     response = await gpt.responses.create(model=MODEL, input="Hi", prompt_cache_options=options)
     assert (response.status, response.output) == ("completed", [])
@@ -222,6 +222,7 @@ async def test_prewarm(gpt: openai.AsyncOpenAI) -> None:
     assert (response.usage.input_tokens, response.usage.output_tokens) == (10, 0)
     stream = await gpt.responses.create(model=MODEL, input="Hi", prompt_cache_options=options, stream=True)
     assert [event.type async for event in stream] == ["response.created", "response.in_progress", "response.completed"]
+    assert [request.sampling.max_tokens for request in backend.requests] == [0, 0]
 
 
 async def test_a_limit_makes_it_incomplete() -> None:

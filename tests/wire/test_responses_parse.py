@@ -257,7 +257,7 @@ def test_parameters_and_sampling() -> None:
             reasoning={"effort": "low", "summary": "auto"},
             text={"verbosity": "high"},
             prompt_cache_key="k",
-            prompt_cache_options={"mode": "explicit", "ttl": "12h", "prewarm": True},
+            prompt_cache_options={"mode": "explicit", "ttl": "12h"},
             prompt_cache_retention="24h",
         )
     )
@@ -271,4 +271,11 @@ def test_parameters_and_sampling() -> None:
     }
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.num_logprobs) == (7, 0.0, 0.5, 2)
-    assert request.prewarm
+    assert not request.prewarm
+
+
+def test_what_only_warms_the_cache_generates_nothing() -> None:
+    """`prewarm` is no answer of any length, whatever else is asked of it."""
+    for fields in ({}, {"max_output_tokens": 7}, {"stream": True}):
+        request = parse(body(prompt_cache_options={"prewarm": True}, **fields))
+        assert (request.prewarm, request.sampling.max_tokens) == (True, 0)

@@ -79,7 +79,8 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str, respons
     text = body.child("text")
     form = output_format(None if text is None else text.child("format"), nested=False)
     choice = tool_choice(body, tools.offered, nested=False)
-    chosen = _sampling(body, include)
+    prewarm = options.flag("prewarm")
+    chosen = _sampling(body, include, prewarm=prewarm)
     automatic, directives = cache_control(body), cache_directives(headers)
     return Request(
         id=request_id,
@@ -89,7 +90,7 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str, respons
         sampling=msgspec.structs.replace(chosen, tool_choice=choice, output_format=form),
         stream=body.flag("stream"),
         automatic=automatic.ttl_s if automatic is not None else None,
-        prewarm=options.flag("prewarm"),
+        prewarm=prewarm,
         read_cache=directives.read,
         store_cache=directives.store,
         max_age_s=directives.max_age_s,
@@ -123,10 +124,12 @@ def _filled(body: Node, found: Mapping[str, Any]) -> Node:
     return Node(body.value | {"input": items}, body.path)
 
 
-def _sampling(body: Node, include: list[str]) -> Sampling:
+def _sampling(body: Node, include: list[str], *, prewarm: bool) -> Sampling:
+    """A request that only warms the cache may say what it likes of its answer: there is none."""
     top = body.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     wanted = top if top is not None else 0 if LOGPROBS in include else None
-    return msgspec.structs.replace(sampling(body, ("max_output_tokens",)), num_logprobs=wanted)
+    chosen = msgspec.structs.replace(sampling(body, ("max_output_tokens",)), num_logprobs=wanted)
+    return msgspec.structs.replace(chosen, max_tokens=0) if prewarm else chosen
 
 
 def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
