@@ -142,6 +142,13 @@ class Node:
             raise FieldError("depth", self.at(key), expected=MAX_DEPTH)
         return value
 
+    def json_value(self, key: str) -> Any:
+        """Free-form JSON, nested at most `MAX_DEPTH` deep, or None."""
+        value = self.value.get(key)
+        if deeper_than(value, MAX_DEPTH):
+            raise FieldError("depth", self.at(key), expected=MAX_DEPTH)
+        return value
+
     def _wrong(self, key: str, expected: Kind) -> FieldError:
         if key not in self.value:
             return FieldError("missing", self.at(key))

@@ -20,6 +20,7 @@ CHAT: Final[dict[str, Any]] = {
     "reasoning_effort": "low",
     "prompt_cache_key": "k",
     "prompt_cache_options": {"mode": "implicit", "ttl": "30m"},
+    "context_management": [{"type": "compaction", "compact_threshold": 1000}],
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
     "messages": [
         {"role": "developer", "content": "s"},
@@ -43,6 +44,7 @@ RESPONSES: Final[dict[str, Any]] = {
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "explicit", "ttl": "12h", "comparison_response_id": "resp_1"},
+    "context_management": [{"type": "compaction", "compact_threshold": 1000}],
     "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}, {"type": "custom", "name": "g"}],
     "input": [
         {"role": "developer", "content": "d"},

@@ -20,6 +20,7 @@ from gateway.wire.base import Answer, ToolCall, Wire
 from gateway.wire.openai import OpenAIWire
 from gateway.wire.openai.completions import CompletionsWire
 from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.openai.responses.compact import CompactWire
 from policies.pricing import Usage
 from tests.fakes import openai_bodies
 from tests.fakes.mutants import CALLING_TURN, CC, paths
@@ -34,6 +35,8 @@ ANTHROPIC_BODY: Final[dict[str, Any]] = {
     "stop_sequences": ["x"],
     "thinking": {"type": "enabled", "budget_tokens": 1024},
     "output_config": {"effort": "low"},
+    "diagnostics": {"previous_message_id": None},
+    "context_management": {"edits": []},
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
     "system": [{"type": "text", "text": "s", "cache_control": CC}],
     "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "cache_control": CC}],
@@ -141,6 +144,21 @@ def test_a_mutated_body_parses_or_is_a_400(case: tuple[Wire, bytes]) -> None:
             frame = Submit("r", "t", normal.prompt, dialects.plan(normal, base), normal.sampling, 0.0)
             assert decode_to_engine(encode_frame(frame)[4:]) == frame
             answered(wire, normal)
+
+
+@pytest.mark.parametrize("depth", [300, 1000])
+@pytest.mark.parametrize(("wire", "body"), [*SEEDS, (CompactWire(), openai_bodies.RESPONSES)])
+def test_nesting_anywhere_parses_or_is_a_400(wire: Wire, body: dict[str, Any], depth: int) -> None:
+    """Every field in turn is JSON as deep as the decoder takes, which encoders and recursive code do not."""
+    nested = b'{"a":' * depth + b"1" + b"}" * depth
+    for *parents, key in paths(body):
+        changed = copy.deepcopy(body)
+        holder: Any = changed
+        for step in parents:
+            holder = holder[step]
+        holder[key] = "NESTED"
+        with suppress(InvalidRequest):
+            wire.parse(orjson.dumps(changed).replace(b'"NESTED"', nested), {}, request_id="r")
 
 
 @settings(max_examples=200)

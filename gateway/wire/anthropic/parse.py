@@ -106,7 +106,7 @@ def _diagnostics(body: Node, headers: Mapping[str, str], wish: Wish) -> dict[str
         return {}
     previous = asked.text("previous_message_id") if asked.has("previous_message_id") else None
     betas = sorted({name.strip() for name in headers.get("anthropic-beta", "").split(",")})
-    settings = [wish.parameters, body.value.get("context_management"), betas]
+    settings = [wish.parameters, body.json_value("context_management"), betas]
     return {"diagnostics": {"previous": previous, "settings": settings_digest(settings)}}
 
 

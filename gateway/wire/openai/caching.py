@@ -38,7 +38,7 @@ def caching_parameters(body: Node) -> dict[str, Any]:
         parameters["cache_mode"] = "explicit"
     if ttl := request_ttl(body):
         parameters["cache_ttl_s"] = TTLS_S[ttl]
-    if managed := body.value.get("context_management"):
+    if managed := body.json_value("context_management"):
         parameters["context_management"] = hashlib.sha256(orjson.dumps(managed)).hexdigest()
     if body.has("prompt_cache_retention") and body.choice("prompt_cache_retention", RETENTIONS) == "24h":
         parameters["retention_s"] = 86400.0

@@ -112,7 +112,7 @@ def from_field(error: FieldError) -> InvalidRequest:
         case "choice":
             message = f"Invalid value: '{error.got}'. Supported values are: {_listed(error.expected)}."
             return invalid(error.path, message, "invalid_value")
-    return invalid(error.path, f"Invalid '{name}': nested more than {error.expected} levels deep.", "invalid_value")
+    return invalid(error.path, f"Invalid '{name or 'body'}': nested more than {error.expected} levels deep.", "invalid_value")
 
 
 def _out_of_range(error: FieldError) -> InvalidRequest:

@@ -14,10 +14,11 @@ import orjson
 from engine.prompt.types import Message, TextPart
 from gateway.request import Request
 from gateway.wire.base import Answer
-from gateway.wire.fields import FieldError, Node, decode_body
+from gateway.wire.fields import FieldError, Node
 from gateway.wire.openai.errors import from_field
 from gateway.wire.openai.messages import missing
 from gateway.wire.openai.responses import ResponsesWire, encode
+from gateway.wire.openai.responses.parse import decode_shallow
 from gateway.wire.openai.responses.sealed import sealed
 
 FIELDS: Final = (
@@ -44,7 +45,7 @@ class CompactWire(ResponsesWire):
 
     def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
         try:
-            asked = _asking(decode_body(body))
+            asked = _asking(decode_shallow(body))
         except FieldError as error:
             raise from_field(error) from None
         return super().parse(orjson.dumps(asked), headers, request_id=request_id)

@@ -53,14 +53,20 @@ def parse(
     be sealed. `found` are items to put in the place of references to them; others are left out.
     """
     try:
-        return _request(_filled(decode_body(body), found or {}), headers, request_id=request_id, response_id=response_id)
+        return _request(_filled(decode_shallow(body), found or {}), headers, request_id=request_id, response_id=response_id)
     except FieldError as error:
         raise from_field(error) from None
 
 
-def _request(body: Node, headers: Mapping[str, str], *, request_id: str, response_id: str) -> Request:
-    if deeper_than(body.value, MAX_BODY_DEPTH):
+def decode_shallow(body: bytes) -> Node:
+    """The body as an object that can be written out again. Raises `FieldError`."""
+    decoded = decode_body(body)
+    if deeper_than(decoded.value, MAX_BODY_DEPTH):
         raise FieldError("depth", (), expected=MAX_BODY_DEPTH)
+    return decoded
+
+
+def _request(body: Node, headers: Mapping[str, str], *, request_id: str, response_id: str) -> Request:
     model = body.text("model")
     for name in NEEDS_MORE:
         if body.value.get(name):
