@@ -142,7 +142,7 @@ class Batches:
     async def run(self) -> None:
         """Until cancelled: work through every batch, the oldest first. A restart goes on where this one ends."""
         while True:
-            self.store.forget_old(self.clock())
+            self._forget_old()
             stuck = False
             for batch in self.store.open():
                 try:
@@ -156,6 +156,13 @@ class Batches:
                 self._wake.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), TIDY_S)
+
+    def _forget_old(self) -> None:
+        for batch in self.store.old(self.clock()):
+            try:
+                self.store.delete(batch)
+            except OSError as error:
+                _log.error("old batch cannot be deleted", id=batch.id, error=type(error).__name__)
 
     async def _work(self, batch: Batch) -> None:
         room = asyncio.Semaphore(self.concurrency)

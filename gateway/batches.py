@@ -83,7 +83,7 @@ class BatchStore:
         self._max_nbytes = max_nbytes
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._batches = {batch.id: batch for batch in self._load()}
-        self._nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        self._nbytes = self._measured()
 
     def create(self, batch: Batch, items: list[Item]) -> None:
         """Take a batch in. Raises `Full` where the bound or the disk leaves no room, and nothing is kept."""
@@ -148,16 +148,21 @@ class BatchStore:
         return b"".join(line + b"\n" for line in _lines(self._folder_of(batch) / "results.jsonl"))
 
     def delete(self, batch: Batch) -> None:
+        """Afterwards it is not there, whoever removed its folder. Raises `OSError` where the disk keeps it."""
         folder = self._folder_of(batch)
-        self._nbytes -= sum(path.stat().st_size for path in folder.iterdir())
-        shutil.rmtree(folder)
+        if folder.exists():
+            shutil.rmtree(folder)
         del self._batches[batch.id]
+        self._nbytes = self._measured()
 
-    def forget_old(self, now_s: float) -> None:
-        """Delete what ended too long ago."""
-        for batch in list(self._batches.values()):
-            if batch.ended_at_s is not None and batch.created_at_s + KEPT_S <= now_s:
-                self.delete(batch)
+    def old(self, now_s: float) -> list[Batch]:
+        """What ended too long ago."""
+        ended = (batch for batch in self._batches.values() if batch.ended_at_s is not None)
+        return [batch for batch in ended if batch.created_at_s + KEPT_S <= now_s]
+
+    def _measured(self) -> int:
+        """Bytes of all files there are."""
+        return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
 
     def _folder_of(self, batch: Batch) -> Path:
         return self._folder / hashlib.sha256(batch.tenant.encode()).hexdigest()[:16] / batch.id

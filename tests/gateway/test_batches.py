@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -262,6 +263,33 @@ async def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(BatchStore, "add", add)
         made = await client.messages.batches.create(requests=[item("a"), item("b")])
         assert (await ended(client, made.id)).request_counts.succeeded == 2
+
+
+async def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    """A batch whose folder somebody has removed can still be deleted, and what it took is free again."""
+    async with opened(tmp_path, policy=f"{KEYS}\nserver: {{batches: {{bytes: 2000}}}}") as (_, client):
+        made = await client.messages.batches.create(requests=[item("a", metadata={"user_id": "u" * 600})])
+        await ended(client, made.id)
+        shutil.rmtree(next(tmp_path.glob(f"*/{made.id}")))
+        assert (await client.messages.batches.delete(made.id)).type == "message_batch_deleted"
+        await ended(client, (await client.messages.batches.create(requests=[item("b", metadata={"user_id": "u" * 600})])).id)
+
+
+async def test_old_batches_that_cannot_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that keeps what should go, or has lost it already, ends neither the gateway nor the work on new batches."""
+    async with opened(tmp_path) as (served, client):
+        names = [(await client.messages.batches.create(requests=[item("a")])).id for _ in range(2)]
+        for name in names:
+            await ended(client, name)
+        shutil.rmtree(next(tmp_path.glob(f"*/{names[0]}")))
+        served.clock.advance(30 * 86400)
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(OSError(30, "read-only")))
+            await ended(client, (await client.messages.batches.create(requests=[item("b")])).id)
+            assert {batch.id async for batch in client.messages.batches.list()} >= {names[1]}
+        await ended(client, (await client.messages.batches.create(requests=[item("c")])).id)
+        await ended(client, (await client.messages.batches.create(requests=[item("d")])).id)
+        assert not {batch.id async for batch in client.messages.batches.list()} & set(names)
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "x", "9" * 5000])
