@@ -24,6 +24,7 @@ from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Wire
 from gateway.wire.openai import OpenAIWire
 from policies.pricing import Usage, charge, format_usd
+from policies.rules import DialectRules
 from policies.schema import Policy
 from policies.sections import ModelPolicy
 
@@ -97,10 +98,21 @@ class _Side:
     request: Request
     rendered: RenderedPrompt
     model: str
+    rules: DialectRules
 
     @property
     def plan(self) -> CachePlan:
         return self.request.plan
+
+    @property
+    def measures(self) -> bool:
+        """Whether what is skipped is what counts as read."""
+        return self.rules.usage_mode == "measured"
+
+    @property
+    def reads_any(self) -> bool:
+        """Whether any prefix that is kept is read, and not entries alone."""
+        return self.plan.any_prefix or self.measures
 
     def offset(self, position: Position) -> int:
         return min(self.rendered.offsets[position], len(self.rendered.token_ids) - 1)
@@ -114,6 +126,12 @@ class _Side:
         """The same with the seconds each really lives if nobody reads it."""
         ages_s = [entry.max_age_s for entry in self.plan.writable if entry.max_age_s is not None]
         return {position: min([ttl_s, *ages_s]) for position, ttl_s in self.boundaries().items()}
+
+    def num_kept(self, after_s: float) -> int:
+        """Tokens whose KV is kept so long: all of them, later those up to the last live entry and not the rest of its block."""
+        if after_s < self.plan.unmarked_ttl_s:
+            return len(self.rendered.token_ids)
+        return max((self.offset(position) for position, lives_s in self.lifetimes().items() if after_s < lives_s), default=0)
 
 
 def wire_of(body: bytes) -> WireName:
@@ -147,7 +165,7 @@ def explain(before: bytes, after: bytes, policy: Policy, renderer: Renders, seen
     difference = first_difference(a.request.prompt, b.request.prompt)
     wanted = _wanted(a, b)
     read = _read(a, b, difference, seen)
-    real, ideal = _usage(b, read, policy), _usage(b, max(read, wanted), policy)
+    real, ideal = _usage(b, read), _usage(b, max(read, wanted))
     num_missed = ideal.cache_read - real.cache_read
     cause, position = _cause(a, b, difference, seen) if num_missed or not read else ("nothing", None)
     prices = policy.prices_for(b.request.model)
@@ -162,13 +180,13 @@ def _side(body: bytes, policy: Policy, renderer: Renders) -> _Side:
     request = dialects.normalize(msgspec.structs.replace(request, unseen=()), rules)
     request = msgspec.structs.replace(request, plan=dialects.plan(request, rules))
     model = policy.resolve_model(request.model)
-    return _Side(request, renderer.render(request.prompt), "" if model is None else model.name)
+    return _Side(request, renderer.render(request.prompt), "" if model is None else model.name, rules)
 
 
 def _wanted(a: _Side, b: _Side) -> int:
     """Tokens that the second request could read of what the first wrote, if nothing stood in the way."""
     limit = len(b.rendered.token_ids) - 1
-    if a.plan.any_prefix and b.plan.any_prefix:
+    if a.reads_any and b.reads_any:
         return min(len(a.rendered.token_ids), limit)
     return min(max(map(a.offset, a.boundaries()), default=0), limit)
 
@@ -177,9 +195,9 @@ def _read(a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
     """Tokens that it does read."""
     if a.model != b.model or not seen.same_tenant:
         return 0
-    if b.plan.any_prefix:
-        shared = _common(a.rendered.token_ids, b.rendered.token_ids[:-1])
-        return shared if shared >= b.plan.min_tokens and seen.after_s < a.plan.unmarked_ttl_s else 0
+    if b.reads_any:
+        shared = min(_common(a.rendered.token_ids, b.rendered.token_ids[:-1]), a.num_kept(seen.after_s))
+        return shared if b.measures or shared >= b.plan.min_tokens else 0
     written = a.lifetimes()
     for position in b.plan.readable:
         if _is_shared(position, difference) and position in written and _may_read(a, b, position, written[position], seen):
@@ -208,7 +226,7 @@ def _cause(a: _Side, b: _Side, difference: Difference | None, seen: Circumstance
         return "other_tenant", None
     if a.model != b.model:
         return "other_model", None
-    automatic = a.plan.any_prefix and b.plan.any_prefix
+    automatic = a.reads_any and b.reads_any
     if not automatic and not (a.plan.writable and b.plan.readable):
         return "not_marked", None
     written = a.lifetimes()
@@ -217,8 +235,8 @@ def _cause(a: _Side, b: _Side, difference: Difference | None, seen: Circumstance
     last = max(written, key=lambda position: position.order, default=None)
     if difference is not None and (automatic or last is None or difference.position.order <= last.order):
         return difference.kind, difference.position
-    if last is None:
-        return ("expired" if seen.after_s >= a.plan.unmarked_ttl_s else "nothing"), None
+    if automatic or last is None:
+        return ("expired" if a.num_kept(seen.after_s) < _wanted(a, b) else "nothing"), None
     if a.plan.salts.get(last.level) != b.plan.salts.get(last.level):
         return "parameters", last
     if seen.after_s >= written[last]:
@@ -226,13 +244,12 @@ def _cause(a: _Side, b: _Side, difference: Difference | None, seen: Circumstance
     return "lookback_exceeded", last
 
 
-def _usage(b: _Side, read: int, policy: Policy) -> Usage:
+def _usage(b: _Side, read: int) -> Usage:
     """What the second request is billed for when so many tokens are found."""
-    rules = policy.rules_for(b.request.model, b.request.wire)
     boundaries = tuple(Boundary(p, b.offset(p), ttl_s, b.offset(p) <= read) for p, ttl_s in b.boundaries().items())
     hit = Hit(Position("messages", 0), read, 0.0) if read else None
     report = CacheReport(len(b.rendered.token_ids), read, hit, boundaries)
-    return dialects.usage(report, rules, b.plan, 0)
+    return dialects.usage(report, b.rules, b.plan, 0)
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:

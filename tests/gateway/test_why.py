@@ -148,6 +148,37 @@ def test_openai_reads_any_prefix() -> None:
     assert why(chat(long, "At noon?"), chat(long, "At noon?")).cause == "nothing"
 
 
+def test_any_prefix_lives_as_long_as_its_last_entry() -> None:
+    """A marker keeps what is before it longer than what is not marked, also where reading needs no marker."""
+    words = [text(LONG * 20, {"type": "ephemeral", "ttl": "1h"}), text("and a question")]
+    sent = [orjson.dumps(body(*words, model="gemini-3.8-flash"))] * 2
+
+    def after(seconds: float) -> Finding:
+        return explain(*sent, POLICY, renderer(), Circumstances(after_s=seconds))  # type: ignore[call-arg,misc]
+
+    assert after(299.0).cause == "nothing"
+    late = after(300.0)
+    assert (late.cause, late.position) == ("expired", None)
+    assert len(LONG) * 20 < late.num_read < after(299.0).num_read
+    assert (after(3600.0).cause, after(3600.0).num_read) == ("expired", 0)
+
+
+def test_measured_usage_is_what_is_skipped() -> None:
+    """Then any prefix counts as read, marked or not, short or not, until it is kept no longer."""
+    measured = make_policy("caching: {usage_mode: measured}")
+
+    def told(before: Any, after: Any, **seen: Any) -> Finding:
+        return explain(orjson.dumps(before), orjson.dumps(after), measured, renderer(), Circumstances(**seen))
+
+    plain = body("question", system=[text(LONG)])
+    assert (told(plain, plain).cause, told(plain, plain).num_read) == ("nothing", told(plain, plain).num_prompt - 1)
+    assert (told(plain, plain, after_s=300.0).cause, told(plain, plain, after_s=300.0).num_read) == ("expired", 0)
+    changed = told(body(LONG, text("At 10:15", CC)), body(LONG, text("At 11:15", CC)))
+    assert (changed.cause, str(changed.position)) == ("clock", "messages/0/1")
+    assert changed.num_read > len(LONG)
+    assert changed.num_missed > 0
+
+
 def test_wires_and_errors() -> None:
     """The format is told by what only one has; what the gateway would refuse is refused in its words."""
     assert wire_of(orjson.dumps(system("x"))) == "anthropic"
