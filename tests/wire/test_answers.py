@@ -328,6 +328,18 @@ def test_openai_tool_calls_are_valid_for_the_sdk_model() -> None:
     assert completion.usage.completion_tokens_details.reasoning_tokens == 4
 
 
+def test_openai_call_ids_differ_between_requests_of_one_id() -> None:
+    """A client that names all its requests alike, however long the name, gets calls it can tell apart, in short ids."""
+    name, ids = "x" * 128, set[str]()
+    for at_s in (1.0, 2.0):
+        request = msgspec.structs.replace(a_request("openai", n=2), id=name, started_at_s=at_s)
+        end = replace(answer(), calls=CALLS, others=(replace(answer(), calls=CALLS),))
+        for choice in orjson.loads(WIRES["openai"].encode_answer(request, end, created_at_s=0))["choices"]:
+            ids |= {call["id"] for call in choice["message"]["tool_calls"]}
+    assert len(ids) == 8
+    assert max(map(len, ids)) <= 40
+
+
 def test_openai_calls_cut_off_by_a_limit_are_not_the_reason() -> None:
     """An answer that ran into its limit says so, calls or not."""
     end = replace(answer(reason="length"), calls=CALLS)

@@ -5,6 +5,7 @@ Reasoning is told as `reasoning_content`, the field DeepSeek introduced and vLLM
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -103,9 +104,10 @@ def finish_reason(answer: Answer) -> str:
 
 
 def call_id(request: Request, index: int, choice: int = 0) -> str:
-    """The id of the answer's tool call number `index`: the same streamed or not."""
-    owner = request.id.removeprefix("req_").replace("-", "")
-    return f"call_{owner}_{index}" if choice == 0 else f"call_{owner}_{choice}_{index}"
+    """The id of the answer's tool call number `index`: the same streamed or not, and unlike in every other request, though a
+    client repeat its own id."""
+    seed = f"{request.id}/{request.started_at_s}/{choice}/{index}"
+    return f"call_{hashlib.sha256(seed.encode()).hexdigest()[:24]}"
 
 
 def _choice(request: Request, index: int, answer: Answer) -> dict[str, Any]:
