@@ -53,7 +53,7 @@ def settings_digest(settings: Any) -> str:
 
 
 def fingerprint(request: Request) -> Fingerprint:
-    """Of a request as it came, before anything was mended."""
+    """Of a request as it is served: what the policy drops or orders by itself is no change of the client's."""
     return Fingerprint(
         at_s=request.started_at_s,
         model=f"{request.model} {request.parameters.get('speed', 'standard')}",
