@@ -58,7 +58,11 @@ def build() -> bool:
         return _without("there is no C compiler; set CC or install one")
     part = LIBRARY.with_suffix(f".{os.getpid()}.part")
     sources = [str(path) for path in sources_of(".c")]
-    done = subprocess.run([*command, *FLAGS, "-o", str(part), *sources], capture_output=True, text=True, check=False)
+    arguments = [*command, *FLAGS, "-o", str(part), *sources]
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        return _without(f"{shlex.join(command)} cannot be run: {error.strerror}")
     if done.returncode != 0:
         part.unlink(missing_ok=True)
         return _without(f"{shlex.join(command)} failed:\n{done.stderr[-4000:]}")

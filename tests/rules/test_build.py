@@ -82,6 +82,16 @@ def test_without_a_library_the_wheel_is_for_any_machine(
     assert list(tmp_path.glob("*.so*")) == []
 
 
+def test_a_compiler_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A `$CC` that is no program, or none that may be run, is a warning as well: nobody's installation ends there."""
+    for name, words in ((tmp_path / "no-cc", "No such file"), (tmp_path, "Permission denied")):
+        monkeypatch.setenv("CC", str(name))
+        assert not build()
+        assert words in capsys.readouterr().err
+
+
 def test_another_machine_builds_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the library could not run no compiler is called."""
     monkeypatch.setattr(hatch_build, "is_possible", lambda: False)
