@@ -114,8 +114,12 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 def why_not_native() -> str | None:
-    """Why the native library cannot be used here, or None where it can."""
-    return _why_not(PATH, _CPU_INFO)
+    """Why the native library cannot be used here, or None where it can: then it is loaded."""
+    try:
+        library()
+    except ModelUnsupported as error:
+        return str(error)
+    return None
 
 
 def _why_not(path: Path, cpu_info: Path) -> str | None:
@@ -141,8 +145,8 @@ def _cpu_flags(text: str) -> frozenset[str]:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The library, loaded once in a process. Raises `ModelUnsupported` where `why_not_native` has a reason."""
-    reason = why_not_native()
+    """The library, loaded once in a process. Raises `ModelUnsupported`, saying why, where it cannot be used."""
+    reason = _why_not(PATH, _CPU_INFO)
     if reason is not None:
         raise ModelUnsupported(reason)
     try:

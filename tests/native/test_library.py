@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,23 @@ def test_a_system_that_does_not_tell_is_named(tmp_path: Path) -> None:
     """No `/proc/cpuinfo`."""
     (tmp_path / "lib.so").touch()
     assert _why_not(tmp_path / "lib.so", tmp_path / "none") == "this system does not say what its processor can do"
+
+
+@pytest.mark.parametrize("built", ["other sources", "cannot be loaded"])
+def test_a_library_of_no_use_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built: str) -> None:
+    """One that older sources made, or that this system does not load, is said before a runner is chosen by it."""
+    part, info = tmp_path / "lib.so", tmp_path / "cpuinfo"
+    part.write_text("not a library")
+    info.write_text(f"flags : {' '.join(CPU_FLAGS)}\n")
+    monkeypatch.setattr(library, "PATH", part)
+    monkeypatch.setattr(library, "_CPU_INFO", info)
+    if built == "other sources":
+        monkeypatch.setattr(library.ctypes, "CDLL", lambda path: SimpleNamespace(pcg_abi=lambda: ABI - 1))
+    library.library.cache_clear()
+    try:
+        assert built in str(library.why_not_native())
+    finally:
+        library.library.cache_clear()
 
 
 def test_the_declarations_are_those_of_the_sources() -> None:
