@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 
 import hatch_build
 from hatch_build import NativeBuildHook, build, is_fresh
+
+COMPILER = shutil.which("gcc") or shutil.which("cc")
 
 
 class Hook(NativeBuildHook):
@@ -40,6 +44,16 @@ def fake_compiler(tmp_path: Path, body: str) -> str:
     path.write_text(f"#!{sys.executable}\nimport sys\n{body}\n")
     path.chmod(0o755)
     return str(path)
+
+
+@pytest.mark.skipif(COMPILER is None or not hatch_build.is_possible(), reason="needs a C compiler for x86-64")
+def test_the_sources_have_no_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning is an error: of operations in no order, for one, the order that a compiler chooses need not be ours."""
+    monkeypatch.undo()
+    sources = map(str, hatch_build.sources_of(".c"))
+    command = [str(COMPILER), *hatch_build.FLAGS, "-fsyntax-only", "-Werror", *sources]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_compiler_is_asked_for_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

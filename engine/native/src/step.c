@@ -34,7 +34,7 @@ static size_t lay_out(pass *self, char *memory) {
   size_t num_rows = (size_t)self->step->num_rows, at = 0;
 #define PART(name, count)                                 \
   do {                                                    \
-    self->name = (void *)(memory + at);                   \
+    self->name = (void *)((uintptr_t)memory + at);         \
     at += ((count) * sizeof(*self->name) + 127) / 64 * 64; \
   } while (0)
   PART(places, num_rows);
@@ -127,21 +127,22 @@ static int make_plans(pass *self, pcg_team *team) {
   return self->sampled_plans[last] != NULL;
 }
 
-/* The next rows to treat, some at a time: first and end, both at most `num_rows`. */
 typedef struct {
   int32_t first, end;
 } stretch;
 
-static stretch next_rows(pcg_team *team, int32_t num_rows) {
+/* The next rows to treat, some at a time: first and end, both at most `num_rows`. 0 where none are left. */
+static int next_rows(pcg_team *team, int32_t num_rows, stretch *rows) {
   int32_t size = num_rows / (8 * pcg_team_size(team)) + 1, item = pcg_next(team);
   int32_t first = item < num_rows ? item * size : num_rows, end = first + size;
-  return (stretch){first < num_rows ? first : num_rows, end < num_rows ? end : num_rows};
+  *rows = (stretch){first < num_rows ? first : num_rows, end < num_rows ? end : num_rows};
+  return rows->first < rows->end;
 }
 
 /* Widen the embeddings of the rows' tokens. */
 static void embed(const pass *self, pcg_team *team) {
   int32_t hidden = self->model->hidden;
-  for (stretch rows; (rows = next_rows(team, self->step->num_rows)).first < rows.end;) {
+  for (stretch rows; next_rows(team, self->step->num_rows, &rows);) {
     for (int32_t row = rows.first; row < rows.end; row++) {
       const uint16_t *embedding = self->model->embedding + (size_t)self->places[row].token_id * hidden;
       pcg_widen_row(embedding, hidden, self->rows + (size_t)row * hidden);
@@ -152,7 +153,7 @@ static void embed(const pass *self, pcg_team *team) {
 
 static void norm(const pass *self, const float *values, const float *weight, int32_t num_rows, pcg_team *team) {
   int32_t hidden = self->model->hidden;
-  for (stretch rows; (rows = next_rows(team, num_rows)).first < rows.end;) {
+  for (stretch rows; next_rows(team, num_rows, &rows);) {
     for (int32_t row = rows.first; row < rows.end; row++) {
       size_t at = (size_t)row * hidden;
       pcg_norm(values + at, weight, hidden, self->model->eps, self->normed + at);
@@ -188,7 +189,7 @@ static void place_row(const pass *self, const pcg_layer *layer, int32_t row, uin
 /* Place all rows. In the last layer only the sampled ones go on: their queries and residuals are copied side by side. */
 static void place_rows(const pass *self, const pcg_layer *layer, int last, pcg_team *team) {
   int32_t hidden = self->model->hidden;
-  for (stretch rows; (rows = next_rows(team, self->step->num_rows)).first < rows.end;) {
+  for (stretch rows; next_rows(team, self->step->num_rows, &rows);) {
     for (int32_t row = rows.first; row < rows.end; row++) {
       int32_t at = last ? self->places[row].sampled : row;
       place_row(self, layer, row, at < 0 ? NULL : self->query + (size_t)at * query_size(self->model));
