@@ -211,7 +211,9 @@ async def run(base_urls: Sequence[str], models: Sequence[str], arguments: argpar
     measures = [length_measure(num_tokens) for num_tokens in arguments.lengths]
     measures += [] if arguments.lengths_only else [measure_decode, measure_shared]
     measures += [open_measure(shape, arguments.rate) for shape in arguments.shapes]
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
+    # A connection each: llama.cpp's server closes one after a stream without saying so.
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
         first, second = (ChatClient(session, url, model, {}) for url, model in zip(base_urls, models, strict=True))
         for client in (first, second):
             await client.probe()
