@@ -1,4 +1,4 @@
-"""Waiting for a backend's next event with a deadline that does not disturb the backend. Knows no wire format."""
+"""Waiting for a backend's next event, no longer than its client can, without disturbing the backend. Knows no wire format."""
 
 from __future__ import annotations
 
@@ -51,6 +51,27 @@ class EventFeed(Generic[E]):
             raise EngineFailed("the engine stopped without finishing the answer") from None
 
 
+class Silence:
+    """How long a client has heard nothing: events of which it is told nothing, and pieces of events, do not break it."""
+
+    def __init__(self, longest_s: float | None) -> None:
+        """It begins now, and lasts no longer than `longest_s`; None: for ever."""
+        self._longest_s = longest_s
+        self._began_s = _now_s()
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until a sign of life is due, 0 when it is; None: never."""
+        return None if self._longest_s is None else max(0.0, self._began_s + self._longest_s - _now_s())
+
+    def broken(self, data: bytes, sign: bytes) -> bytes:
+        """What the client is to hear now: `data`, or `sign` where there is none and one is due."""
+        due = self.left_s == 0
+        if data or due:
+            self._began_s = _now_s()
+        return data or (sign if due else b"")
+
+
 @asynccontextmanager
 async def feed(events: AsyncIterator[E]) -> AsyncIterator[EventFeed[E]]:
     """An `EventFeed` that is closed at the end of the block, however it ends."""
@@ -59,3 +80,7 @@ async def feed(events: AsyncIterator[E]) -> AsyncIterator[EventFeed[E]]:
         yield reader
     finally:
         await reader.close()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -32,7 +32,7 @@ from gateway.choices import Chosen, chosen
 from gateway.diagnoses import Diagnoses
 from gateway.errors import EngineFailed, GatewayError, NotCached, UnknownModel
 from gateway.exchange import Call, Client, Reply
-from gateway.feed import EventFeed, feed
+from gateway.feed import EventFeed, Silence, feed
 from gateway.headers import billing_headers, headers_without_counts
 from gateway.ids import id_headers, native_id
 from gateway.ledger import Record
@@ -240,10 +240,11 @@ class Handler:
         event = await events.next(sse.early_headers_after)
         _note(progress, event)
         await client.open(dict(SSE_HEADERS) | id_headers(call.wire.name, call.id) | _billing(progress))
+        silence = Silence(sse.keepalive)
         try:
             while not progress.finished:
-                await client.write(_encode(progress, event, encoder))
-                event = await events.next(sse.keepalive)
+                await client.write(silence.broken(_encode(progress, event, encoder), encoder.keepalive()))
+                event = await events.next(silence.left_s)
                 _note(progress, event)
             self._keep(progress)
             self._keep_whole(progress)

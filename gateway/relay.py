@@ -19,7 +19,7 @@ from gateway.backends.base import Head, Outgoing, Tail, Upstream
 from gateway.catalogue import Catalogue
 from gateway.errors import GatewayError, InvalidRequest, NotCached, UpstreamFailed
 from gateway.exchange import Call, Client, Reply
-from gateway.feed import EventFeed, feed
+from gateway.feed import EventFeed, Silence, feed
 from gateway.headers import headers_without_counts, told_headers
 from gateway.hygiene import to_client, to_upstream
 from gateway.ids import id_headers, native_id
@@ -143,12 +143,12 @@ class Crossing:
 
     async def _stream(self, events: Events) -> None:
         """Whole events as they come, so that a comment, or an error, stands between two of them."""
-        passing = self.way.passing
-        while not isinstance(piece := await events.next(self.sse.keepalive), Tail):
-            if isinstance(piece, bytes):
-                await self._write(passing.take_piece(piece))
-            elif passing.between_events:
-                await self.client.write(KEEPALIVE_COMMENT)
+        passing, silence = self.way.passing, Silence(self.sse.keepalive)
+        while not isinstance(piece := await events.next(silence.left_s), Tail):
+            data = passing.take_piece(piece) if isinstance(piece, bytes) else b""
+            if data:
+                self.progress.began()
+            await self.client.write(silence.broken(data, KEEPALIVE_COMMENT if passing.between_events else b""))
         await self._write(passing.rest())
         self.progress.passed(200)
 

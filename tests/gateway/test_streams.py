@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 
 import anthropic
 import openai
 import pytest
 
+from engine.messages import Finished, Started, TextDelta
+from engine.types import CacheReport
+from gateway.backends.base import Event
 from gateway.errors import Overloaded
+from gateway.request import Request
 from tests.fakes.backend import Script, ScriptedBackend
 from tests.gateway.serving import ANTHROPIC, OPENAI, Served, anthropic_body, openai_body, serving
 
@@ -82,6 +87,31 @@ async def test_silence_between_texts_is_filled() -> None:
             assert await stream.get_final_text() == "Hello world"
         chunks = await gpt.chat.completions.create(model="gpt-5.6", stream=True, messages=[{"role": "user", "content": "Hi"}])
         assert "".join([c.choices[0].delta.content or "" async for c in chunks if c.choices]) == "Hello world"
+
+
+async def test_thoughts_that_are_not_shown_do_not_keep_the_client_waiting_in_silence() -> None:
+    """A model that thinks for long says something all the time, and where the client is to see none of it it gets pings."""
+    heard = asyncio.Event()
+
+    class Thinker(ScriptedBackend):
+        async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
+            yield Started(request.id, CacheReport(num_prompt=10), 0.0, 0.0, 0.0)
+            while not heard.is_set():
+                yield TextDelta(request.id, "hm", (1,), thinking=True)
+                await asyncio.sleep(0)
+            yield TextDelta(request.id, "Yes", (2,))
+            yield Finished(request.id, "stop", 2, None, 0.0, 0.0)
+
+    thinking = {"type": "adaptive", "display": "omitted"}
+    async with serving(Thinker(), "server: {sse: {keepalive: 50ms}}") as served, asyncio.timeout(20):
+        body = anthropic_body(stream=True, max_tokens=5, thinking=thinking)
+        async with served.http.post(MESSAGES, json=body, headers=ANTHROPIC) as response:
+            assert response.status == 200
+            for _ in range(2):
+                while b"event: ping" not in await response.content.readuntil(b"\n\n"):
+                    pass
+            heard.set()
+            assert b"Yes" in await response.read()
 
 
 @pytest.mark.parametrize("error", [Overloaded("the engine restarted; please try again"), ValueError("quotes the prompt")])
