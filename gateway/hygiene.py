@@ -6,6 +6,7 @@ answers for itself: credentials, cookies, addresses of clients, traces, encoding
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -28,6 +29,7 @@ _ABOUT_CLIENTS: Final = frozenset(
 )
 _BEGINNINGS: Final = ("x-forwarded-", "x-b3-", "x-datadog-", "cf-")
 """How others of them begin. `cf-` is Cloudflare's: addresses, and credentials. It refuses them from anybody else."""
+_NO_TEXT: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _THEIRS: Final = frozenset({"content-length", "set-cookie", "server", "date", "alt-svc", "strict-transport-security"})
 
 
@@ -56,9 +58,6 @@ def _without(headers: Mapping[str, str], dropped: frozenset[str], *, prefixes: t
 
 
 def _is_text(value: str) -> bool:
-    """Whether a value that was read can be written again: bytes that are no UTF-8 are read as lone surrogates."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    """Whether a value that was read can be written again: bytes that are no UTF-8 are read as lone surrogates, and control
+    characters, which a field must not hold (RFC 9110, section 5.5), are read in answers."""
+    return _NO_TEXT.search(value) is None

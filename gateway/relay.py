@@ -202,12 +202,15 @@ class Crossing:
 
 
 def _is_stream(head: Head) -> bool:
-    return head.status == 200 and head.headers.get("content-type", "").lower().startswith("text/event-stream")
+    """Whether its events can be told apart: one that is encoded, though nobody asked for that, passes as a whole."""
+    plain = head.headers.get("content-encoding", "identity").strip().lower() in ("identity", "")
+    return head.status == 200 and plain and head.headers.get("content-type", "").lower().startswith("text/event-stream")
 
 
 def _upstream_id(head: Head) -> str | None:
     """How the upstream calls the request, in as much as is fit for a log."""
-    name = head.headers.get("request-id") or head.headers.get("x-request-id")
+    passed = to_client(head.headers)
+    name = passed.get("request-id") or passed.get("x-request-id")
     return None if name is None else name[:MAX_ID]
 
 

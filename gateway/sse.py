@@ -33,6 +33,9 @@ MAX_EVENT_NBYTES: Final = 16 * 1024**2
 """Of an event that is read on the way: a longer one passes unread."""
 
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_BOM: Final = b"\xef\xbb\xbf"
+"""May begin a stream, and is no part of it."""
+
 _LINE: Final = re.compile(rb"\r\n|\n|\r")
 
 
@@ -84,5 +87,5 @@ class EventReader:
 
 def _data(event: bytes) -> bytes:
     """The `data` field of one event (WHATWG HTML, section 9.2.6)."""
-    lines = (line.partition(b":") for line in _LINE.split(event))
+    lines = (line.partition(b":") for line in _LINE.split(event.removeprefix(_BOM)))
     return b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")

@@ -120,9 +120,9 @@ class Passing:
     def _note(self, data: bytes) -> None:
         try:
             message = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            if isinstance(message, Mapping):
+                self.failed = self.failed or self.format.failed(message)
+                for usage in self.format.usages(message):
+                    self._fields = merged(self._fields, usage)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
-        if isinstance(message, Mapping):
-            for usage in self.format.usages(message):
-                self._fields = merged(self._fields, usage)
-            self.failed = self.failed or self.format.failed(message)

@@ -87,6 +87,8 @@ class HttpUpstream:
     def _check(self, response: aiohttp.ClientResponse) -> None:
         """Answers that are about this gateway, and would mislead its client."""
         name, key = self._policy.name, self._policy.api_key
+        if response.status < 200:
+            raise UpstreamFailed(f"upstream {name} answered with status {response.status}, which is no answer")
         if 300 <= response.status < 400:
             raise UpstreamFailed(f"upstream {name} answered with a redirect, which is not followed")
         if response.status == 401 and key is not None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 Fields: TypeAlias = Mapping[str, Any]
+
+BEYOND_COUNTING: Final = 2**53
+"""No number of tokens: sums and prices stay exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,9 @@ def objects(*candidates: object) -> Iterator[Fields]:
 def count(*candidates: object) -> int | None:
     """The first that is a number of tokens, as it stands; None where none is."""
     for value in candidates:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if abs(value) < BEYOND_COUNTING and value == int(value):
             return int(value)
     return None
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from tests.fakes.backend import ScriptedBackend
 from tests.fakes.clock import FakeClock
 from tests.fakes.upstream import FakeUpstream, Say, say_events, say_json
 from tests.gateway.passing import CLAUDE, GPT, Answer, passing
-from tests.gateway.serving import ANTHROPIC, anthropic_body, make_policy, openai_body, serving
+from tests.gateway.serving import ANTHROPIC, Served, anthropic_body, make_policy, openai_body, serving
 
 MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
 ROUTES = [(MESSAGES, CLAUDE), (CHAT, GPT), (RESPONSES, GPT), ("/v1/completions", GPT)]
@@ -325,6 +328,104 @@ async def test_headers_that_are_no_text_do_not_pass() -> None:
         for text in (reply, await got):
             assert b"x-fine: \xc3\xa9" in text
             assert b"x-odd" not in text
+
+
+@asynccontextmanager
+async def raw_upstream(answer: Callable[[asyncio.StreamWriter], Awaitable[None]], policy: str = "") -> AsyncIterator[Served]:
+    """A gateway in front of a server that reads a request's head and writes whatever `answer` writes."""
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            await answer(writer)
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve_one, "127.0.0.1", 0) as upstream:
+        url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
+        async with serving(ScriptedBackend(), f"models: []\nbackends: [{{name: up, base_url: '{url}'}}]\n{policy}") as served:
+            yield served
+
+
+@pytest.mark.parametrize("odd", [b"\x01", b"\x1b[2J", b"\x7f"])
+async def test_a_header_with_control_characters_costs_no_answer(odd: bytes) -> None:
+    """It is left out, of the log as well, and the answer passes."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nx-request-id: a%sb\r\nx-fine: a\tb\r\nContent-Length: 2\r\n\r\n{}" % odd)
+
+    async with raw_upstream(answer) as served, served.http.post(CHAT, json=asking(GPT)) as response:
+        assert (await response.read(), response.headers["x-fine"]) == (b"{}", "a\tb")
+        assert response.headers["x-request-id"] == response.headers["pcg-request-id"]
+        assert served.records[-1].upstream_id is None
+
+
+async def test_a_change_of_protocol_is_no_answer() -> None:
+    """Nobody asked for it, and the client's connection would not be one of HTTP any more."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n")
+
+    async with raw_upstream(answer) as served, served.http.post(CHAT, json=asking(GPT)) as response:
+        assert response.status == 502
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_encoded_though_nobody_asked_for_it(stream: bool) -> None:
+    """Its bytes pass as they are, in one: between those of an encoded stream no keepalive can stand."""
+    body, kind = gzip.compress(CHUNK), "text/event-stream" if stream else "application/json"
+    async with passing(openai=Say((body,), headers={"Content-Type": kind, "Content-Encoding": "gzip"})) as passed:
+        answer = await passed.post(CHAT, asking(GPT, stream=stream))
+        assert (answer.headers["Content-Encoding"], answer.headers["Content-Length"]) == ("gzip", str(len(body)))
+        assert answer.body == CHUNK  # the client library has decoded it
+        assert passed.served.records[-1].notes == ("usage_unknown",)
+
+
+async def test_what_is_held_back_does_not_keep_the_client_asleep() -> None:
+    """Half events and an upstream's heartbeats of one line are not passed on at once: the client hears comments meanwhile."""
+    heard = asyncio.Event()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + CHUNK)
+        while not heard.is_set():
+            writer.write(b":\n")
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.write(b"\n" + CHUNK)
+
+    async with (
+        asyncio.timeout(20),
+        raw_upstream(answer, "server: {sse: {keepalive: 50ms}}") as served,
+        served.http.post(CHAT, json=asking(GPT, stream=True)) as response,
+    ):
+        assert await response.content.readuntil(b"\n\n") == CHUNK
+        assert await response.content.readuntil(b"\n\n") == b": keepalive\n\n"
+        heard.set()
+        assert (await response.read()).endswith(b":\n\n" + CHUNK)
+
+
+@pytest.mark.parametrize("number", ["1" * 120, "1e300", "-1e300", "9" * 17, "1e400"])
+async def test_numbers_beyond_counting_are_no_usage(number: str) -> None:
+    """The answer passes, and nothing is known of what it cost."""
+    body = f'{{"usage":{{"prompt_tokens":{number},"completion_tokens":1}}}}'.encode()
+    async with passing(openai=Say((body,))) as passed:
+        answer = await passed.post(CHAT, asking(GPT))
+        assert (answer.status, answer.body) == (200, body)
+        assert (passed.served.records[-1].bill, passed.served.records[-1].notes) == (None, ("usage_unknown",))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("deep", [b'{"a":%b,"usage":{"prompt_tokens":5}}', b'{"usage":{"prompt_tokens":5,"a":%b}}'])
+@pytest.mark.parametrize("depth", [950, 5000])
+async def test_an_answer_too_deep_to_be_read(stream: bool, deep: bytes, depth: int) -> None:
+    """Nested beyond any reader it passes all the same, whether its usage could still be read or not."""
+    deep %= b'{"a":' * depth + b"1" + b"}" * depth
+    say = say_events(b"data: " + deep + b"\n\n", CHUNK) if stream else Say((deep,))
+    async with passing(openai=say) as passed:
+        answer = await passed.post(CHAT, asking(GPT, stream=stream))
+        assert (answer.status, answer.body) == (200, b"".join(say.pieces))
+        assert passed.served.records[-1].outcome == "answered"
+        assert passed.served.records[-1].notes in (("usage_unknown",), ("cache_usage_unknown",))
 
 
 async def test_a_gateway_behind_a_gateway() -> None:

@@ -204,6 +204,11 @@ def test_lines_of_one_event_are_joined() -> None:
     assert EventReader().feed(b"data:a\ndata:  b\nevent: x\ndata\n\n").data == [b"a\n b\n"]
 
 
+def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
+    """It is no part of the first event's first field (WHATWG HTML, section 9.2.5), and passes."""
+    assert EventReader().feed(b"\xef\xbb\xbfdata: a\n\n") == (b"\xef\xbb\xbfdata: a\n\n", [b"a"])
+
+
 def test_an_event_without_end_passes_unread() -> None:
     """Nothing is held beyond the limit; the next event is read again."""
     reader = EventReader()
