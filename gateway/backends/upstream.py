@@ -8,6 +8,7 @@ servers keep theirs are not used again, so that no request meets one that is bei
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -74,7 +75,7 @@ class HttpUpstream:
         return await self._session.request(
             sent.method,
             self._policy.base_url.join(sent.path),
-            data=sent.body,
+            data=io.BytesIO(sent.body),  # in pieces: other requests are served between them
             headers={**sent.headers, **self._credentials()},
             allow_redirects=False,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import io
 import json
 import os
 import signal
@@ -267,6 +268,15 @@ async def test_a_compressed_body_arrives_decoded() -> None:
     async with passing(say_json({})) as passed:
         await passed.post(MESSAGES, gzip.compress(body), content_encoding="gzip")
         assert (passed.anthropic.got[0].body, "content-encoding" in passed.anthropic.got[0].headers) == (body, False)
+
+
+async def test_a_large_body_arrives_whole() -> None:
+    """Megabytes go in pieces: no warning that they hold up others."""
+    body = orjson.dumps(asking(GPT, x_padding="é" * 2_000_000))
+    async with passing(openai=say_json({})) as passed:
+        async with passed.served.http.post(CHAT, data=io.BytesIO(body)) as response:
+            assert response.status == 200
+        assert (passed.openai.got[0].body == body, passed.openai.got[0].headers["content-length"]) == (True, str(len(body)))
 
 
 # What comes back ------------------------------------------------------------------------------------------------------
