@@ -49,7 +49,7 @@ class HttpUpstream:
     def close(self) -> None:
         """What is still on its way ends with an error, and nothing new begins."""
         self._closed = True
-        for wait in self._waits:
+        for wait in [wait for wait in self._waits if not wait.expired()]:
             wait.reschedule(asyncio.get_running_loop().time())
 
     async def exchange(self, sent: Outgoing) -> AsyncGenerator[Head | bytes | Tail, None]:

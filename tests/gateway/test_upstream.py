@@ -668,6 +668,24 @@ async def test_nothing_secret_is_logged(capsys: pytest.CaptureFixture[str]) -> N
         assert [word for word in ("secret", "up-key", "my-key", passed.anthropic.url) if word in line] == []
 
 
+async def test_the_end_may_come_while_a_wait_runs_out() -> None:
+    """Closing an upstream at the very moment a request of its is timed out is no error."""
+    loop = asyncio.get_running_loop()
+    closed = loop.create_future()
+    async with passing(Say(before_head=asyncio.Event()), claude=", timeouts: {answer: 300ms}") as passed:
+        (upstream, _) = passed.served.gateway.upstreams
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(passed.post(MESSAGES, asking(CLAUDE)))
+            while not upstream._waits:
+                await asyncio.sleep(0)
+            (wait,) = upstream._waits
+            expires_at_s = wait.when()
+            assert expires_at_s is not None
+            loop.call_at(expires_at_s + 1e-9, lambda: closed.set_result(upstream.close()))
+        assert closed.done()
+        assert (await answering).status == 529
+
+
 # The process ----------------------------------------------------------------------------------------------------------
 
 
