@@ -257,6 +257,6 @@ def wire_for(path: str, headers: Mapping[str, str]) -> WireKey:
         return "responses"
     if path.startswith("/v1/completions"):
         return "completions"
-    if path.startswith("/v1/chat/"):
+    if path.startswith("/v1/chat/") or path in PASSED:
         return "openai"
     return "anthropic" if "anthropic-version" in headers or "x-api-key" in headers else "openai"

@@ -559,15 +559,17 @@ async def test_counting_is_passed_and_free() -> None:
 
 
 async def test_what_only_upstreams_serve() -> None:
-    """Embeddings pass and are billed; a model without an upstream is a 404; other paths are no paths."""
+    """Embeddings pass and are billed, whichever header has the key; a model without an upstream is a 404, like other paths."""
     answer = {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 1000, "total_tokens": 1000}}
     async with passing(openai=say_json(answer)) as passed:
         got = await passed.post("/v1/embeddings", {"model": "gpt-embed", "input": "Hi"})
         assert (got.json, passed.openai.got[0].target) == (answer, "/v1/embeddings")
         assert got.headers["pcg-prompt-cost-usd"] == "0.00300000"
+        for key in ({"x_api_key": "k"}, {"anthropic_version": "2023-06-01"}):
+            assert (await passed.post("/v1/embeddings", {"model": "gpt-embed"}, **key)).json == answer
         assert (await passed.post("/v1/embeddings", {"model": "other", "input": "Hi"})).status == 404
         assert (await passed.post("/v1/files", {"model": GPT})).status == 404
-        assert len(passed.openai.got) == 1
+        assert len(passed.openai.got) == 3
     async with serving(ScriptedBackend()) as served, served.http.post("/v1/embeddings", json={"model": GPT}) as response:
         assert response.status == 404
 
