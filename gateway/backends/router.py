@@ -83,11 +83,18 @@ class Router:
                     raise
 
     async def count(self, prompt: Prompt) -> int:
-        """See `Backend.count`. Any worker knows."""
-        await self._wait_ready()
-        holder = min(self._able(set()), key=lambda holder: self._loads[holder.index])
-        with self._counted(holder):
-            return await self.workers[holder.index].count(prompt)
+        """See `Backend.count`. Any worker knows; one that refuses is passed over."""
+        passed = set[int]()
+        while True:
+            await self._wait_ready()
+            holder = min(self._able(passed), key=lambda holder: self._loads[holder.index])
+            try:
+                with self._counted(holder):
+                    return await self.workers[holder.index].count(prompt)
+            except Overloaded:
+                passed.add(holder.index)
+                if not self._able(passed):
+                    raise
 
     def _choose(self, request: Request, traced: Trace, passed: set[int]) -> Holder:
         """Who gets the request, and from now on is believed to hold its prompt: those that follow at once find it there."""

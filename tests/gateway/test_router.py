@@ -367,6 +367,21 @@ async def test_counts_go_to_whoever_is_free() -> None:
     assert router.model is workers[1].model
 
 
+async def test_who_cannot_count_is_passed_over() -> None:
+    """A process that dies while it counts costs its request nothing, as long as there is another; then its refusal is told."""
+
+    class Dying(ScriptedBackend):
+        async def count(self, prompt: Prompt) -> int:
+            raise Overloaded("died")
+
+    prompt, healthy = Prompt((said("hi"),)), ScriptedBackend()
+    assert await Router([Dying(), healthy]).count(prompt) == healthy.num_tokens
+    router = Router([Dying(), Dying()])
+    with pytest.raises(Overloaded, match="died"):
+        await router.count(prompt)
+    assert router._loads == [0, 0]
+
+
 async def test_a_hot_key_spills_over() -> None:
     """Unmarked and short: one key's requests at once are spread, none of the workers has more than its bound."""
     gate = asyncio.Event()
