@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
+from weakref import WeakSet
 
 import aiohttp
 from aiohttp import web
@@ -39,6 +40,7 @@ class HttpUpstream:
         self._session: aiohttp.ClientSession | None = None
         self._num_open = 0
         self._waits: set[asyncio.Timeout] = set()
+        self._connections: WeakSet[asyncio.Future[None]] = WeakSet()
         self._closed = False
 
     async def session(self, app: web.Application) -> AsyncIterator[None]:
@@ -62,8 +64,9 @@ class HttpUpstream:
                 response = await self._ask(sent)
             self._check(response)
             yield Head(response.status, plain_headers(response.headers))
-            while piece := await self._more(response):
-                yield piece
+            with self._ending_with_its_connection(response):
+                while piece := await self._more(response):
+                    yield piece
             yield Tail()
         finally:
             if response is not None:
@@ -84,6 +87,28 @@ class HttpUpstream:
         """What has come since, at least a byte; none at the end."""
         async with self._told("rest of an answer", within_s=self._policy.timeouts.silence):
             return await response.content.readany()
+
+    @contextmanager
+    def _ending_with_its_connection(self, response: aiohttp.ClientResponse) -> Iterator[None]:
+        """Where what comes is no HTTP any more, the library closes the connection, and leaves whoever reads it waiting."""
+        protocol = None if response.connection is None else response.connection.protocol
+        closed = None if protocol is None else protocol.closed
+        if closed is None:  # the answer has ended, or its connection has
+            yield
+            return
+
+        def tell(_: asyncio.Future[None]) -> None:
+            if not response.content.is_eof() and response.content.exception() is None:
+                response.content.set_exception(aiohttp.ClientPayloadError())
+
+        if closed not in self._connections:
+            self._connections.add(closed)
+            closed.add_done_callback(_seen)
+        closed.add_done_callback(tell)
+        try:
+            yield
+        finally:
+            closed.remove_done_callback(tell)
 
     def _check(self, response: aiohttp.ClientResponse) -> None:
         """Answers that are about this gateway, and would mislead its client."""
@@ -119,10 +144,16 @@ class HttpUpstream:
             raise TimedOut(f"upstream {name}: no {what} in time") from None
         except aiohttp.ClientConnectorError:
             raise UpstreamFailed(f"upstream {name} cannot be reached") from None
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError, RuntimeError):  # the last one where a connection has closed between two reads
             raise UpstreamFailed(f"upstream {name} broke off the {what}") from None
         finally:
             self._waits.discard(wait)
+
+
+def _seen(closed: asyncio.Future[None]) -> None:
+    """How a connection ended is told to whoever reads from it, and is no news to anybody else."""
+    if not closed.cancelled():
+        closed.exception()
 
 
 def _session(backend: BackendPolicy) -> aiohttp.ClientSession:

@@ -380,6 +380,32 @@ async def test_a_change_of_protocol_is_no_answer() -> None:
         assert response.status == 502
 
 
+@pytest.mark.parametrize("garbage", [b"Traceback (most recent call last):\r\n", b"3\r\n:\n\nTraceback\r\n"])
+async def test_a_stream_that_goes_on_as_something_else(garbage: bytes) -> None:
+    """What is no HTTP any more, in the middle of an answer, ends it at once, though the connection stays open there."""
+    heard, over = asyncio.Event(), asyncio.Event()
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK))
+        await heard.wait()
+        writer.write(garbage)
+        await over.wait()
+
+    async with (
+        asyncio.timeout(20),
+        raw_upstream(answer) as served,
+        served.http.post(CHAT, json=asking(GPT, stream=True)) as response,
+    ):
+        assert await response.content.readuntil(b"\n\n") == CHUNK
+        heard.set()
+        rest = await response.read()
+        over.set()
+        assert b"broke off the rest of an answer" in rest
+        assert rest.endswith(b"data: [DONE]\n\n")
+        assert (served.records[-1].outcome, served.records[-1].error) == ("failed", "UpstreamFailed")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_is_encoded_though_nobody_asked_for_it(stream: bool) -> None:
     """Its bytes pass as they are, in one: between those of an encoded stream no keepalive can stand."""
