@@ -241,9 +241,11 @@ class CacheAdmin:
 
 
 async def _body(http: web.Request, kind: type[T]) -> T:
-    body = await http.content.read(MAX_BODY_NBYTES + 1)
-    if len(body) > MAX_BODY_NBYTES:
-        raise InvalidRequest(f"the body must not exceed {MAX_BODY_NBYTES} bytes")
+    body = b""
+    async for piece in http.content.iter_any():
+        body += piece
+        if len(body) > MAX_BODY_NBYTES:
+            raise InvalidRequest(f"the body must not exceed {MAX_BODY_NBYTES} bytes")
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.MsgspecError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -224,6 +225,22 @@ async def test_bad_bodies_are_refused(body: bytes, tmp_path: Path) -> None:
         status, error, kind = await ask(served, "POST", "flush", data=body)
         assert (status, kind, error["title"]) == (400, "application/problem+json", "InvalidRequest")
         assert backend.flushed == []
+
+
+async def test_a_body_may_come_in_pieces(tmp_path: Path) -> None:
+    """Wherever a network cuts it; one that does not end within the limit is refused."""
+
+    async def pieces(*texts: bytes) -> AsyncIterator[bytes]:
+        for text in texts:
+            yield text
+            for _ in range(50):
+                await asyncio.sleep(0)
+
+    async with stocked(tmp_path) as (served, backend):
+        assert (await ask(served, "POST", "flush", data=pieces(b'{"tenant"', b': "b', b'"}')))[0] == 200
+        status, error, _ = await ask(served, "POST", "flush", data=pieces(b"{", b" " * 4096))
+        assert (status, "must not exceed" in error["detail"]) == (400, True)
+        assert backend.flushed == ["b"]
 
 
 @pytest.mark.parametrize(("method", "name", "wanted"), [("GET", "flush", 405), ("POST", "stat", 405), ("GET", "nothing", 404)])
