@@ -158,10 +158,10 @@ class Tiers:
             lane.put(item, partial(self._written, key, write, then))
 
     def refresh(self, key: bytes, expires_at_s: float) -> None:
-        """Keep an object so long, in every tier that has it."""
+        """Keep an object so long, or longer where somebody else has said so, in every tier that has it."""
         if not self._fresh:
             self._fresh_since_s = self._clock()
-        self._fresh[key] = expires_at_s
+        self._fresh[key] = max(expires_at_s, self._fresh.get(key, expires_at_s))
 
     @property
     def num_refreshing(self) -> int:

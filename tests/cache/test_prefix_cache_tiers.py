@@ -87,6 +87,36 @@ def test_a_refresh_the_tier_was_not_told_of_yet_counts() -> None:
     assert rig.run(DOCUMENT, plan).tiers == {"ram": 21}
 
 
+def test_the_later_of_two_expiries_is_told_whoever_comes_last() -> None:
+    """Two requests read the same KV at once and renew entries of their own: it stays for the one that lives longer."""
+    store = MemoryStore(1 << 20)
+    common = list(range(16))
+    hour, minutes = [*common, *range(100, 106)], [*common, *range(200, 206)]
+    plans = {3600.0: marked((turn(0), 3600.0), **NO_TAIL), 300.0: marked((turn(0), 300.0), **NO_TAIL)}
+    before = Rig(store=store)
+    before.run(hour, plans[3600.0])
+    before.advance(3400)
+    before.run(minutes, plans[300.0])
+    rig = Rig(store=store)
+    rig.advance(3500)
+    asked = []
+    for tokens, plan in ((hour, plans[3600.0]), (minutes, plans[300.0])):
+        rendered = RenderedPrompt(tuple(tokens), {turn(0): len(tokens)}, 0)
+        asked.append((rendered, plan, rig.cache.seek("default", rendered, plan, rig.now_s)))
+    leases = [
+        rig.cache.admit("default", rendered, plan, rig.now_s, num_reserve=23, fetch=fetch) for rendered, plan, fetch in asked
+    ]
+    for lease in leases:
+        assert lease is not None
+        assert lease.report.skipped == 21
+        rig.cache.restore(lease, 1 << 20)
+        rig.cache.release(lease, list(lease.view.rendered.token_ids), 21)
+    rig.settle()
+    after = Rig(store=store)
+    after.advance(4000)
+    assert after.run(hour, plans[3600.0]).skipped == 21
+
+
 @pytest.mark.parametrize(("wait_s", "skipped"), [(299, 21), (300, 0)])
 def test_what_expires_while_a_request_waits_for_pages_is_not_used(wait_s: float, skipped: int) -> None:
     """It was read in time, but is over when the request is admitted."""
