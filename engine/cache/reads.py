@@ -218,7 +218,7 @@ class Reads:
         num_tokens = sum(piece.num_tokens for piece in fetch.pieces)
         fetch.deadline_s = now_s + max(STALL_S, self.speed.recompute_s(num_tokens) / 2)
         fetch.num_missing = sum(piece.body is None for piece in fetch.pieces)
-        for piece in list(fetch.pieces):
+        for piece in fetch.pieces:  # a piece that cannot be had cuts off itself and all behind it
             if piece.body is None:
                 self._read(fetch, piece)
         if not fetch.num_missing:

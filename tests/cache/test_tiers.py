@@ -41,9 +41,10 @@ def marked(ttl_s: float = 300.0, *, store: bool = True, unmarked_ttl_s: float = 
 
 
 class Host:
-    """A cache with a device of its own over tiers."""
+    """A cache with a device of its own over tiers, as one tenant's requests see it."""
 
-    def __init__(self, tiers: Tiers) -> None:
+    def __init__(self, tiers: Tiers, tenant: str = "t") -> None:
+        self.tenant = tenant
         self.device = FakeDevice(200, BLOCK)
         self.cache = PrefixCache(
             device=self.device,
@@ -57,12 +58,12 @@ class Host:
         )
 
     def seek(self, plan: CachePlan, now_s: float = 1000.0, *, offset: int = 50) -> Fetch:
-        fetch = self.cache.seek("t", rendered(offset), plan, now_s)
+        fetch = self.cache.seek(self.tenant, rendered(offset), plan, now_s)
         assert fetch is not None
         return fetch
 
     def admit(self, plan: CachePlan, now_s: float = 1000.0, *, offset: int = 50, fetch: Fetch | None = None) -> Lease:
-        lease = self.cache.admit("t", rendered(offset), plan, now_s, num_reserve=LENGTH + 1, fetch=fetch)
+        lease = self.cache.admit(self.tenant, rendered(offset), plan, now_s, num_reserve=LENGTH + 1, fetch=fetch)
         assert lease is not None
         while lease.arrivals:
             self.cache.restore(lease, 1)
@@ -72,7 +73,7 @@ class Host:
 
     def answer(self, plan: CachePlan, now_s: float = 1000.0, *, offset: int = 50) -> Lease:
         """One request from start to end, everything written down."""
-        lease = self.admit(plan, now_s, offset=offset, fetch=self.cache.seek("t", rendered(offset), plan, now_s))
+        lease = self.admit(plan, now_s, offset=offset, fetch=self.cache.seek(self.tenant, rendered(offset), plan, now_s))
         self.cache.grow(lease, LENGTH)
         self.device.compute(lease.block_table, TOKENS, lease.num_cached, LENGTH)
         self.cache.commit(lease, list(TOKENS), LENGTH)
@@ -161,6 +162,47 @@ def test_reads_wait_for_room_to_read_into(monkeypatch: pytest.MonkeyPatch) -> No
     host.cache.abandon(third)
     assert host.cache.stats().gauges.staged_nbytes == 0
     host.cache.check()
+
+
+def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a request waited for room to read into, a tier got stuck: all before its span is read, in whatever order."""
+    monkeypatch.setattr(reads, "STAGED_NBYTES", 1)
+    ssd, redis, clock = filled(marked(), offset=99), MemoryStore(1 << 20), StillClock()
+    Host(inline_tiers(("redis", redis)), "u").answer(marked())
+    host = Host(inline_tiers(("ssd", ssd)))
+    second = span_key(
+        host.cache._space("t").seal, PromptKeys(host.cache._space("t").root, pack(TOKENS), BLOCK).ancestor(2 * SPAN)
+    )
+    (payload,) = ssd.get_many([second], 1000.0)
+    redis.put_many([Item(second, payload, 1300.0)])
+    ssd.delete_many([second])
+    readers = ManualIo(is_open=False), ManualIo(is_open=False)
+    tiers = (("ssd", ssd, readers[0], ManualIo()), ("redis", redis, readers[1], ManualIo()))
+    host = Host(manual_tiers(*tiers, clock=clock))
+    host.tenant = "u"
+    first = host.seek(marked())
+    for reader in readers:
+        reader.run(1)
+    host.cache.poll()
+    host.tenant = "t"
+    fetch = host.seek(marked(), offset=99)
+    for reader in readers:
+        reader.run(1)
+    host.cache.poll()
+    assert fetch.is_queued
+    clock.advance(STALL_S)
+    host.cache.poll()
+    assert first.is_over
+    host.cache.abandon(first)
+    readers[0].jobs.reverse()
+    readers[0].run(1)
+    host.cache.poll()
+    host.cache.check()
+    readers[0].run()
+    host.cache.poll()
+    assert fetch.is_over
+    lease = host.admit(marked(), offset=99, fetch=fetch)
+    assert (lease.num_cached, lease.report.tiers) == (SPAN, {"ssd": SPAN})
 
 
 def test_a_read_that_keeps_nothing_keeps_what_it_read_below() -> None:
