@@ -122,7 +122,8 @@ class LocalBackend:
     # Keeping a worker alive -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled: one worker after the other. Raises `ModelError` if the very first cannot load its model."""
+        """Until cancelled: one worker after the other. Raises `ModelError` if the very first cannot load its model, OSError if
+        it cannot be started."""
         num_failures = 0
         while True:
             began_s = asyncio.get_running_loop().time()
@@ -133,6 +134,10 @@ class LocalBackend:
                 if self._model is None:
                     raise
                 self._log.error("engine did not load", reason=str(error))
+            except OSError as error:  # no memory for a process, no room for its socket
+                if self._model is None:
+                    raise
+                self._log.error("engine did not start", reason=error.strerror or type(error).__name__)
             if asyncio.get_running_loop().time() - began_s > self._patience.healthy_s:
                 num_failures = 0
             waits = self._patience.backoff_s

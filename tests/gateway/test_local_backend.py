@@ -241,6 +241,20 @@ async def test_a_replacement_that_cannot_load_leaves_the_gateway_up(tmp_path: Pa
             await backend.wait_loaded()
 
 
+async def test_a_replacement_that_cannot_start_leaves_the_gateway_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that has no process or no folder to give is asked again, as after any death."""
+    backend = make_backend(tmp_path, patience=Patience(ready_s=0.3, tick_s=1.0, backoff_s=(0.0, 0.01)))
+    async with running(backend):
+        with monkeypatch.context() as full:
+            full.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+            with pytest.raises(Overloaded):
+                await collect(backend, "die")
+            with pytest.raises(Overloaded, match="loading"):
+                await collect(backend, "next")
+        async with asyncio.timeout(30):
+            await backend.wait_loaded()
+
+
 async def test_stopping_leaves_no_process_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After `run` is cancelled the worker is gone and so is the private folder of its socket."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
