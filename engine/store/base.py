@@ -22,7 +22,8 @@ class Found(NamedTuple):
 
 
 class Item(NamedTuple):
-    """Something to store under a key of 1 to 64 bytes. Without a payload: the expiry of what is there becomes this.
+    """Something to store under a key of 1 to 64 bytes. Without a payload: the expiry of what is there becomes this, as
+    somebody uses it who has it elsewhere.
 
     `worth` is what it costs to make it again, per byte, in any unit; a store may ask it for whom to give up first.
     """
@@ -81,7 +82,7 @@ class BlockStore(Protocol):
         ...
 
     def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order; what does not fit is dropped and counted in `stats.num_put_drops`."""
+        """Store or refresh, in order; both count as use. What does not fit is dropped and counted in `stats.num_put_drops`."""
         ...
 
     def delete_many(self, keys: Sequence[bytes]) -> None:

@@ -89,6 +89,7 @@ class MemoryStore:
         if held is not None:
             self._count_pinned(item.key, -1)
             self._items[item.key] = (held[0], item.expires_at_s)
+            self._items.move_to_end(item.key)
             self._count_pinned(item.key, 1)
             self._watch(item.key, item.expires_at_s)
 

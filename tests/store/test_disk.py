@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.store.base import Item
+from engine.store.base import Found, Item
 from engine.store.disk.files import Files
 from engine.store.disk.layout import Layout
 from engine.store.disk.page_cache import drop_page_cache, resident_nbytes
@@ -262,6 +262,17 @@ def test_expired_go_before_the_least_recently_used(tmp_path: Path) -> None:
         assert store.stats.num_evictions == 0
         store.put_many([Item(b"e" * 32, bytes(200_000), T0 + 60)])
         assert {key for key, _ in store.scan()} == {A, b"d" * 32, b"e" * 32}
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "cost"])
+def test_what_is_refreshed_is_in_use(tmp_path: Path, eviction: str) -> None:
+    """What the device serves again and again is never read from here: it must not be what a full folder gives up first."""
+    with open_store(tmp_path, 500_000, eviction=eviction) as store:
+        store.put_many([Item(key, bytes(100_000), T0 + 60, 1.0) for key in (A, B, C)])
+        for seconds in (61, 62, 63):
+            store.put_many([Item(A, None, T0 + seconds)])
+        store.put_many([Item(bytes([n]) * 32, bytes(100_000), T0 + 60, 1.0) for n in range(3)])
+        assert store.find_many([A, B, C], T0) == [Found(100_000, T0 + 63), None, None]
 
 
 def test_every_call_sweeps_a_little(tmp_path: Path) -> None:

@@ -65,6 +65,14 @@ def test_a_refreshed_item_outlives_its_first_expiry() -> None:
     assert (store.stats.num_items, store.stats.nbytes) == (0, 0)
 
 
+def test_a_refreshed_item_is_in_use() -> None:
+    """Whoever has it elsewhere refreshes it without reading it here."""
+    store = MemoryStore(2 * 11)
+    store.put_many([Item(b"a", b"0123456789", 100.0), Item(b"b", b"0123456789", 100.0), Item(b"a", None, 101.0)])
+    store.put_many([Item(b"c", b"0123456789", 100.0)])
+    assert [found is not None for found in store.find_many([b"a", b"b", b"c"], 20.0)] == [True, False, True]
+
+
 def test_an_item_that_expires_sooner_than_it_did_is_dropped_in_time() -> None:
     """Whether its expiry was cut, or it was deleted and put again."""
     store = MemoryStore(1 << 10)

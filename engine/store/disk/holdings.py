@@ -141,7 +141,8 @@ class Holdings:
             self._stats.nbytes -= record.allocated_nbytes
 
     def refresh(self, record: Record, expires_at_s: float) -> None:
-        """Rewrite the expiry in the file. Raises OSError; then the object lives for the shorter of both times."""
+        """Rewrite the expiry in the file, as a use. Raises OSError; then the object lives for the shorter of both times."""
+        self.index.touch(record)
         if record.expires_at_s == expires_at_s:
             return
         try:
