@@ -69,6 +69,9 @@ _log = logging.getLogger(__name__)
 WARM_UP_TOKENS: Final = 64
 """Tokens of the prefill that nobody waits for."""
 
+UNFORGOTTEN: Final = "a tier below does not answer; it is told again until it has forgotten, and is not read for this before"
+"""What is said of a flush that some tier could not be told of."""
+
 FLUSH_S: Final = 1.5
 """How long an ending engine goes on writing to the lower tiers."""
 
@@ -183,7 +186,8 @@ class Engine:
         self._inbox.tick(message.now_s)
 
     def flush(self, message: Flush) -> None:
-        """Forget cached blocks; answered by `Flushed`. Raises `Overloaded` or `EngineError`."""
+        """Forget cached blocks; answered by `Flushed`, or by `Failed` where a tier does not answer. Raises `Overloaded` or
+        `EngineError`."""
         self._inbox.ask(message)
 
     def pin(self, message: Pin) -> None:
@@ -306,8 +310,14 @@ class Engine:
                     self._send(self._stats(question.request_id))
 
     def _flush(self, question: Flush) -> None:
-        """Answered once every tier has forgotten; what closes meanwhile is never answered."""
-        self._loop.flush(question.tenant, lambda num: self._send(Flushed(question.request_id, num)))
+        """Answered once every tier has forgotten, or failed to; what closes meanwhile is never answered."""
+
+        def answer(num: int | None) -> None:
+            self._send(
+                Failed(question.request_id, "overloaded", UNFORGOTTEN) if num is None else Flushed(question.request_id, num)
+            )
+
+        self._loop.flush(question.tenant, answer)
 
     def _stats(self, request_id: str) -> EngineStats:
         cache = self._parts.cache.stats()

@@ -151,9 +151,8 @@ class StepLoop:
             with self.stats.timed("engine_cache_seconds_total"):
                 self._cache.tick(now_s)
 
-    def flush(self, tenant: str | None, then: Callable[[int], None] = lambda num: None) -> int:
-        """Forget what is cached for `tenant`, or for everyone; the number of blocks forgotten at once. `then` is called
-        when all tiers have forgotten, with the number of blocks and objects."""
+    def flush(self, tenant: str | None, then: Callable[[int | None], None] = lambda num: None) -> int:
+        """See `PrefixCache.flush`."""
         with self.stats.timed("engine_cache_seconds_total"):
             num_blocks = self._cache.flush(tenant, then)
         self._admission.forget(tenant)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -116,9 +117,10 @@ class StoreShelf:
 
     def list(self) -> Iterator[Listed]:
         """See `Shelf`."""
-        for key, found in self._store.scan():
-            self._expiries[key] = found.expires_at_s
-            yield Listed(key, found.nbytes)
+        with suppress(OSError):  # `health` says why not all are listed
+            for key, found in self._store.scan():
+                self._expiries[key] = found.expires_at_s
+                yield Listed(key, found.nbytes)
 
     def health(self) -> Health:
         """See `Shelf`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -75,7 +75,9 @@ def forget(engines: Iterable[EngineConfig], tenant: str | None) -> int:
 
 
 def _forget(tier: NamedStore, prefix: bytes) -> int:
-    num_forgotten = delete_prefix(tier.store, prefix)
+    num_forgotten = 0
+    with suppress(OSError):
+        num_forgotten = delete_prefix(tier.store, prefix)
     problem = tier.store.stats.problem
     if problem is not None:
         raise StoreError(f"the {tier.name} tier does not work, so it was not emptied: {problem}")

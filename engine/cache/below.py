@@ -128,8 +128,8 @@ class Below:
         """Write nothing more of a tenant."""
         self._write_back.forget(space)
 
-    def purge(self, prefix: bytes, then: Callable[[int], None]) -> None:
-        """Forget everything under a prefix of keys; `then` gets the number of objects, once every tier is done."""
+    def purge(self, prefix: bytes, then: Callable[[int | None], None]) -> None:
+        """Forget everything under a prefix of keys; see `Tiers.purge`."""
         self._tiers.purge(prefix, then)
         self._tiers.poll()
 

@@ -120,6 +120,8 @@ class Lane:
         self._clock = clock
         self._num_owed = 0
         self._is_told = False
+        self._purges: dict[bytes, bool] = {}
+        """Prefixes of keys that the store may still have though they are to be forgotten: whether it failed to."""
         self._quiet_until_s: dict[str, float] = {}
 
     @property
@@ -142,6 +144,10 @@ class Lane:
         """See `STALL_S`."""
         return self._num_owed > 0 and self._clock() - self.progress_s >= STALL_S
 
+    def is_forgetting(self, key: bytes) -> bool:
+        """Whether what the store has under such a key may be what is to be forgotten: it is not read."""
+        return any(key.startswith(prefix) for prefix in self._purges)
+
     def load_s(self, nbytes: int) -> float:
         """How long a read of so many bytes should take."""
         return self.latency.value + nbytes / max(self.bandwidth.value, 1.0)
@@ -149,6 +155,10 @@ class Lane:
     def has_room(self, nbytes: int) -> bool:
         """Whether so many bytes more may wait to be written. An empty queue takes anything."""
         return not self.queued_nbytes or self.queued_nbytes + nbytes <= QUEUE_NBYTES
+
+    def takes(self, key: bytes, nbytes: int) -> bool:
+        """Whether an object may wait to be written: not where a later purge would take it along, or there is no room."""
+        return self.has_room(nbytes) and not any(failed and key.startswith(prefix) for prefix, failed in self._purges.items())
 
     # Reads ----------------------------------------------------------------------------------------------------------------
 
@@ -261,7 +271,9 @@ class Lane:
         self._run(self._writer, lambda: self._store.put_many(items), _ignore)
 
     def tell_time(self, now_s: float) -> None:
-        """Let the tier drop some of what has expired, though nobody asks it for anything."""
+        """Let the tier drop some of what has expired, though nobody asks it for anything, and what it failed to forget."""
+        for prefix in [prefix for prefix, failed in self._purges.items() if failed]:
+            self.purge(prefix, lambda num_keys: None)
         if not self.is_stuck and not self._is_told:
             self._is_told = True
 
@@ -276,9 +288,24 @@ class Lane:
 
     def purge(self, prefix: bytes, then: Callable[[int | None], None]) -> None:
         """Forget every object whose key begins with `prefix`, those on their way to the store included; then say how many,
-        or None when the store failed."""
+        or None when the store failed: it is told again with the time, and none of them is read before it has done so."""
 
-        self._run(self._writer, lambda: delete_prefix(self._store, prefix), lambda num_keys, seconds: then(num_keys))
+        def forget() -> int | None:
+            try:
+                return delete_prefix(self._store, prefix)
+            except OSError:  # it does not tell what it has
+                return None
+
+        def told(num_keys: int | None, seconds: float) -> None:
+            if num_keys is None:
+                self._purges[prefix] = True
+                self._complain("a tier does not forget what was flushed")
+            else:
+                self._purges.pop(prefix, None)
+            then(num_keys)
+
+        self._purges[prefix] = False
+        self._run(self._writer, forget, told)
 
     def close(self, timeout_s: float) -> bool:
         """Write what is queued; False when that took too long and was given up."""

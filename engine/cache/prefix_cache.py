@@ -293,12 +293,12 @@ class PrefixCache:
             if space.is_empty and space not in used:
                 del self._spaces[tenant]
 
-    def flush(self, tenant: str | None, then: Callable[[int], None] = lambda num: None) -> int:
+    def flush(self, tenant: str | None, then: Callable[[int | None], None] = lambda num: None) -> int:
         """Forget what is cached for `tenant`, or for everyone, in every tier; the number of blocks forgotten at once.
 
         Running requests keep their pages until they end, but nothing they computed stays. `then` is called when the lower
-        tiers have forgotten too, with the number of blocks and of their objects; until then they are not read for the
-        tenant.
+        tiers have forgotten too, with the number of blocks and of their objects; or with None where one of them failed, which
+        is told again until it has. A tier is not read for the tenant before.
         """
         num_blocks = 0
         for name in list(self._spaces) if tenant is None else [tenant]:
@@ -317,7 +317,7 @@ class PrefixCache:
             num_blocks += len(blocks)
         self._counters.num_flushed_blocks += num_blocks
         prefix = b"" if tenant is None else namespace(self._root_secret, tenant)
-        self._below.purge(prefix, lambda num_objects: then(num_blocks + num_objects))
+        self._below.purge(prefix, lambda num_objects: then(None if num_objects is None else num_blocks + num_objects))
         return num_blocks
 
     def pin(self, key: bytes, *, pinned: bool) -> tuple[PinOutcome, int, int]:

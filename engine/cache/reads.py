@@ -84,8 +84,10 @@ class Reads:
         self._reads: dict[tuple[Lane, bytes], _Read] = {}
 
     def start(self, fetch: Fetch) -> None:
-        """Ask every tier that answers at all what it has of the prompt. `fetch` is over at once where that is nothing."""
-        lanes = [lane for lane in self._lanes if not lane.is_stuck]
+        """Ask every tier that answers at all, and has nothing to forget of the tenant, what it has of the prompt. `fetch` is
+        over at once where that is nothing."""
+        namespace = fetch.space.seal.namespace
+        lanes = [lane for lane in self._lanes if not lane.is_stuck and not lane.is_forgetting(namespace)]
         fetch.progress_s = self._clock()
         if not lanes:
             fetch.is_over = True

@@ -54,10 +54,9 @@ class _Write:
 class _Purge:
     """A flush that some tiers have not finished."""
 
-    prefix: bytes
     num_left: int
-    then: Callable[[int], None]
-    num_objects: int = 0
+    then: Callable[[int | None], None]
+    num_objects: int | None = 0
 
 
 class Tiers:
@@ -75,7 +74,6 @@ class Tiers:
         self._mailbox = Mailbox()
         self._lanes = open_all(stores, self._mailbox, clock)
         self._writes: dict[bytes, _Write] = {}
-        self._purges: list[_Purge] = []
         self._fresh: dict[bytes, float] = {}
         self._fresh_since_s = 0.0
         self.attach(Geometry(1, 1, 1), CacheCounters())
@@ -125,12 +123,9 @@ class Tiers:
             self.tell_refreshes()
 
     def start(self, fetch: Fetch) -> None:
-        """Read what there is for a request; see `Reads.start`. Nothing while the tenant is being forgotten."""
-        if any(fetch.space.seal.namespace.startswith(purge.prefix) for purge in self._purges):
-            fetch.is_over = True
-        else:
-            self.reads.start(fetch)
-            self.poll()
+        """Read what there is for a request; see `Reads.start`."""
+        self.reads.start(fetch)
+        self.poll()
 
     # Writing --------------------------------------------------------------------------------------------------------------
 
@@ -139,10 +134,10 @@ class Tiers:
         return any(lane.has_room(nbytes) for lane in self._lanes)
 
     def put(self, sealed: Sealed, body: Payload, then: Callable[[bool], None]) -> None:
-        """Write an object to every tier whose queue has room; `then` says whether any has it. One is dropped elsewhere."""
+        """Write an object to every tier that takes it; `then` says whether any has it. One is dropped elsewhere."""
         nbytes, lanes = len(body), []
         for lane in self._lanes:
-            if lane.has_room(nbytes):
+            if lane.takes(sealed.label.key, nbytes):
                 lanes.append(lane)
             else:
                 lane.counters.num_dropped_writes += 1
@@ -181,9 +176,9 @@ class Tiers:
             lane.curtail(expiries)
             lane.delete([forgotten])
 
-    def purge(self, prefix: bytes, then: Callable[[int], None]) -> None:
+    def purge(self, prefix: bytes, then: Callable[[int | None], None]) -> None:
         """Forget every object under a prefix of keys, in every tier. Nothing of it is served from here on; `then` says how
-        many objects there were, once all tiers are done."""
+        many objects there were, once all tiers are done, or None where one failed and is told again until it has done so."""
         self.reads.drop(prefix)
         for keys in (self._writes, self._fresh):
             for key in [key for key in keys if key.startswith(prefix)]:
@@ -191,8 +186,7 @@ class Tiers:
         if self.is_empty:
             then(0)
             return
-        purge = _Purge(prefix, len(self._lanes), then)
-        self._purges.append(purge)
+        purge = _Purge(len(self._lanes), then)
         for lane in self._lanes:
             lane.purge(prefix, partial(self._purged, purge))
 
@@ -222,7 +216,7 @@ class Tiers:
 
     def _purged(self, purge: _Purge, num_objects: int | None) -> None:
         purge.num_left -= 1
-        purge.num_objects += num_objects or 0
+        known = purge.num_objects
+        purge.num_objects = None if known is None or num_objects is None else known + num_objects
         if not purge.num_left:
-            self._purges.remove(purge)
             purge.then(purge.num_objects)

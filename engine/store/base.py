@@ -64,10 +64,10 @@ class BlockStore(Protocol):
 
     A put that is dropped leaves nothing under its key. The bytes held never exceed the store's cap, not even for a
     moment. An expired item is never returned. All calls are batched, may block, and may come from several threads at
-    once: only I/O threads, or the engine thread for the memory store, may call them. No call raises for a missing key or
-    for a medium that fails: what cannot be stored is dropped and counted, what cannot be read is None, and the store
-    works again when its medium does. Entering may raise `StoreError`. Lifecycle is a context manager; after exit nothing
-    may be called.
+    once: only I/O threads, or the engine thread for the memory store, may call them. No call raises for a missing key, and
+    none but `scan` for a medium that fails: what cannot be stored is dropped and counted, what cannot be read is None, and
+    the store works again when its medium does. Entering may raise `StoreError`. Lifecycle is a context manager; after exit
+    nothing may be called.
     """
 
     stats: StoreStats
@@ -90,7 +90,8 @@ class BlockStore(Protocol):
         ...
 
     def scan(self) -> Iterator[tuple[bytes, Found]]:
-        """Every item held, in no order, expired ones included."""
+        """Every item held, in no order, expired ones included. Raises OSError where the medium does not tell them all: who
+        wants to forget them must know."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -110,7 +111,7 @@ DELETE_BATCH: Final = 256
 
 
 def delete_prefix(store: BlockStore, prefix: bytes) -> int:
-    """Forget every item whose key begins with `prefix`; how many there were."""
+    """Forget every item whose key begins with `prefix`; how many there were. Raises OSError as `scan` does."""
     keys = [key for key, _ in store.scan() if key.startswith(prefix)]
     for at in range(0, len(keys), DELETE_BATCH):
         store.delete_many(keys[at : at + DELETE_BATCH])

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from engine.cache.tiers import Tiers
-from engine.messages import EngineStats, Finished, Flush, Flushed, Pin, Pinned, Snapshot, Submit, Tick
+from engine.messages import EngineStats, Failed, Finished, Flush, Flushed, Pin, Pinned, Snapshot, Submit, Tick
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.store.base import NamedStore
 from engine.store.disk.store import DiskStore
@@ -131,6 +131,22 @@ def test_a_flush_is_answered_once_every_tier_has_forgotten(make_engine: MakeEngi
     assert harness.log.wait_started("c").report.skipped == 0
     ask(harness, "d", tenant="bob")
     assert harness.log.wait_started("d").report.hit is not None
+
+
+def test_a_flush_that_a_tier_was_not_told_of_is_no_success(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told that something is forgotten while a tier may have it still."""
+    store = FaultyStore(MemoryStore(1 << 20))
+    harness = make_engine(None, over(("redis", store)))
+    ask(harness, "a", tenant="ada")
+
+    def scan() -> list[object]:
+        raise OSError
+
+    monkeypatch.setattr(store, "scan", scan)
+    harness.engine.flush(Flush("f", "ada"))
+    failed = harness.log.wait_last("f")
+    assert isinstance(failed, Failed)
+    assert failed.kind == "overloaded"
 
 
 def test_a_store_that_raises_is_a_miss(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

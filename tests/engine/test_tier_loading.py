@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from engine.cache.lane import STALL_S
 from engine.messages import Started
 from engine.schedule.sequence import Status
-from engine.store.base import Item
+from engine.store.base import Found, Item
 from engine.store.memory import MemoryStore
 from tests.fakes.faulty_store import FaultyStore
 from tests.fakes.tiered import BARE, NO_CACHE, PROMPT, Bench, truth
@@ -190,7 +192,7 @@ def test_a_flush_forgets_in_every_tier(warm: MemoryStore) -> None:
     bench.ask(PROMPT, marks=[100], tenant="other")
     bench.writer.is_open = False
     bench.stepper.answer([9, *PROMPT], marks=[60], tenant="t")
-    counts: list[int] = []
+    counts: list[int | None] = []
     bench.stepper.loop.flush("t", counts.append)
     asked = bench.stepper.answer(PROMPT, marks=[100], tenant="t")
     assert (asked.started.report.skipped, counts) == (0, [])
@@ -202,6 +204,39 @@ def test_a_flush_forgets_in_every_tier(warm: MemoryStore) -> None:
     left = Bench(warm).ask([9, *PROMPT], marks=[60], tenant="t").started.report
     assert left.skipped == 0
     assert Bench(warm).ask(PROMPT, marks=[100], tenant="other").started.report.skipped == 144
+
+
+def test_a_flush_that_a_tier_could_not_be_told_of_is_not_lost(warm: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked learns of it; the tier is not read for the tenant, nor written to, and forgets once it answers."""
+    bench = Bench(warm)
+    bench.ask(PROMPT, marks=[100], tenant="other")
+    bench.ask([9, *PROMPT], marks=[60], tenant="t")
+    held = {key for key, _ in warm.scan()}
+    counts: list[int | None] = []
+
+    def scan() -> Iterator[tuple[bytes, Found]]:
+        raise OSError("the server does not answer")
+
+    with monkeypatch.context() as silent:
+        silent.setattr(warm, "scan", scan)
+        bench.stepper.loop.flush("t", counts.append)
+        bench.settle()
+        assert counts == [None]
+        asked = bench.ask([9, *PROMPT], marks=[60], tenant="t").started.report
+        assert (asked.skipped, asked.broken_tokens) == (0, 0)
+        bench.stepper.loop.tick(1.0 + bench.cache.now_s)
+        bench.settle()
+        assert bench.ask(PROMPT, marks=[100], tenant="other").started.report.hit is not None
+    assert {key for key, _ in warm.scan()} == held
+    bench.stepper.loop.tick(2.0 + bench.cache.now_s)
+    bench.settle()
+    left = {key for key, _ in warm.scan()}
+    assert left
+    assert left < held
+    assert Bench(warm).ask([9, *PROMPT], marks=[60], tenant="t").started.report.skipped == 0
+    again = bench.ask([8, *PROMPT], marks=[60], tenant="t")
+    assert again.started.report.hit is None
+    assert Bench(warm).ask([8, *PROMPT], marks=[60], tenant="t").started.report.hit is not None
 
 
 def test_writes_that_find_no_room_are_dropped_and_counted() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.store.base import Item
+from engine.store.base import Item, delete_prefix
 from engine.store.redis.store import MAX_OWED, MAX_OWED_AT_ONCE, NUM_FAILURES, OPEN_S, WRITE_PATIENCE, RedisStore
 from tests.fakes.clock import FakeClock
 from tests.fakes.redis_server import Fault, FaultProxy, RedisServer
@@ -169,6 +169,19 @@ def test_what_is_owed_is_a_miss_until_it_is_paid(setup: Setup) -> None:
     assert [store.find_many([A], T0) for _ in range(3)] == [[None]] * 3
     with setup.server.client() as client:
         assert client.keys("*") == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_half_a_list_is_no_list(setup: Setup, fault: Fault) -> None:
+    """Who wants to forget what the server has learns that it did not tell all, also while nobody asks it any more."""
+    setup.proxy.fault = fault
+    for _ in range(NUM_FAILURES + 1):
+        with pytest.raises(OSError, match="does not answer"):
+            delete_prefix(setup.store, b"a")
+    setup.proxy.fault = "none"
+    setup.clock.advance(OPEN_S)
+    assert delete_prefix(setup.store, b"a") == 1
+    assert setup.store.find_many([A], T0) == [None]
 
 
 def test_owed_deletes_are_bounded(setup: Setup) -> None:

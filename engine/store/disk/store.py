@@ -114,9 +114,12 @@ class DiskStore:
                 self._discard(key)
 
     def scan(self) -> Iterator[tuple[bytes, Found]]:
-        """Every object held when the scan began, expired ones included, least recently used first."""
+        """Every object held when the scan began, expired ones included, least recently used first. Raises OSError while the
+        folder could not be opened: what is in it is not known."""
         with self._lock:
             self._begin(self._now_s)
+            if self._lock_fd is None:
+                raise OSError(self.stats.problem or "the folder is closed")
             return iter([(record.key, Found(record.payload_nbytes, record.expires_at_s)) for record in self._held.index])
 
     def check(self) -> None:

@@ -39,6 +39,7 @@ MAX_OWED: Final = 65_536
 MAX_OWED_AT_ONCE: Final = 256
 """How many keys may await their deletion, and how many of them go out with one batch of commands."""
 MAX_SCAN_AT_ONCE: Final = 256
+UNHEARD: Final = "the Redis server does not answer"
 
 
 class RedisStore:
@@ -75,14 +76,15 @@ class RedisStore:
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
         """One answer per key in one round trip, from headers and lengths."""
         now_s = self._see(now_s)
-        return [found if found is not None and found.expires_at_s > now_s else None for found in self._find(keys)]
+        all_found = self._find(keys) or [None] * len(keys)
+        return [found if found is not None and found.expires_at_s > now_s else None for found in all_found]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key in one round trip, checksums verified."""
         now_s = self._see(now_s)
         with self._lock:
             owed = set(self._owed)
-        values = self._read([("GET", self._name(key)) for key in keys])
+        values = self._ask(self._reads, "get", [("GET", self._name(key)) for key in keys]) or [None] * len(keys)
         payloads: list[Payload | None] = []
         num_damaged = 0
         for header, value in zip(self._headers(keys, values, owed), values, strict=True):
@@ -124,11 +126,14 @@ class RedisStore:
             self._ask(self._writes, "delete", [])
 
     def scan(self) -> Iterator[tuple[bytes, Found]]:
-        """Every object under the prefix, expired ones included, some possibly twice. Ends early when the server fails."""
+        """Every object under the prefix, expired ones included, some possibly twice. Raises OSError when the server fails."""
         keys = [key for name in self._names() if (key := self._key(name)) is not None]
         for at in range(0, len(keys), MAX_SCAN_AT_ONCE):
             page = keys[at : at + MAX_SCAN_AT_ONCE]
-            yield from ((key, found) for key, found in zip(page, self._find(page), strict=True) if found is not None)
+            all_found = self._find(page)
+            if all_found is None:
+                raise OSError(UNHEARD)
+            yield from ((key, found) for key, found in zip(page, all_found, strict=True) if found is not None)
 
     def __enter__(self) -> Self:
         return self
@@ -138,13 +143,16 @@ class RedisStore:
         self._reads.close()
         self._writes.close()
 
-    def _find(self, keys: Sequence[bytes]) -> list[Found | None]:
+    def _find(self, keys: Sequence[bytes]) -> list[Found | None] | None:
+        """What each key has, expired or not; None when the server does not answer."""
         with self._lock:
             owed = set(self._owed)
         commands: list[Command] = []
         for key in keys:
             commands += (("GETRANGE", self._name(key), 0, HEADER_NBYTES - 1), ("STRLEN", self._name(key)))
-        replies = self._read(commands)
+        replies = self._ask(self._reads, "get", commands)
+        if replies is None:
+            return None
         headers = self._headers(keys, replies[::2], owed)
         return [
             Found(header.payload_nbytes, header.expires_at_s)
@@ -152,10 +160,6 @@ class RedisStore:
             else None
             for header, length in zip(headers, replies[1::2], strict=True)
         ]
-
-    def _read(self, commands: Sequence[Command]) -> list[Reply]:
-        """The replies in one round trip; None for each when the server does not answer."""
-        return self._ask(self._reads, "get", commands) or [None] * len(commands)
 
     @staticmethod
     def _headers(keys: Sequence[bytes], values: Sequence[Reply], owed: set[bytes]) -> list[ObjectHeader | None]:
@@ -258,9 +262,9 @@ class RedisStore:
                 del self._owed[next(iter(self._owed))]
 
     def _names(self) -> list[bytes]:
-        """The names under the prefix, as far as the server answers."""
+        """The names under the prefix. Raises OSError when the server does not tell them all."""
         if not self._breaker.allow():
-            return []
+            raise OSError(UNHEARD)
         names: list[bytes] = []
         try:
             names.extend(self._reads.names(self._prefix))
@@ -268,11 +272,11 @@ class RedisStore:
             self._breaker.failed()
             with self._lock:
                 self._health.failed("answer", type(error).__name__)
+            raise OSError(UNHEARD) from None
         except BaseException:
             self._breaker.failed()
             raise
-        else:
-            self._breaker.succeeded()
+        self._breaker.succeeded()
         return names
 
     def _name(self, key: bytes) -> str:
