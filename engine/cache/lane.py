@@ -55,8 +55,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer:
-    """One answer per object and one per entry; None for what is not there or not acceptable. `num_corrupt` entries were
-    damaged or foreign; those under `refused` are in the store still."""
+    """One answer per object and one per entry; None for what is not there or not acceptable. `num_corrupt` of them
+    were damaged or foreign; those under `refused` are in the store still."""
 
     objects: list[Found | None]
     entries: list[StoredEntry | None]
@@ -166,12 +166,12 @@ class Lane:
         """Find out what is there; None when the store failed."""
 
         def look() -> Answer:
+            num_damaged = self._store.stats.num_damaged
             found = self._store.find_many(question.objects, question.now_s)
             keys = [label.key for label in question.entries]
-            num_damaged = self._store.stats.num_damaged
             payloads = self._store.get_many(keys, question.now_s) if keys else []
             # Another thread's finds are among these: never more than what is missing here.
-            num_damaged = min(self._store.stats.num_damaged - num_damaged, payloads.count(None))
+            num_damaged = min(self._store.stats.num_damaged - num_damaged, [*found, *payloads].count(None))
             pairs = zip(payloads, question.entries, strict=True)
             entries = [_open_entry(payload, label, question.seal) for payload, label in pairs]
             triples = zip(keys, payloads, entries, strict=True)

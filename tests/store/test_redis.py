@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.store.base import Item
+from engine.store.base import Found, Item
 from engine.store.errors import StoreUnsupported
 from engine.store.object import HEADER_NBYTES, encode_header
 from engine.store.redis.server import Server
@@ -88,8 +88,22 @@ def test_damage_is_a_miss(server: RedisServer, damage: Callable[[bytes], bytes])
         store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
         client.set(NAME_A, damage(client.get(NAME_A)))
         assert store.get_many([A, B], T0) == [None, DATA]
+        assert store.stats.num_damaged == 1
         store.put_many([Item(A, b"anew", T0 + 60)])
         assert store.get_many([A], T0) == [b"anew"]
+
+
+HEADLESS = [name for name in DAMAGE if not name.startswith(("flip-payload", "cut-12", "cut-5", "longer"))]
+
+
+@pytest.mark.parametrize("damage", [DAMAGE[name] for name in HEADLESS], ids=HEADLESS)
+def test_a_damaged_header_is_seen_without_reading_all(server: RedisServer, damage: Callable[[bytes], bytes]) -> None:
+    """What does not begin as it should is not found, and is counted."""
+    with RedisStore(server.url, timeout_s=5) as store, server.client() as client:
+        store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
+        client.set(NAME_A, damage(client.get(NAME_A)))
+        assert store.find_many([A, B, b"c"], T0) == [None, Found(len(DATA), T0 + 60), None]
+        assert store.stats.num_damaged == 1
 
 
 def test_a_key_of_another_type_is_a_miss(server: RedisServer) -> None:
@@ -100,6 +114,7 @@ def test_a_key_of_another_type_is_a_miss(server: RedisServer) -> None:
         store.put_many([Item(B, DATA, T0 + 60), Item(A, None, T0 + 60)])
         assert store.find_many([A], T0) == [None]
         assert store.get_many([A, B], T0) == [None, DATA]
+        assert store.stats.num_damaged == 0
         assert [key for key, _ in store.scan()] == [B]
 
 

@@ -20,7 +20,7 @@ import redis
 from engine.memory import Lend, Payload, buffer, joined
 from engine.store.base import Found, Item, StoreStats
 from engine.store.health import Health
-from engine.store.object import EXPIRY_AT, HEADER_NBYTES, ObjectHeader, decode_header, encode_expiry, encode_header
+from engine.store.object import EXPIRY_AT, HEADER_NBYTES, MAGIC, ObjectHeader, decode_header, encode_expiry, encode_header
 from engine.store.redis.breaker import Breaker
 from engine.store.redis.server import UNANSWERED, Command, Reply, Server
 
@@ -86,8 +86,8 @@ class RedisStore:
             owed = set(self._owed)
         values = self._ask(self._reads, "get", [("GET", self._name(key)) for key in keys]) or [None] * len(keys)
         payloads: list[Payload | None] = []
-        num_damaged = 0
-        for header, value in zip(self._headers(keys, values, owed), values, strict=True):
+        headers, num_damaged = self._headers(keys, values, owed)
+        for header, value in zip(headers, values, strict=True):
             payload = memoryview(value)[HEADER_NBYTES:] if isinstance(value, bytes | memoryview) else b""
             if header is None or header.expires_at_s <= now_s:
                 payloads.append(None)
@@ -153,22 +153,30 @@ class RedisStore:
         replies = self._ask(self._reads, "get", commands)
         if replies is None:
             return None
-        headers = self._headers(keys, replies[::2], owed)
-        return [
-            Found(header.payload_nbytes, header.expires_at_s)
-            if header is not None and length == HEADER_NBYTES + header.payload_nbytes
-            else None
-            for header, length in zip(headers, replies[1::2], strict=True)
-        ]
+        headers, num_damaged = self._headers(keys, replies[::2], owed)
+        all_found: list[Found | None] = []
+        for header, length in zip(headers, replies[1::2], strict=True):
+            is_whole = header is not None and length == HEADER_NBYTES + header.payload_nbytes
+            all_found.append(Found(header.payload_nbytes, header.expires_at_s) if header is not None and is_whole else None)
+        with self._lock:
+            self.stats.num_damaged += num_damaged
+        return all_found
 
     @staticmethod
-    def _headers(keys: Sequence[bytes], values: Sequence[Reply], owed: set[bytes]) -> list[ObjectHeader | None]:
-        """The header that each value begins with; None unless it is sound, its key's own, and not to be deleted."""
-        headers = []
+    def _headers(keys: Sequence[bytes], values: Sequence[Reply], owed: set[bytes]) -> tuple[list[ObjectHeader | None], int]:
+        """The header that each value begins with, None unless it is sound, its key's own, and not to be deleted; and how many
+        strings have none though they should."""
+        headers: list[ObjectHeader | None] = []
+        num_damaged = 0
         for key, value in zip(keys, values, strict=True):
-            header = decode_header(value) if isinstance(value, bytes | memoryview) else None
-            headers.append(header if header is not None and header.key == key and key not in owed else None)
-        return headers
+            header = None
+            if key not in owed and isinstance(value, bytes | memoryview) and len(value) > 0:
+                header = decode_header(value)
+                header = header if header is not None and header.key == key else None
+                # A refresh that crosses a delete leaves a stump, which begins with zeros.
+                num_damaged += header is None and any(value[: len(MAGIC)])
+            headers.append(header)
+        return headers, num_damaged
 
     def _held(self, items: Sequence[Item]) -> set[bytes]:
         """Of the keys to refresh, those that the server has: a refresh of the others would leave a stump there."""
