@@ -367,5 +367,7 @@ class EvictionPolicy(Section):
 
 
 class TenantPolicy(Section):
-    name: TenantName = Field(default="default", description="Name in metrics and the ledger. Tenants never share a cache.")
+    name: TenantName = Field(
+        default="default", description="Name in the log, the ledger and `pcg cache`. Tenants never share a cache."
+    )
     keys: tuple[ApiKey, ...] = Field(default=(), description="API keys, best as ${ENV:NAME} or ${FILE:/run/secrets/x}.")

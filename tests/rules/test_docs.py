@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from engine.types import MissCause
 from gateway.metrics import Metrics
 from policies.schema import Policy
 from tools.reference import documents, policy_keys, with_generated
@@ -57,6 +59,14 @@ def test_every_header_is_documented() -> None:
     names = {name for path in (ROOT / "gateway").rglob("*.py") for name in header_names(path)}
     assert {"pcg-cache", "pcg-cost-usd"} <= names
     assert [name for name in sorted(names) if name not in page] == []
+
+
+def test_every_miss_reason_is_documented() -> None:
+    """Each word that `pcg-miss-reason` may begin with is in docs/headers.md."""
+    page = (DOCS / "headers.md").read_text(encoding="utf-8")
+    reasons = get_args(MissCause)
+    assert "cold" in reasons
+    assert [reason for reason in reasons if f"`{reason}`" not in page] == []
 
 
 def test_generated_part_is_replaced_and_nothing_else() -> None:
