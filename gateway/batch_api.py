@@ -212,8 +212,10 @@ class Batches:
 
 
 def base_url(call: Call) -> str:
-    """Where the client reached us."""
-    return f"http://{call.headers.get('host', 'localhost')}"
+    """Where the client reached us, or the proxy in front of us that says how it was reached."""
+    forwarded = {name: call.headers.get(f"x-forwarded-{name}", "").partition(",")[0].strip() for name in ("proto", "host")}
+    scheme = "https" if forwarded["proto"].lower() == "https" else "http"
+    return f"{scheme}://{forwarded['host'] or call.headers.get('host', 'localhost')}"
 
 
 def _refused(params: dict[str, Any]) -> GatewayError | None:

@@ -19,7 +19,7 @@ from gateway.errors import EngineFailed
 from gateway.request import Request
 from policies.pricing import Prices
 from tests.fakes.backend import Script, ScriptedBackend
-from tests.gateway.serving import Served, serving
+from tests.gateway.serving import ANTHROPIC, Served, serving
 
 KEYS = "tenants: [{name: one, keys: [one]}, {name: two, keys: [two]}]"
 
@@ -76,6 +76,25 @@ async def test_from_creation_to_deletion(tmp_path: Path) -> None:
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.batches.retrieve(made.id)
         assert not [path for path in (tmp_path / "b").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("headers", "base"),
+    [
+        ({"Host": "gateway:8080"}, "http://gateway:8080"),
+        ({"Host": "gateway:8080", "X-Forwarded-Proto": "https"}, "https://gateway:8080"),
+        ({"X-Forwarded-Proto": "HTTPS, http", "X-Forwarded-Host": "llm.example, inner"}, "https://llm.example"),
+        ({"Host": "gateway:8080", "X-Forwarded-Proto": "gopher"}, "http://gateway:8080"),
+    ],
+)
+async def test_results_are_where_the_client_came_from(tmp_path: Path, headers: dict[str, str], base: str) -> None:
+    """The SDK sends its key to `results_url`: behind a proxy that takes TLS off, that must be the proxy's, with TLS."""
+    async with opened(tmp_path) as (served, client):
+        made = await client.messages.batches.create(requests=[item("a")])
+        await ended(client, made.id)
+        path = f"/v1/messages/batches/{made.id}"
+        async with served.http.get(path, headers=ANTHROPIC | {"x-api-key": "one"} | headers) as response:
+            assert (await response.json())["results_url"] == f"{base}{path}/results"
 
 
 async def test_half_the_price(tmp_path: Path) -> None:
