@@ -19,10 +19,11 @@ from engine.types import Boundary, CachePlan, CacheReport, Hit
 from gateway import dialects
 from gateway.differ import Difference, Kind, excerpt, first_difference
 from gateway.errors import InvalidRequest, UnknownModel
-from gateway.request import Request, WireName
+from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
-from gateway.wire.base import Wire
+from gateway.wire.base import RememberingWire, Wire
 from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai.responses import ResponsesWire
 from policies.pricing import Usage, charge, format_usd
 from policies.rules import DialectRules
 from policies.schema import Policy
@@ -58,7 +59,18 @@ MEANINGS: Final[Mapping[Cause, str]] = {
 }
 
 
-WIRES: Final[Mapping[WireName, Wire]] = {"anthropic": AnthropicWire(), "openai": OpenAIWire()}
+BodyForm: TypeAlias = Literal["anthropic", "openai", "responses"]
+
+WIRES: Final[Mapping[BodyForm, Wire]] = {"anthropic": AnthropicWire(), "openai": OpenAIWire(), "responses": ResponsesWire()}
+
+CHAT_FIELDS: Final = frozenset(
+    {
+        *("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "n", "parallel_tool_calls"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "response_format", "seed"),
+        *("presence_penalty", "stop", "store", "stream_options", "top_logprobs", "verbosity"),
+    }
+)
+"""Fields of Chat Completions that Anthropic's Messages has not."""
 
 
 class Renders(Protocol):
@@ -134,20 +146,23 @@ class _Side:
         return max((self.offset(position) for position, lives_s in self.lifetimes().items() if after_s < lives_s), default=0)
 
 
-def wire_of(body: bytes) -> WireName:
-    """Whose format a body is in, by what only one of them has."""
+def wire_of(body: bytes) -> BodyForm:
+    """Which format a body is in, by what only one of them has; Anthropic's cannot do without `max_tokens`."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"not JSON: {error}") from None
     if not isinstance(fields, dict):
         return "anthropic"
-    messages = fields.get("messages")
-    roles = {m.get("role") for m in messages if isinstance(m, dict)} if isinstance(messages, list) else set()
-    tools = fields.get("tools") or [{}]
-    typed = isinstance(tools, list) and isinstance(tools[0], dict) and tools[0].get("type") == "function"
-    first = messages[0].get("role") if isinstance(messages, list) and messages and isinstance(messages[0], dict) else None
-    return "openai" if typed or roles & {"developer", "tool"} or first == "system" else "anthropic"
+    if "input" in fields and "messages" not in fields:
+        return "responses"
+    messages = _objects(fields.get("messages"))
+    parts = [part for message in messages for part in _objects(message.get("content"))]
+    openai = fields.keys() & CHAT_FIELDS or ("max_tokens" not in fields and "system" not in fields)
+    openai = openai or any(tool.get("type") == "function" for tool in _objects(fields.get("tools")))
+    openai = openai or any(message.get("role") in ("developer", "tool") or "tool_calls" in message for message in messages)
+    openai = openai or any("prompt_cache_breakpoint" in part for part in parts)
+    return "openai" if openai or (messages and messages[0].get("role") == "system") else "anthropic"
 
 
 def model_of(body: bytes, policy: Policy) -> ModelPolicy:
@@ -173,9 +188,16 @@ def explain(before: bytes, after: bytes, policy: Policy, renderer: Renders, seen
     return Finding(cause, position, difference, real.num_prompt, real.cache_read, num_missed, max(usd, Decimal(0)))
 
 
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """Those in a list; none of what is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def _side(body: bytes, policy: Policy, renderer: Renders) -> _Side:
     wire = WIRES[wire_of(body)]
     request = wire.parse(body, {}, request_id="why")
+    if isinstance(wire, RememberingWire):
+        request = wire.resume(request, lambda _: None)
     rules = policy.rules_for(request.model, wire.name)
     request = dialects.normalize(msgspec.structs.replace(request, unseen=()), rules)
     request = msgspec.structs.replace(request, plan=dialects.plan(request, rules))

@@ -148,6 +148,25 @@ def test_openai_reads_any_prefix() -> None:
     assert why(chat(long, "At noon?"), chat(long, "At noon?")).cause == "nothing"
 
 
+def test_openais_formats_are_told_apart() -> None:
+    """A breakpoint of Chat Completions is seen, and so is a body of Responses, unless part of its prompt is elsewhere."""
+
+    def chat(*words: str) -> dict[str, Any]:
+        parts = [{"type": "text", "text": word} for word in words]
+        parts[0] |= {"prompt_cache_breakpoint": {"mode": "explicit"}}  # type: ignore[dict-item]
+        return {"model": "gpt-5.6", "messages": [{"role": "user", "content": parts}]}
+
+    def response(*words: str, **more: Any) -> dict[str, Any]:
+        return {"model": "gpt-5.6", "input": [{"role": "user", "content": word} for word in words]} | more
+
+    long = LONG * 6
+    assert len(long) < why(chat(long, "What?"), chat(long, "Why?")).num_read < len(long) + 30
+    assert len(long) < why(response(long), response(long, "And then?")).num_read < len(long) + 30
+    assert why(response(long), response("x" + long)).cause == "text"
+    with pytest.raises(InvalidRequest, match="not found"):
+        why(response(long), response("x", previous_response_id="resp_1"))
+
+
 def test_any_prefix_lives_as_long_as_its_last_entry() -> None:
     """A marker keeps what is before it longer than what is not marked, also where reading needs no marker."""
     words = [text(LONG * 20, {"type": "ephemeral", "ttl": "1h"}), text("and a question")]
@@ -185,6 +204,14 @@ def test_wires_and_errors() -> None:
     assert wire_of(orjson.dumps({"messages": [{"role": "system", "content": "x"}]})) == "openai"
     assert wire_of(orjson.dumps({"tools": [{"type": "function"}]})) == "openai"
     assert wire_of(b"[]") == "anthropic"
+    turn = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+    assert wire_of(orjson.dumps({"max_tokens": 1, "messages": [turn]})) == "anthropic"
+    assert wire_of(orjson.dumps({"messages": [turn]})) == "openai"
+    assert wire_of(orjson.dumps({"messages": [turn], "system": "x"})) == "anthropic"
+    assert wire_of(orjson.dumps({"max_tokens": 1, "messages": [turn], "seed": 1})) == "openai"
+    marked = {"role": "user", "content": [{"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}]}
+    assert wire_of(orjson.dumps({"max_tokens": 1, "messages": [marked]})) == "openai"
+    assert wire_of(orjson.dumps({"input": "x"})) == "responses"
     with pytest.raises(InvalidRequest, match="not JSON"):
         wire_of(b"{")
     with pytest.raises(InvalidRequest):
