@@ -17,6 +17,8 @@ from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Position, Prompt
 from engine.types import Boundary, CachePlan, CacheReport, Hit
 from gateway import dialects
+from gateway.dialects.openai import eligible_ends
+from gateway.dialects.places import marks
 from gateway.differ import Difference, Kind, excerpt, first_difference
 from gateway.errors import InvalidRequest, UnknownModel
 from gateway.request import Request
@@ -32,7 +34,15 @@ from policies.sections import ModelPolicy
 Cause: TypeAlias = (
     Kind
     | Literal[
-        "other_tenant", "other_model", "not_marked", "below_minimum", "parameters", "expired", "lookback_exceeded", "nothing"
+        "other_tenant",
+        "other_model",
+        "not_marked",
+        "below_minimum",
+        "parameters",
+        "expired",
+        "boundary_gone",
+        "lookback_exceeded",
+        "nothing",
     ]
 )
 
@@ -54,6 +64,7 @@ MEANINGS: Final[Mapping[Cause, str]] = {
     "below_minimum": "what is marked is shorter than the model's minimum",
     "parameters": "a parameter that belongs to a level's key, such as tool_choice, thinking or effort",
     "expired": "the entry's time had run out",
+    "boundary_gone": "the entry ends where the second request has no breakpoint, marked or automatic",
     "lookback_exceeded": "the entry lies further back from the mark than is looked",
     "nothing": "nothing was missed",
 }
@@ -263,7 +274,15 @@ def _cause(a: _Side, b: _Side, difference: Difference | None, seen: Circumstance
         return "parameters", last
     if seen.after_s >= written[last]:
         return "expired", last
-    return "lookback_exceeded", last
+    return ("lookback_exceeded" if _is_looked_for(b, last) else "boundary_gone"), last
+
+
+def _is_looked_for(b: _Side, position: Position) -> bool:
+    """Whether a read may end there, were it near enough: with Anthropic's rules anywhere, with OpenAI's at a breakpoint."""
+    if b.rules.preset in ("anthropic", "qwen"):
+        return True
+    automatic = b.rules.automatic and "cache_mode" not in b.request.parameters
+    return position in marks(b.request.prompt) or (automatic and position in eligible_ends(b.request.prompt))
 
 
 def _usage(b: _Side, read: int) -> Usage:

@@ -151,10 +151,13 @@ def test_openai_reads_any_prefix() -> None:
 def test_openais_formats_are_told_apart() -> None:
     """A breakpoint of Chat Completions is seen, and so is a body of Responses, unless part of its prompt is elsewhere."""
 
+    def parts(*words: str, kind: str = "input_text") -> list[dict[str, Any]]:
+        return [{"type": kind, "text": word} for word in words]
+
     def chat(*words: str) -> dict[str, Any]:
-        parts = [{"type": "text", "text": word} for word in words]
-        parts[0] |= {"prompt_cache_breakpoint": {"mode": "explicit"}}  # type: ignore[dict-item]
-        return {"model": "gpt-5.6", "messages": [{"role": "user", "content": parts}]}
+        content = parts(*words, kind="text")
+        content[0] |= {"prompt_cache_breakpoint": {"mode": "explicit"}}
+        return {"model": "gpt-5.6", "messages": [{"role": "user", "content": content}]}
 
     def response(*words: str, **more: Any) -> dict[str, Any]:
         return {"model": "gpt-5.6", "input": [{"role": "user", "content": word} for word in words]} | more
@@ -163,6 +166,13 @@ def test_openais_formats_are_told_apart() -> None:
     assert len(long) < why(chat(long, "What?"), chat(long, "Why?")).num_read < len(long) + 30
     assert len(long) < why(response(long), response(long, "And then?")).num_read < len(long) + 30
     assert why(response(long), response("x" + long)).cause == "text"
+    grown = why(response(long), {"model": "gpt-5.6", "input": [{"role": "user", "content": parts(long, "And?")}]})
+    assert (grown.cause, str(grown.position)) == ("boundary_gone", "messages/0/0")
+    far = why(response(long), response(long, *["more"] * 21))
+    assert (far.cause, str(far.position)) == ("lookback_exceeded", "messages/0/0")
+    unmarked = response(long) | {"prompt_cache_options": {"mode": "explicit"}}
+    other = {"model": "gpt-5.6", "messages": [{"role": "user", "content": long}], "prompt_cache_options": {"mode": "explicit"}}
+    assert (why(chat(long), other).cause, why(response(long), unmarked).cause) == ("not_marked", "not_marked")
     with pytest.raises(InvalidRequest, match="not found"):
         why(response(long), response("x", previous_response_id="resp_1"))
 
