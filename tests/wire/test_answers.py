@@ -24,6 +24,7 @@ from gateway.sse import SSE_HEADERS
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Answer, ToolCall, Wire
 from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai.responses import ResponsesWire
 from policies.pricing import Usage
 
 WIRES: Final[dict[str, Wire]] = {"anthropic": AnthropicWire(), "openai": OpenAIWire()}
@@ -326,6 +327,17 @@ def test_openai_tool_calls_are_valid_for_the_sdk_model() -> None:
     assert completion.usage is not None
     assert completion.usage.completion_tokens_details is not None
     assert completion.usage.completion_tokens_details.reasoning_tokens == 4
+
+
+@pytest.mark.parametrize("lifetime_s", [1800.0, 7200.0])
+def test_responses_name_writes_by_class_not_by_lifetime(lifetime_s: float) -> None:
+    """A policy may let the class 30m live longer: it is still the one the client asked for and is billed for."""
+    wire = ResponsesWire()
+    request = wire.parse(orjson.dumps({"model": "gpt-5.6", "input": "x"}), {}, request_id="r")
+    request = msgspec.structs.replace(request, ttl_classes={"30m": lifetime_s, "12h": 43200.0})
+    counts = Usage(input=1, cache_write=((43200.0, 30), (lifetime_s, 12)))
+    body = orjson.loads(wire.encode_answer(request, replace(answer(), usage=counts), created_at_s=0))
+    assert body["usage"]["input_tokens_details"]["cache_write_tokens_details"] == {"ttl_30m_tokens": 12, "ttl_12h_tokens": 30}
 
 
 def test_openai_call_ids_differ_between_requests_of_one_id() -> None:

@@ -63,7 +63,7 @@ class CompactWire(ResponsesWire):
                 "object": "response.compaction",
                 "created_at": int(created_at_s),
                 "output": items,
-                "usage": encode.usage(answer),
+                "usage": encode.usage(request, answer),
             }
         )
 

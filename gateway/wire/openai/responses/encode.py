@@ -16,6 +16,7 @@ from gateway.wire.openai.logprobs import token_logprobs
 from gateway.wire.openai.responses.diagnose import Comparison, diagnosis
 from gateway.wire.openai.responses.sealed import sealed
 from gateway.wire.openai.usage import num_reasoning
+from policies.ttl import parse_duration
 
 INCOMPLETE: Final[frozenset[FinishReason]] = frozenset({"length", "context"})
 HALF_HOUR_S: Final = 1800.0
@@ -71,7 +72,7 @@ def finished(request: Request, answer: Answer, items: list[Item], *, created_at_
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "output": items,
-        "usage": usage(answer),
+        "usage": usage(request, answer),
     }
     if not cut:
         body["completed_at"] = created_at_s
@@ -88,12 +89,13 @@ def failed(request: Request, error: GatewayError, *, created_at_s: float) -> dic
     return begun(request, created_at_s=created_at_s, status="failed") | {"error": told}
 
 
-def usage(answer: Answer) -> dict[str, Any]:
+def usage(request: Request, answer: Answer) -> dict[str, Any]:
     """Source: openai 3.57 `types/responses/response_usage.py`. `input_tokens` includes what was read and written."""
     counts = answer.usage
     details: dict[str, Any] = {"cached_tokens": counts.cache_read, "cache_write_tokens": counts.num_written}
     if counts.num_written:
-        short = sum(tokens for ttl_s, tokens in counts.cache_write if ttl_s <= HALF_HOUR_S)
+        named = {lifetime_s: parse_duration(name) for name, lifetime_s in request.ttl_classes.items()}
+        short = sum(tokens for ttl_s, tokens in counts.cache_write if named.get(ttl_s, ttl_s) <= HALF_HOUR_S)
         details["cache_write_tokens_details"] = {"ttl_30m_tokens": short, "ttl_12h_tokens": counts.num_written - short}
     return {
         "input_tokens": counts.num_prompt,
