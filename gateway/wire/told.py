@@ -6,7 +6,7 @@ value, and 0 is a value (some upstreams tell what was read at the end only).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -95,3 +95,19 @@ class Counts:
             output=max(0, self.output or 0),
             anomaly=negative or split > written or (is_split and split < written),
         )
+
+
+def summed(parts: Sequence[Counts]) -> Counts:
+    """The numbers of several computations together; what none of them told is unknown."""
+    return Counts(
+        uncached=sum(part.uncached for part in parts),
+        cache_read=_sum(part.cache_read for part in parts),
+        written=_sum(part.written for part in parts),
+        split={name: _sum(part.split.get(name) for part in parts) for name in parts[0].split},
+        output=_sum(part.output for part in parts),
+    )
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known else None

@@ -35,6 +35,31 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ToldUsage | None]] = {
         },
         told(4, 2455, {"1h": 20, "5m": 10}, output=23),
     ),
+    "compactions are beside the sums": (
+        EXCLUSIVE,
+        {
+            "input_tokens": 23_000,
+            "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 40,
+            "cache_creation": {"ephemeral_5m_input_tokens": 40, "ephemeral_1h_input_tokens": 0},
+            "output_tokens": 1_000,
+            "iterations": [
+                {
+                    "type": "compaction",
+                    "input_tokens": 180_000,
+                    "cache_read_input_tokens": 700,
+                    "cache_creation_input_tokens": 60,
+                    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 60},
+                    "output_tokens": 3_500,
+                },
+                {"type": "message", "input_tokens": 23_000, "output_tokens": 1_000},
+                {"type": "compaction", "input_tokens": 5, "output_tokens": 1},
+                "not an entry",
+            ],
+        },
+        told(203_005, 700, {"1h": 60, "5m": 40}, output=4_501),
+    ),
+    "iterations that are none": (EXCLUSIVE, {"input_tokens": 4, "iterations": {"type": "compaction"}}, told(4, None)),
     "no word of a cache": (EXCLUSIVE, {"input_tokens": 4, "output_tokens": 1}, told(4, None, output=1)),
     "no word of the prompt": (EXCLUSIVE, {"output_tokens": 1}, None),
     "a total without a split": (

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from gateway.wire.told import Counts, Fields, ToldUsage, UsageFormat, count, objects
+from gateway.wire.told import Counts, Fields, ToldUsage, UsageFormat, count, objects, summed
 
 
 def usages(message: Fields) -> Iterator[Fields]:
@@ -24,6 +24,18 @@ def failed(message: Fields) -> bool:
 
 
 def read_usage(fields: Fields, *, inclusive: bool) -> ToldUsage | None:
+    """What was computed to make the conversation shorter is told beside the sums and not in them, and is charged as well
+    (`types/beta/beta_iterations_usage.py`)."""
+    own = _counts(fields, inclusive=inclusive)
+    if own is None:
+        return None
+    iterations = fields.get("iterations")
+    entries = objects(*iterations) if isinstance(iterations, list) else ()
+    beside = [_counts(entry, inclusive=inclusive) for entry in entries if entry.get("type") == "compaction"]
+    return summed([own, *(counts for counts in beside if counts is not None)]).settled()
+
+
+def _counts(fields: Fields, *, inclusive: bool) -> Counts | None:
     told = count(fields.get("input_tokens"))
     if told is None:
         return None
@@ -36,7 +48,7 @@ def read_usage(fields: Fields, *, inclusive: bool) -> ToldUsage | None:
     }
     cached = (read or 0) + (sum(tokens or 0 for tokens in split.values()) if written is None else written)
     uncached = told - cached if inclusive else told
-    return Counts(uncached, read, written, split, count(fields.get("output_tokens"))).settled()
+    return Counts(uncached, read, written, split, count(fields.get("output_tokens")))
 
 
 EXCLUSIVE: Final = UsageFormat(usages, failed, partial(read_usage, inclusive=False))
