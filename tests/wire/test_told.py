@@ -123,6 +123,32 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ToldUsage | None]] = {
         told(60, 10, {"12h": 10, "30m": 20}, output=5),
     ),
     "embeddings": (USAGE, {"prompt_tokens": 7, "total_tokens": 7}, told(7, None)),
+    "reasoning beside the completion": (
+        USAGE,
+        {
+            "prompt_tokens": 10_120,
+            "completion_tokens": 1_499,
+            "total_tokens": 14_428,
+            "prompt_tokens_details": {"cached_tokens": 128},
+            "completion_tokens_details": {"reasoning_tokens": 2_809},
+        },
+        told(9_992, 128, output=4_308),
+    ),
+    "reasoning within the completion": (
+        USAGE,
+        {
+            "prompt_tokens": 10,
+            "completion_tokens": 300,
+            "total_tokens": 310,
+            "completion_tokens_details": {"reasoning_tokens": 200},
+        },
+        told(10, None, output=300),
+    ),
+    "a total of which some is told nowhere": (
+        USAGE,
+        {"prompt_tokens": 66, "completion_tokens": 6, "total_tokens": 100},
+        told(66, None, output=6, odd=True),
+    ),
     "deepseek": (
         USAGE,
         {"prompt_tokens": 100, "completion_tokens": 5, "prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 36},

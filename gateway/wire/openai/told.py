@@ -8,6 +8,7 @@ Sources: openai 3.57 `types/completion_usage.py`, `types/responses/response_usag
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from gateway.wire.told import Counts, Fields, ToldUsage, UsageFormat, count, objects
@@ -26,7 +27,8 @@ def failed(message: Fields) -> bool:
 
 
 def read_usage(fields: Fields) -> ToldUsage | None:
-    """`prompt_tokens` (`input_tokens` in Responses) includes what was read and written."""
+    """`prompt_tokens` (`input_tokens` in Responses) includes what was read and written. `completion_tokens` includes reasoning,
+    but not xAI's, which adds up to the total with it; tokens of the total that are told nowhere are an anomaly."""
     prompt = count(fields.get("prompt_tokens"), fields.get("input_tokens"))
     if prompt is None:
         return None
@@ -48,7 +50,12 @@ def read_usage(fields: Fields) -> ToldUsage | None:
     }
     cached = max(0, read or 0) + max(0, sum(tokens or 0 for tokens in split.values()) if written is None else written)
     output = count(fields.get("completion_tokens"), fields.get("output_tokens"))
-    return Counts(prompt - cached, read, written, split, output).settled()
+    parts = next(objects(fields.get("completion_tokens_details"), fields.get("output_tokens_details")), {})
+    beside = max(0, (count(fields.get("total_tokens")) or 0) - prompt - (output or 0))
+    if beside and beside == count(parts.get("reasoning_tokens")):
+        output, beside = (output or 0) + beside, 0
+    usage = Counts(prompt - cached, read, written, split, output).settled()
+    return replace(usage, anomaly=True) if beside else usage
 
 
 USAGE: Final = UsageFormat(usages, failed, read_usage)
