@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,23 @@ def test_a_full_cap_that_cannot_evict_drops(tmp_path: Path) -> None:
         store.put_many([Item(B, bytes(200_000), T0 + 60)])
         assert store.get_many([B], T0) == [bytes(200_000)]
         store.check()
+
+
+def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
+    """Somebody empties the cache with `rm -rf`: it is empty, and is a cache again without anybody's help."""
+    root = tmp_path / "kv"
+    with DiskStore(root, nbytes=MIB) as store:
+        store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
+        shutil.rmtree(root)
+        assert store.get_many([A], T0) == [None]
+        store.put_many([Item(A, DATA, T0 + 60)])
+        assert store.stats.problem is not None
+        store.put_many([Item(A, DATA, T0 + 60)])
+        assert store.get_many([A, B], T0) == [DATA, None]
+        assert store.stats.problem is None
+        store.check()
+    with DiskStore(root, nbytes=MIB) as again:
+        assert again.get_many([A], T0) == [DATA]
 
 
 @pytest.mark.parametrize("call", ["lock", "make_folder"])

@@ -49,7 +49,7 @@ class Holdings:
         """
         self._folders = dict(opened.survey.folders)
         self._other_nbytes = opened.survey.other_nbytes + opened.unreadable_nbytes
-        self._stats.nbytes = self._other_nbytes + sum(self._folders.values())
+        self._stats.nbytes += self._other_nbytes + sum(self._folders.values())
         for file in opened.damaged:
             self._stats.num_damaged += 1
             self._stats.nbytes += file.allocated_nbytes
@@ -61,6 +61,13 @@ class Holdings:
             self.remove(first)
             self._stats.num_evictions += 1
         self._count()
+
+    def lose(self) -> None:
+        """Nothing of what was held is there any more."""
+        for record in list(self.index):
+            self.remove(record)
+        self._stats.nbytes -= self._fixed_nbytes - self._reserved_nbytes
+        self._folders, self._undeleted, self._other_nbytes = {}, {}, 0
 
     def live(self, key: bytes, now_s: float) -> Record | None:
         """The record under `key` unless it has expired. It stays: a refresh may be on its way."""

@@ -170,6 +170,14 @@ class DiskStore:
         self._lock_fd = opened.lock_fd
         self._held.take_over(opened)
 
+    def _start_over(self) -> None:
+        """The folder was removed under us: the next call makes it again."""
+        self._held.lose()
+        if self._lock_fd is not None:
+            self._files.unlock(self._lock_fd)
+            self._lock_fd = None
+        self._tried_at_s = float("-inf")
+
     def _get(self, key: bytes) -> Payload | None:
         with self._lock:
             self.stats.num_gets += 1
@@ -248,6 +256,8 @@ class DiskStore:
             if reserved_nbytes is not None:
                 self._held.release(reserved_nbytes)
                 reserved_nbytes = None
+            if isinstance(error, FileNotFoundError) and not self._layout.root.exists():
+                self._start_over()
         if reserved_nbytes is None:
             self._drop(key)
         return reserved_nbytes
