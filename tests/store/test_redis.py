@@ -140,13 +140,28 @@ def test_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
                 store.put_many([Item(B, DATA, T0 + 60)])
                 assert store.get_many([A, B], T0) == [None, None]
                 assert store.find_many([A], T0) == [None]
-                with pytest.raises(OSError, match="does not answer"):
+                with pytest.raises(OSError, match="does not tell"):
                     list(store.scan())
                 assert store.stats.num_put_drops == 1
                 assert store.stats.problem is not None
                 assert "Authentication" in store.stats.problem
     assert "horse" not in caplog.text
     assert len(caplog.records) == 2
+
+
+def test_a_server_that_lets_nobody_list(tmp_path: Path) -> None:
+    """A refusal to list is said, and is no silence: reads and writes go on."""
+    with RedisServer(tmp_path) as server, server.client() as client, RedisStore(server.url, timeout_s=5) as store:
+        client.acl_setuser("default", enabled=True, nopass=True, commands=["+@all", "-scan"], keys=["*"])
+        for _ in range(5):
+            with pytest.raises(OSError, match="does not tell"):
+                list(store.scan())
+        assert store.stats.problem == "scan: NoPermissionError"
+        store.put_many([Item(A, DATA, T0 + 60)])
+        assert store.get_many([A], T0) == [DATA]
+        client.acl_setuser("default", commands=["+scan"])
+        assert [key for key, _ in store.scan()] == [A]
+        assert store.stats.problem is None
 
 
 def test_out_of_memory(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ MAX_OWED: Final = 65_536
 MAX_OWED_AT_ONCE: Final = 256
 """How many keys may await their deletion, and how many of them go out with one batch of commands."""
 MAX_SCAN_AT_ONCE: Final = 256
-UNHEARD: Final = "the Redis server does not answer"
+UNHEARD: Final = "the Redis server does not tell what it has"
 
 
 class RedisStore:
@@ -276,15 +276,22 @@ class RedisStore:
         names: list[bytes] = []
         try:
             names.extend(self._reads.names(self._prefix))
-        except (*UNANSWERED, redis.RedisError) as error:
+        except UNANSWERED as error:
             self._breaker.failed()
             with self._lock:
                 self._health.failed("answer", type(error).__name__)
+            raise OSError(UNHEARD) from None
+        except redis.RedisError as error:  # an answer, if a refusal: the server may be asked for everything else
+            self._breaker.succeeded()
+            with self._lock:
+                self._health.failed("scan", type(error).__name__)
             raise OSError(UNHEARD) from None
         except BaseException:
             self._breaker.failed()
             raise
         self._breaker.succeeded()
+        with self._lock:
+            self._health.worked("scan")
         return names
 
     def _name(self, key: bytes) -> str:
