@@ -21,16 +21,21 @@ static int32_t block_rows(const pcg_heads *heads) {
   return pcg_greatest(1, num_query / (heads->num_heads / heads->num_kv_heads));
 }
 
-/* Sequences with few rows first, those that begin with the same pages side by side. */
+/* Sequences with few rows first, those that begin with the same pages side by side, the shorter of them before the longer:
+   without that their order would be none, as two that go on differently may stand on either side of one that does not. */
 static int by_pages(const void *left, const void *right) {
   const pcg_span *a = left, *b = right;
   if ((a->num_rows > FEW_ROWS) != (b->num_rows > FEW_ROWS)) {
     return a->num_rows > FEW_ROWS ? 1 : -1;
   }
-  int32_t common = a->num_rows > FEW_ROWS ? 0 : pcg_least(a->num_pages, b->num_pages);
-  for (int32_t index = 0; index < common; index++) {
-    if (a->pages[index] != b->pages[index]) {
-      return a->pages[index] < b->pages[index] ? -1 : 1;
+  if (a->num_rows <= FEW_ROWS) {
+    for (int32_t index = 0; index < pcg_least(a->num_pages, b->num_pages); index++) {
+      if (a->pages[index] != b->pages[index]) {
+        return a->pages[index] < b->pages[index] ? -1 : 1;
+      }
+    }
+    if (a->num_pages != b->num_pages) {
+      return a->num_pages < b->num_pages ? -1 : 1;
     }
   }
   return a->row < b->row ? -1 : a->row > b->row;
