@@ -232,6 +232,8 @@ def test_tools() -> None:
     some = {"type": "allowed_tools", "mode": "auto", "tools": [*allowed["tools"], {"type": "custom", "name": "g"}]}
     tools = [FUNCTION, {"type": "custom", "name": "g"}, FUNCTION | {"name": "h"}]
     assert parse(body(tools=tools, tool_choice=some)).sampling.tool_choice == ToolChoice(names=("f", "g"))
+    named = parse(body(tools=tools, tool_choice={"type": "custom", "name": "g"}))
+    assert named.sampling.tool_choice == ToolChoice("required", ("g",))
 
 
 def test_formats() -> None:

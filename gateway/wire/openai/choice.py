@@ -14,6 +14,7 @@ from gateway.wire.openai.errors import invalid, unsupported_value
 
 MODES: Final = ("none", "auto", "required")
 CALLED_BY_CLIENTS: Final = ("function", "custom")
+"""Kinds of tools, of which Chat Completions, where names are nested, has the first only."""
 
 
 def tool_choice(body: Node, tools: tuple[Tool, ...], *, nested: bool) -> ToolChoice:
@@ -29,7 +30,7 @@ def tool_choice(body: Node, tools: tuple[Tool, ...], *, nested: bool) -> ToolCho
         return _moded(mode, parallel=parallel)
     choice = Node(value, ("tool_choice",))
     kind = choice.text("type")
-    if kind == "function":
+    if kind == "function" or (kind in CALLED_BY_CLIENTS and not nested):
         name = _name(choice, nested=nested)
         if name not in {tool.name for tool in tools}:
             raise invalid(choice.path, f"Tool choice '{clip(name)}' not found in 'tools' parameter.", "invalid_value")
