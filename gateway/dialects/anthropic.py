@@ -21,9 +21,10 @@ MESSAGE_PARAMETERS: Final[tuple[str, ...]] = ("tool_choice", "parallel_tool_call
 def plan(request: Request, rules: DialectRules) -> CachePlan:
     """Write at every mark; read at the marks and up to `lookback - 1` positions before each, the last mark first.
 
-    Without a mark nothing is read and nothing is written: caching is opt-in.
+    Of more marks than may be, which only Anthropic refuses, the latest count. Without a mark nothing is read and nothing is
+    written: caching is opt-in.
     """
-    wanted = marks(request.prompt)
+    wanted = dict(list(marks(request.prompt).items())[-rules.max_breakpoints :])
     order = [position for position, _ in request.prompt.positions()]
     return CachePlan(
         readable=_readable(order, [i for i, position in enumerate(order) if position in wanted], rules.lookback),
