@@ -156,6 +156,13 @@ def test_the_openai_sdk_raises_its_own_class(name: str) -> None:
     assert (caught.value.status_code, caught.value.type, caught.value.code) == (status, kind, code)
 
 
+@pytest.mark.parametrize("input_field", ["messages", "input", "prompt"])
+def test_a_prompt_that_the_model_cannot_be_asked_names_its_field(input_field: str) -> None:
+    """The engine finds out late, and knows no API: each one's own field is named, for what is empty and what is too long."""
+    for error in (errors.BadPrompt("the prompt is empty", path="messages"), errors.ContextExceeded(9, 8)):
+        assert openai_errors.error_fields(error, input_field=input_field)["param"] == input_field
+
+
 def test_a_format_that_cannot_be_kept_names_its_field() -> None:
     """The engine finds out late, and each API has a field of its own for it."""
     error = errors.BadFormat("Unimplemented keys")

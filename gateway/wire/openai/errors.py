@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from gateway import errors
-from gateway.errors import BadFormat, ContextExceeded, GatewayError, InvalidRequest
+from gateway.errors import BadFormat, BadPrompt, ContextExceeded, GatewayError, InvalidRequest
 from gateway.wire.base import ErrorReply
 from gateway.wire.failures import retry_headers, row_for
 from gateway.wire.fields import FieldError, Path
@@ -68,6 +68,8 @@ def error_fields(error: GatewayError, *, input_field: str = "messages") -> dict[
         )
         if input_field == "input":
             message = "Your input exceeds the context window of this model. Please adjust your input and try again."
+    elif isinstance(error, BadPrompt):
+        path = input_field
     elif isinstance(error, BadFormat):
         path = path or FORMAT_PARAM.get(input_field)
     return {"message": message, "type": row.kind, "param": path, "code": error.code or row.code}
