@@ -18,6 +18,7 @@ from gateway.errors import GatewayError, Unauthenticated
 from gateway.limits import InFlight
 from gateway.metrics import CONTENT_TYPE, Metrics
 from gateway.response_cache import ResponseCache
+from gateway.wire.plain import plain_headers
 from policies.schema import Policy
 
 STATS_TIMEOUT_S: Final = 1.0
@@ -64,7 +65,7 @@ class Admin:
 
     async def health(self, http: web.Request) -> web.Response:
         """JSON for people and dashboards; needs a key where the policy names tenants."""
-        headers = {name.lower(): value for name, value in http.headers.items()}
+        headers = plain_headers(http.headers)
         try:
             authenticate(self.policy, headers)
         except Unauthenticated as error:

@@ -27,6 +27,7 @@ from gateway.clock import Clock
 from gateway.errors import EngineFailed, Forbidden, GatewayError, InvalidRequest, Overloaded, Unauthenticated
 from gateway.inventory import Contents, EntryLine, Inventory, Verified, tenant_hash
 from gateway.response_cache import ResponseCache
+from gateway.wire.plain import plain_headers
 from policies.schema import Policy
 from policies.tenancy import is_loopback
 
@@ -226,7 +227,7 @@ class CacheAdmin:
     def _caller(self, http: web.Request) -> Caller:
         if "Origin" in http.headers:
             raise Forbidden("this route is not for web pages")
-        headers = {name.lower(): value for name, value in http.headers.items()}
+        headers = plain_headers(http.headers)
         key = api_key(headers)
         if key and self.root_secret and hmac.compare_digest(key.encode(), operator_key(self.root_secret).encode()):
             return Caller(None)

@@ -6,7 +6,6 @@ answers for itself: credentials, cookies, addresses of clients, traces, encoding
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -29,7 +28,6 @@ _ABOUT_CLIENTS: Final = frozenset(
 )
 _BEGINNINGS: Final = ("x-forwarded-", "x-b3-", "x-datadog-", "cf-")
 """How others of them begin. `cf-` is Cloudflare's: addresses, and credentials. It refuses them from anybody else."""
-_NO_TEXT: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _THEIRS: Final = frozenset({"content-length", "set-cookie", "server", "date", "alt-svc", "strict-transport-security"})
 
 
@@ -53,11 +51,5 @@ def _without(headers: Mapping[str, str], dropped: frozenset[str], *, prefixes: t
     return {
         name: value
         for name, value in headers.items()
-        if name not in dropped and name not in named and not name.startswith(prefixes) and _is_text(value)
+        if name not in dropped and name not in named and not name.startswith(prefixes)
     }
-
-
-def _is_text(value: str) -> bool:
-    """Whether a value that was read can be written again: bytes that are no UTF-8 are read as lone surrogates, and control
-    characters, which a field must not hold (RFC 9110, section 5.5), are read in answers."""
-    return _NO_TEXT.search(value) is None

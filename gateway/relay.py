@@ -209,8 +209,7 @@ def _is_stream(head: Head) -> bool:
 
 def _upstream_id(head: Head) -> str | None:
     """How the upstream calls the request, in as much as is fit for a log."""
-    passed = to_client(head.headers)
-    name = passed.get("request-id") or passed.get("x-request-id")
+    name = head.headers.get("request-id") or head.headers.get("x-request-id")
     return None if name is None else name[:MAX_ID]
 
 
