@@ -31,7 +31,7 @@ from gateway.handler import Handler
 from gateway.inventory import Inventory
 from gateway.ledger import Ledger, Record
 from gateway.limits import InFlight
-from gateway.logs import log_record
+from gateway.logs import KindAndPlace, log_record
 from gateway.metrics import Metrics
 from gateway.response_cache import ResponseCache
 from gateway.server import Server, WireKey
@@ -156,6 +156,7 @@ async def listening(gateway: Gateway) -> AsyncIterator[Listener]:
         gateway.app,
         handler_cancellation=True,
         access_log=None,
+        logger=KindAndPlace("pcg.http"),
         auto_decompress=False,
         keepalive_timeout=KEEPALIVE_S,
         max_line_size=MAX_LINE_NBYTES,

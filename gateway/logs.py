@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import TextIO
 
 import structlog
@@ -30,6 +31,16 @@ def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> N
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(stream),
     )
+
+
+class KindAndPlace(logging.Logger):
+    """For a library that quotes what it cannot read, which may be a prompt or a key: of an error the log gets its class and
+    where it was raised. Everything else the library says is dropped."""
+
+    def handle(self, record: logging.LogRecord) -> None:
+        error, trace = record.exc_info[1:] if record.exc_info else (None, None)
+        if error is not None:
+            structlog.get_logger(self.name).error("http", error=type(error).__name__, at=traceback.format_tb(trace))
 
 
 def log_record(record: Record) -> None:
