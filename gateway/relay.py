@@ -160,8 +160,11 @@ class Crossing:
         self._note(head)
         if _is_stream(head):
             return await self._stream(events)
-        self.way.passing.failed = True
-        await self.client.write(self._error_event(_error_body(await _body(events)), head.status))
+        body, passing = await _body(events), self.way.passing
+        if head.status == 200:  # whole, though a stream was wanted: nobody sees it, and it was computed all the same
+            passing.take_whole(body)
+        passing.failed = True
+        await self.client.write(self._error_event(_error_body(body), head.status))
         return self.progress.passed(200)
 
     async def _told_in_stream(self, passing: Coroutine[Any, Any, None]) -> None:

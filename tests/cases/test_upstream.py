@@ -291,6 +291,19 @@ async def test_37_a_late_refusal_is_told_in_the_stream() -> None:
         assert passed.served.records[-1].outcome == "failed"
 
 
+async def test_37_a_late_answer_that_is_no_stream_is_billed() -> None:
+    """It cannot be shown any more; what the upstream told that it used is owed."""
+    gate, usage = asyncio.Event(), {"input_tokens": 7, "cache_read_input_tokens": 90, "output_tokens": 5}
+    say = Say((orjson.dumps(message(**usage)),), before_head=gate)
+    async with passing(say, policy="server: {sse: {early_headers_after: 10ms}}") as passed:
+        async with passed.served.http.post(MESSAGES, json=asking(stream=True)) as response:
+            assert response.status == 200
+            gate.set()
+            assert b"event: error\n" in await response.read()
+        assert passed.served.records[-1].outcome == "failed"
+        assert (bill(passed).usage.cache_read, bill(passed).usage.output) == (90, 5)
+
+
 # 42, 45 ---------------------------------------------------------------------------------------------------------------
 
 
