@@ -164,18 +164,19 @@ def test_reads_wait_for_room_to_read_into(monkeypatch: pytest.MonkeyPatch) -> No
     host.cache.check()
 
 
-def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a request waited for room to read into, a tier got stuck: all before its span is read, in whatever order."""
+@pytest.mark.parametrize("num_elsewhere", [1, 2])
+def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(
+    num_elsewhere: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a request waited for room to read into, a tier got stuck: all before its spans is read, in whatever order."""
     monkeypatch.setattr(reads, "STAGED_NBYTES", 1)
     ssd, redis, clock = filled(marked(), offset=99), MemoryStore(1 << 20), StillClock()
     Host(inline_tiers(("redis", redis)), "u").answer(marked())
-    host = Host(inline_tiers(("ssd", ssd)))
-    second = span_key(
-        host.cache._space("t").seal, PromptKeys(host.cache._space("t").root, pack(TOKENS), BLOCK).ancestor(2 * SPAN)
-    )
-    (payload,) = ssd.get_many([second], 1000.0)
-    redis.put_many([Item(second, payload, 1300.0)])
-    ssd.delete_many([second])
+    space = Host(inline_tiers(("ssd", ssd))).cache._space("t")
+    keys = PromptKeys(space.root, pack(TOKENS), BLOCK)
+    elsewhere = [span_key(space.seal, keys.ancestor(n * SPAN)) for n in range(2, 2 + num_elsewhere)]
+    redis.put_many([Item(key, ssd.get_many([key], 1000.0)[0], 1300.0) for key in elsewhere])
+    ssd.delete_many(elsewhere)
     readers = ManualIo(is_open=False), ManualIo(is_open=False)
     tiers = (("ssd", ssd, readers[0], ManualIo()), ("redis", redis, readers[1], ManualIo()))
     host = Host(manual_tiers(*tiers, clock=clock))
