@@ -161,8 +161,10 @@ class WriteBack:
         def lost() -> None:
             last.stored_until_s = 0.0
 
+        last.stored_until_s = last.expires_at_s
         nbytes = self._hand_over(Sealed(label, space.seal, last.expires_at_s, _saved(path)), path, lost)
-        last.stored_until_s = last.expires_at_s if nbytes else 0.0
+        if not nbytes:
+            lost()
         return nbytes
 
     def _copy_tail(self, space: Space, entry: Entry) -> int:
