@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -75,10 +75,12 @@ def forget(engines: Iterable[EngineConfig], tenant: str | None) -> int:
 
 
 def _forget(tier: NamedStore, prefix: bytes) -> int:
-    num_forgotten = 0
-    with suppress(OSError):
+    num_forgotten, failure = 0, None
+    try:
         num_forgotten = delete_prefix(tier.store, prefix)
-    problem = tier.store.stats.problem
+    except OSError as error:
+        failure = str(error)
+    problem = tier.store.stats.problem or failure
     if problem is not None:
         raise StoreError(f"the {tier.name} tier does not work, so it was not emptied: {problem}")
     return num_forgotten

@@ -41,8 +41,9 @@ class StoreStats:
     `nbytes` is everything that counts against the cap: for a folder the allocated blocks of all files and directories,
     bytes reserved for writes under way included; a store shared with others does not know and says 0. `num_put_drops`
     counts payloads and refreshes that were not stored, `num_damaged` items found not to be what was put, `num_errors`
-    calls of the medium that failed. `pinned_nbytes` are those of items that are pinned, 0 where nobody counts. `problem` is
-    why the tier does not work now, None while it does.
+    calls of the medium that failed. `num_undeleted` items are forgotten here, and the medium could not be told to yet.
+    `pinned_nbytes` are those of items that are pinned, 0 where nobody counts. `problem` is why the tier does not work now,
+    None while it does.
     """
 
     nbytes: int = 0
@@ -56,6 +57,7 @@ class StoreStats:
     num_expired: int = 0
     num_damaged: int = 0
     num_errors: int = 0
+    num_undeleted: int = 0
     problem: str | None = None
 
 
@@ -111,8 +113,11 @@ DELETE_BATCH: Final = 256
 
 
 def delete_prefix(store: BlockStore, prefix: bytes) -> int:
-    """Forget every item whose key begins with `prefix`; how many there were. Raises OSError as `scan` does."""
+    """Forget every item whose key begins with `prefix`; how many there were. Raises OSError as `scan` does, and where the
+    medium has anything still that it was to forget."""
     keys = [key for key, _ in store.scan() if key.startswith(prefix)]
     for at in range(0, len(keys), DELETE_BATCH):
         store.delete_many(keys[at : at + DELETE_BATCH])
+    if store.stats.num_undeleted:
+        raise OSError(f"{store.stats.num_undeleted} objects could not be deleted yet")
     return len(keys)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.store.base import Item
+from engine.store.base import Item, delete_prefix
 from engine.store.disk.files import Files
 from engine.store.disk.store import REOPEN_S, DiskStore
 from tests.fakes.faulty_files import FaultyFiles, du
@@ -131,6 +131,21 @@ def test_a_full_cap_that_cannot_evict_drops(tmp_path: Path) -> None:
         store.put_many([Item(B, bytes(200_000), T0 + 60)])
         assert store.get_many([B], T0) == [bytes(200_000)]
         store.check()
+
+
+def test_what_cannot_be_deleted_is_not_forgotten_yet(tmp_path: Path) -> None:
+    """A start would find it again: who wants to forget it learns that it is there, until it is gone."""
+    files = FaultyFiles()
+    with DiskStore(tmp_path, nbytes=MIB, files=files) as store:
+        store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
+        files.fail("unlink", code=errno.EROFS)
+        for _ in range(2):
+            with pytest.raises(OSError, match="could not be deleted"):
+                delete_prefix(store, b"a")
+        files.heal()
+        store.find_many([], T0)
+        assert delete_prefix(store, b"a") == 0
+        assert du(tmp_path) == store.stats.nbytes
 
 
 def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:

@@ -184,6 +184,21 @@ def test_half_a_list_is_no_list(setup: Setup, fault: Fault) -> None:
     assert setup.store.find_many([A], T0) == [None]
 
 
+def test_what_is_owed_is_not_forgotten_yet(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that went away after it had told what it has was not told to forget it."""
+    listed = list(setup.store.scan())
+    setup.proxy.fault = "refuse"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(setup.store, "scan", lambda: iter(listed))
+        with pytest.raises(OSError, match="could not be deleted"):
+            delete_prefix(setup.store, b"a")
+    setup.proxy.fault = "none"
+    setup.clock.advance(OPEN_S)
+    delete_prefix(setup.store, b"a")
+    with setup.server.client() as client:
+        assert client.keys("*") == []
+
+
 def test_owed_deletes_are_bounded(setup: Setup) -> None:
     """A server that is away for long costs bounded memory."""
     setup.proxy.fault = "refuse"

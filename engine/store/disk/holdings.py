@@ -68,6 +68,7 @@ class Holdings:
             self.remove(record)
         self._stats.nbytes -= self._fixed_nbytes - self._reserved_nbytes
         self._folders, self._undeleted, self._other_nbytes = {}, {}, 0
+        self._count()
 
     def live(self, key: bytes, now_s: float) -> Record | None:
         """The record under `key` unless it has expired. It stays: a refresh may be on its way."""
@@ -166,6 +167,7 @@ class Holdings:
             del self._undeleted[path]
             if not self._unlink(path, nbytes):
                 break
+        self._count()
         if not self._undeleted:
             self._health.worked("delete")
         for num_gone in range(limit):
@@ -200,6 +202,7 @@ class Holdings:
             self._files.unlink(path)
         except OSError as error:
             self._undeleted[path] = nbytes
+            self._count()
             self._health.failed("delete", error)
             return False
         if free:
@@ -219,4 +222,5 @@ class Holdings:
 
     def _count(self) -> None:
         self._stats.num_items = len(self.index)
+        self._stats.num_undeleted = len(self._undeleted)
         self._stats.pinned_nbytes = self.index.pinned_nbytes

@@ -201,6 +201,7 @@ class RedisStore:
                 if payload is not None:
                     self.stats.num_puts += not failed
                     self._owed.pop(key, None)
+                    self.stats.num_undeleted = len(self._owed)
             if failed and payload is not None:
                 self._owe([key])
 
@@ -253,6 +254,7 @@ class RedisStore:
             for (key, token), reply in zip(owed, replies, strict=False):
                 if isinstance(reply, int) and self._owed.get(key) is token:
                     del self._owed[key]
+            self.stats.num_undeleted = len(self._owed)
         return replies[len(owed) :]
 
     def _note(self, operation: str, replies: Sequence[Reply]) -> None:
@@ -268,6 +270,7 @@ class RedisStore:
                 self._owed[key] = object()
             while len(self._owed) > MAX_OWED:
                 del self._owed[next(iter(self._owed))]
+            self.stats.num_undeleted = len(self._owed)
 
     def _names(self) -> list[bytes]:
         """The names under the prefix. Raises OSError when the server does not tell them all."""
