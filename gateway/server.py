@@ -197,9 +197,9 @@ class Server:
         client = HttpClient(http, closing=self.closing)
         try:
             await route(self._call(http, name), client)
+            return await client.finish()
         except ConnectionError:  # the client has gone, and the handler has recorded it: aiohttp need not know
             return client.leftover
-        return await client.finish()
 
     def _call(self, http: web.Request, route: str) -> Call:
         headers = plain_headers(http.headers)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator
 
 import anthropic
 import openai
 import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
 
 from engine.messages import Finished, Started, TextDelta
 from engine.types import CacheReport
+from gateway.app import build_app, listening
 from gateway.backends.base import Event
 from gateway.errors import Overloaded
+from gateway.ledger import Record
 from gateway.request import Request
 from tests.fakes.backend import Script, ScriptedBackend
-from tests.gateway.serving import ANTHROPIC, OPENAI, Served, anthropic_body, openai_body, serving
+from tests.fakes.clock import FakeClock
+from tests.gateway.serving import ANTHROPIC, OPENAI, Served, anthropic_body, make_policy, openai_body, serving
 
 MESSAGES, CHAT = "/v1/messages", "/v1/chat/completions"
 ROUTES = [(MESSAGES, anthropic_body(), ANTHROPIC), (CHAT, openai_body(), OPENAI)]
@@ -229,3 +235,30 @@ async def test_repeated_header_fields_are_one_list() -> None:
     async with serving(backend) as served, served.http.post(CHAT, json=openai_body(), headers=headers) as response:
         assert response.status == 200
         assert (backend.requests[0].plan.read, backend.requests[0].plan.store) == (False, False)
+
+
+async def test_leaving_at_the_very_end_is_no_error() -> None:
+    """Many clients close the connection at the last event, and do not wait for the end of the stream: nothing is logged."""
+    connections: list[asyncio.Transport] = []
+
+    async def remember(http: web.Request, response: web.StreamResponse) -> None:
+        assert isinstance(http.transport, asyncio.Transport)
+        connections.append(http.transport)
+
+    def leave_now(record: Record) -> None:
+        connections[-1].abort()
+
+    policy = make_policy()
+    gateway = build_app(policy, {policy.models[0].name: ScriptedBackend()}, FakeClock(), on_record=leave_now)
+    gateway.app.on_response_prepare.append(remember)
+    with capture_logs() as told:
+        async with listening(gateway) as listener:
+            reader, writer = await asyncio.open_connection(listener.host, listener.port)
+            data = json.dumps(openai_body(stream=True)).encode()
+            writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+            async with asyncio.timeout(20):
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+            writer.close()
+    assert len(connections) == 1
+    assert told == []
