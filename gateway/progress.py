@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from engine.types import FinishReason, TokenLogprobs
@@ -19,7 +20,7 @@ from gateway.merged import merged
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.response_cache import Lookup, Tape
 from gateway.told import Note, Passing, ToldBill
-from gateway.wire.base import Answer, ToolCall
+from gateway.wire.base import Answer, Said, ToolCall
 from policies.pricing import NOTHING, Prices, Usage, charge, sum_usage
 from policies.rules import DialectRules
 
@@ -35,11 +36,19 @@ CLAMPED = "max_tokens-clamped-to-context"
 
 
 @dataclass(slots=True)
+class Run:
+    """What was said of one kind without a break, in pieces."""
+
+    kind: Literal["thinking", "text", "call"]
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Choice:
     """One of a request's answers, in the making. `num_output` counts its tokens, `num_thinking` those of reasoning."""
 
-    text: list[str] = field(default_factory=list)
-    thinking: list[str] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_output: int = 0
@@ -49,29 +58,40 @@ class Choice:
     def add(self, event: TextDelta | ToolCallDelta) -> None:
         self.num_output += len(event.token_ids)
         self.logprobs += event.logprobs
-        if isinstance(event, TextDelta) and event.thinking:
-            self.num_thinking += len(event.token_ids)
-            self.thinking.append(event.text)
-        elif isinstance(event, TextDelta):
-            self.text.append(event.text)
+        if isinstance(event, TextDelta):
+            self.num_thinking += len(event.token_ids) if event.thinking else 0
+            self._say(event)
         elif event.name is not None:
+            self.runs.append(Run("call"))
             self.calls.append(ToolCall(event.name, event.arguments))
         else:
             call = self.calls[event.index]
             self.calls[event.index] = ToolCall(call.name, call.arguments + event.arguments)
 
+    def _say(self, event: TextDelta) -> None:
+        """Goes on with the last run, or begins another."""
+        kind: Literal["thinking", "text"] = "thinking" if event.thinking else "text"
+        if not (event.text or event.logprobs):
+            return
+        if not self.runs or self.runs[-1].kind != kind:
+            self.runs.append(Run(kind))
+        self.runs[-1].pieces.append(event.text)
+        self.runs[-1].logprobs += event.logprobs
+
     def answer(self, usage: Usage, *, reason: FinishReason | None = None) -> Answer:
         """The whole answer; only once it is finished. `reason` is told instead of the engine's."""
         assert self.finished is not None
+        said = tuple(Said(run.kind, "".join(run.pieces), tuple(run.logprobs)) for run in self.runs)
         return Answer(
-            text="".join(self.text),
+            text="".join(run.text for run in said if run.kind == "text"),
             reason=reason or self.finished.reason,
             stop=self.finished.stop,
             usage=usage,
-            thinking="".join(self.thinking),
+            thinking="".join(run.text for run in said if run.kind == "thinking"),
             calls=tuple(self.calls),
             logprobs=tuple(self.logprobs),
             num_thinking=self.num_thinking,
+            said=said,
         )
 
 

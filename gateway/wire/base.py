@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from engine.types import FinishReason, TokenLogprobs
 from gateway.backends.base import ModelInfo, PassedModel
@@ -22,9 +22,19 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """A run of one kind in an answer: of a `call` it is only told that it stands here."""
+
+    kind: Literal["thinking", "text", "call"]
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A finished answer, whole: reasoning, then text, then tool calls, each possibly empty.
 
+    `said` is the same in the order in which it was said, for formats that keep it; empty where that is the order above.
     `logprobs` is one per token, where they were asked for. `num_thinking` tokens of the output were reasoning. `others` are
     the further answers to the same prompt where several were wanted; `usage` is what they cost all together.
     """
@@ -38,6 +48,15 @@ class Answer:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_thinking: int = 0
     others: tuple[Answer, ...] = ()
+    said: tuple[Said, ...] = ()
+
+    def in_order(self) -> tuple[Said, ...]:
+        """`said`, or what it is where it says nothing else."""
+        if self.said:
+            return self.said
+        thinking = (Said("thinking", self.thinking),) if self.thinking else ()
+        text = (Said("text", self.text, self.logprobs),) if self.text else ()
+        return (*thinking, *text, *(Said("call") for _ in self.calls))
 
 
 @dataclass(frozen=True, slots=True)

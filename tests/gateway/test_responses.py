@@ -107,6 +107,15 @@ def strip(item: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in ("id", "call_id", "parsed_arguments")}
 
 
+def as_sent(item: Any) -> dict[str, Any]:
+    """An output item without what the SDK's stream helper adds."""
+    fields = item.to_dict()
+    fields.pop("parsed_arguments", None)
+    for part in fields.get("content") or []:
+        part.pop("parsed", None)
+    return fields
+
+
 async def test_a_conversation_goes_on(backend: ScriptedBackend, gpt: openai.AsyncOpenAI) -> None:
     """`previous_response_id`: the earlier turns come first, its instructions do not."""
     first = await gpt.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
@@ -153,6 +162,29 @@ async def test_kept_or_sent_back_it_is_the_same_prompt() -> None:
         assert prompts[0] == prompts[1] == prompts[2]
         assert [type(part) for part in prompts[0].messages[1].parts] == [ThinkingPart, TextPart, ToolCallPart, ToolCallPart]
         assert prompts[0].messages[2] == Message("tool", (ToolResultPart(outputs[0]["call_id"], "r"),))
+
+
+async def test_an_answer_stays_in_its_order() -> None:
+    """Text behind a call stays there: streamed, whole, kept, referred to and gone on with, it is the same items and prompt."""
+    call = ToolCallDelta("r", 0, "f", "{}", (2,))
+    mixed = (TextDelta("r", "First.", (1,)), call, TextDelta("r", "Then", (3,)), TextDelta("r", " more.", (4,)))
+    backend = ScriptedBackend(Script(texts=(), deltas=mixed))
+    async with (
+        serving(backend) as served,
+        openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as gpt,
+    ):
+        async with gpt.responses.stream(model=MODEL, input="Hi", tools=[TOOL]) as stream:
+            streamed = await stream.get_final_response()
+        whole = await gpt.responses.create(model=MODEL, input="Hi", tools=[TOOL])
+        kept = await gpt.responses.retrieve(streamed.id)
+        assert [item.type for item in streamed.output] == ["message", "function_call", "message"]
+        assert [item.to_dict() for item in kept.output] == [as_sent(item) for item in streamed.output]
+        assert [strip(item) for item in whole.output] == [strip(item) for item in streamed.output]
+        more: Any = {"role": "user", "content": "And?"}
+        named: Any = [{"type": "item_reference", "id": item.id} for item in streamed.output]
+        await gpt.responses.create(model=MODEL, input=[{"role": "user", "content": "Hi"}, *named, more])
+        await gpt.responses.create(model=MODEL, input=[more], previous_response_id=streamed.id)
+        assert backend.requests[-1].prompt == backend.requests[-2].prompt
 
 
 async def test_what_is_kept_can_be_listed_and_deleted(gpt: openai.AsyncOpenAI) -> None:

@@ -14,7 +14,7 @@ from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.sse import SSE_HEADERS
 from gateway.wire.anthropic import AnthropicWire
-from gateway.wire.base import Answer, ToolCall
+from gateway.wire.base import Answer, Said, ToolCall
 from policies.pricing import Usage
 
 WIRE: Final = AnthropicWire()
@@ -156,6 +156,17 @@ def test_blocks_alternate_in_a_stream() -> None:
     assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2, 3, 4]
     signatures = [event["delta"]["signature"] for event in events if event.get("delta", {}).get("type") == "signature_delta"]
     assert len(set(signatures)) == 2
+
+
+def test_blocks_of_a_whole_answer_keep_their_order() -> None:
+    """As in a stream: text behind a call stays there, and text around reasoning that is not shown is one block."""
+    said = (Said("text", "b"), Said("thinking", "c"), Said("text", "d"), Said("call"), Said("text", "e"))
+    answer = Answer("bde", "stop", None, USAGE, thinking="c", calls=(ToolCall("find", "{}"),), said=said)
+    assert [block["type"] for block in shape(whole(a_request(thinking=THINKING), answer))] == [
+        *("text", "thinking", "text", "tool_use", "text"),
+    ]
+    first, *others = shape(whole(a_request(), answer))
+    assert (first["text"], [block["type"] for block in others]) == ("bd", ["tool_use", "text"])
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -110,12 +110,18 @@ def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> d
 
 
 def _content(request: Request, answer: Answer) -> list[dict[str, Any]]:
-    if request.prewarm:
-        return []
+    """The blocks in the order in which they were said, as a stream shows them."""
     content: list[dict[str, Any]] = []
-    if answer.thinking and (shown := Thinking.of(request)) is not None:
-        shown.push(answer.thinking)
-        content.append({"type": "thinking", "thinking": shown.visible, "signature": shown.signature()})
-    if answer.text:
-        content.append({"type": "text", "text": answer.text, "citations": None})
-    return content + [call_block(request, i, call) for i, call in enumerate(answer.calls)]
+    calls = enumerate(answer.calls)
+    for run in () if request.prewarm else answer.in_order():
+        if run.kind == "call":
+            content.append(call_block(request, *next(calls)))
+        elif run.kind == "thinking":
+            if run.text and (shown := Thinking.of(request)) is not None:
+                shown.push(run.text)
+                content.append({"type": "thinking", "thinking": shown.visible, "signature": shown.signature()})
+        elif content and content[-1]["type"] == "text":  # reasoning that is not shown stood between
+            content[-1]["text"] += run.text
+        elif run.text:
+            content.append({"type": "text", "text": run.text, "citations": None})
+    return content

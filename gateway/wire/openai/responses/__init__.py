@@ -10,17 +10,18 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from engine.prompt.types import Message, Part, Prompt, TextPart, ThinkingPart, ToolCallPart
+from engine.prompt.types import Message, Prompt
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.request import Request
 from gateway.sse import encode_event
 from gateway.wire.base import Answer, ErrorReply, Kept, StreamEncoder
-from gateway.wire.fields import clip
+from gateway.wire.fields import Node, clip
 from gateway.wire.openai import OpenAIWire, errors
+from gateway.wire.openai.caching import DEFAULT_BREAKPOINT_TTL
 from gateway.wire.openai.errors import invalid
-from gateway.wire.openai.messages import decoded_arguments
 from gateway.wire.openai.responses import encode
 from gateway.wire.openai.responses.diagnose import Comparison, Traits, traits
+from gateway.wire.openai.responses.items import Turns
 from gateway.wire.openai.responses.pages import encode_items
 from gateway.wire.openai.responses.parse import parse
 from gateway.wire.openai.responses.stream import ResponseStream
@@ -135,16 +136,11 @@ def _continued(earlier: Prompt, now: Prompt) -> Prompt:
 
 
 def _answered(request: Request, answer: Answer) -> Prompt:
-    """The conversation with the answer as its last turn, as the client would send it back; without instructions."""
-    parts: list[Part] = [ThinkingPart(answer.thinking)] if answer.thinking else []
-    if answer.text or not answer.calls:
-        parts.append(TextPart(answer.text))
-    for item in encode.output(request, answer):
-        if "call_id" in item:
-            arguments = {"input": item["input"]} if "input" in item else decoded_arguments(item["arguments"])
-            parts.append(ToolCallPart(item["call_id"], item["name"], arguments))
-    turns = request.prompt.messages
-    return _uninstructed(request, turns if request.prewarm else (*turns, Message("assistant", tuple(parts))))
+    """The conversation and the answer behind it, read as if the client had sent its items back; without instructions."""
+    turns = Turns(ttl=DEFAULT_BREAKPOINT_TTL, continues=True, messages=list(request.prompt.messages))
+    if not request.prewarm:
+        turns.read(Node({"input": encode.output(request, answer)}, ()))
+    return _uninstructed(request, tuple(turns.messages))
 
 
 def _uninstructed(request: Request, turns: tuple[Message, ...]) -> Prompt:

@@ -10,7 +10,7 @@ import orjson
 from engine.types import FinishReason, TokenLogprobs
 from gateway.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.request import Request
-from gateway.wire.base import Answer, ToolCall
+from gateway.wire.base import Answer, Said, ToolCall
 from gateway.wire.openai import errors
 from gateway.wire.openai.logprobs import token_logprobs
 from gateway.wire.openai.responses.diagnose import Comparison, diagnosis
@@ -34,17 +34,22 @@ def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> b
 
 
 def output(request: Request, answer: Answer) -> list[Item]:
-    """The answer as items: reasoning, text, calls. An answer that is neither is one empty message."""
+    """The answer as items, in the order in which it was said, as a stream shows them. One that says nothing is one empty
+    message. The last item is as incomplete as the answer."""
     if request.prewarm:
         return []
-    status = "incomplete" if answer.reason in INCOMPLETE else "completed"
+    said, calls = answer.in_order() or (Said("text"),), enumerate(answer.calls)
     items: list[Item] = []
-    if answer.thinking:
-        items.append(reasoning_item(request, 0, answer.thinking))
-    if answer.text or not answer.calls:
-        items.append(message_item(request, len(items), status, answer.text, answer.logprobs))
-    for i, call in enumerate(answer.calls):
-        items.append(call_item(request, len(items), i, call, status if i == len(answer.calls) - 1 else "completed"))
+    for i, run in enumerate(said):
+        status = "incomplete" if answer.reason in INCOMPLETE and i == len(said) - 1 else "completed"
+        match run.kind:
+            case "thinking":
+                items.append(reasoning_item(request, i, run.text))
+            case "text":
+                items.append(message_item(request, i, status, run.text, run.logprobs))
+            case "call":
+                number, call = next(calls)
+                items.append(call_item(request, i, number, call, status))
     return items
 
 
