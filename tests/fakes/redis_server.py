@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
 import subprocess
@@ -50,6 +51,16 @@ class RedisServer:
         """Where it listens, with its password."""
         password = f":{self._password}@" if self._password else ""
         return f"redis+cluster://{password}127.0.0.1:{self._port}" if self._port else f"unix://{password}{self.path}"
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It is there and answers nobody."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def start(self) -> None:
         """Start it and return when it accepts connections (a cluster of one node: when it serves all slots)."""

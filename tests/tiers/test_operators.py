@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,29 @@ def test_a_tenant_is_forgotten_in_every_tier(default_model: Path, tmp_path: Path
             assert f"{sum(before)} objects whole" in verified.stdout
             assert host.ask(manual("A"), QUESTION, key="key-acme").num_read == 0
             assert host.ask(manual("A"), QUESTION, key="key-zeta").tier == "device"
+
+
+def test_a_flush_that_redis_does_not_hear_is_done_later(default_model: Path, tmp_path: Path) -> None:
+    """The operator is told that it is not done; it is not served before, and gone soon after the server answers again."""
+    with RedisServer(tmp_path) as redis, redis.client() as client:
+        section = f"{{ssd: {{bytes: 1GiB, min_free: 0}}, redis: {{url: '{redis.url}', timeout: 100ms}}}}"
+        with hosts(tmp_path, section, more=TENANTS, secret=SECRET) as (host,):
+            host.start()
+            host.ask(manual("A"), QUESTION, key="key-acme")
+            for tier in ("ssd", "redis"):
+                host.wait_until_written(tier)
+            assert client.keys("pcg:*")
+            with redis.frozen():
+                done = pcg_cache(host, "flush", "--tenant", "acme", "--url", host.url)
+                assert done.returncode == 1
+                assert "told again" in done.stderr
+                assert not host.stored()
+                assert host.ask(manual("B"), QUESTION, key="key-acme").num_read == 0
+            deadline_s = time.monotonic() + 30
+            while client.keys("pcg:*"):
+                assert time.monotonic() < deadline_s
+                host.advance(1.0)
+            assert pcg_cache(host, "flush", "--tenant", "acme", "--url", host.url).returncode == 0
 
 
 def test_a_stopped_gateways_files_are_checked_and_forgotten(default_model: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Server:
 
     Password, database and TLS options are redis-py's, in the URL. Connects at the first use. `timeout_s` bounds the wait
     for a connection, for each piece of a reply, and for sending one batch.
-    Large strings of replies lie in memory from `lend`.
+    Large strings of replies lie in memory from `lend`, but for those of a cluster, whose client has parsers of its own.
     """
 
     def __init__(self, url: str, *, timeout_s: float, lend: Lend = buffer) -> None:
