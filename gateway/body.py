@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
+from collections.abc import AsyncIterator
 from typing import Final
 
 from aiohttp import web
 
-from gateway.errors import BodyTooLarge, InvalidRequest
+from gateway.errors import BodyLate, BodyTooLarge, InvalidRequest
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
-async def read_body(http: web.Request, max_nbytes: int) -> bytes:
+async def read_body(http: web.Request, max_nbytes: int, silence_s: float) -> bytes:
     """The whole body, decoded. Never holds more than `max_nbytes` of it in either form.
 
-    Raises `BodyTooLarge` when the body as sent or as decoded exceeds `max_nbytes`, and `InvalidRequest` for an encoding
-    other than gzip or for damaged gzip. The server must be set up not to decompress by itself.
+    Raises `BodyTooLarge` when the body as sent or as decoded exceeds `max_nbytes`, `BodyLate` when nothing comes for
+    `silence_s` though it has not ended, and `InvalidRequest` for an encoding other than gzip or for damaged gzip. The
+    server must be set up not to decompress by itself.
     """
     encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", ""):
@@ -27,7 +30,7 @@ async def read_body(http: web.Request, max_nbytes: int) -> bytes:
     inflate = zlib.decompressobj(_GZIP) if "gzip" in encoding else None
     chunks: list[bytes] = []
     num_sent = num_read = 0
-    async for chunk in http.content.iter_any():
+    async for chunk in _pieces(http, silence_s):
         num_sent += len(chunk)
         if num_sent > max_nbytes:
             raise _too_large(max_nbytes)
@@ -37,6 +40,18 @@ async def read_body(http: web.Request, max_nbytes: int) -> bytes:
     if inflate and num_sent and not inflate.eof:
         raise _not_gzip("the gzip body ends early")
     return b"".join(chunks)
+
+
+async def _pieces(http: web.Request, silence_s: float) -> AsyncIterator[bytes]:
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                piece = await http.content.readany()
+        except TimeoutError:
+            raise BodyLate(f"nothing more of the body came within {silence_s:g} s") from None
+        if not piece:
+            return
+        yield piece
 
 
 def _inflated(inflate: zlib._Decompress, chunk: bytes, room: int) -> bytes:

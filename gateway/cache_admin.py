@@ -22,9 +22,19 @@ from engine.messages import EngineStats
 from gateway.admin import all_stats, json_reply, problem
 from gateway.auth import api_key, authenticate
 from gateway.backends.base import Backend, workers_of
+from gateway.body import read_body
 from gateway.cache_pins import PinDone, PinRequest, change, named
 from gateway.clock import Clock
-from gateway.errors import EngineFailed, Forbidden, GatewayError, InvalidRequest, Overloaded, Unauthenticated
+from gateway.errors import (
+    BodyLate,
+    BodyTooLarge,
+    EngineFailed,
+    Forbidden,
+    GatewayError,
+    InvalidRequest,
+    Overloaded,
+    Unauthenticated,
+)
 from gateway.inventory import Contents, EntryLine, Inventory, Verified, tenant_hash
 from gateway.response_cache import ResponseCache
 from gateway.wire.plain import plain_headers
@@ -41,6 +51,8 @@ _STATUS: Final[Mapping[type[GatewayError], int]] = {
     InvalidRequest: 400,
     Unauthenticated: 401,
     Forbidden: 403,
+    BodyLate: 408,
+    BodyTooLarge: 413,
     EngineFailed: 500,
     Overloaded: 503,
 }
@@ -157,7 +169,7 @@ class CacheAdmin:
 
     async def flush(self, http: web.Request, caller: Caller) -> web.StreamResponse:
         """Forget what is cached for a tenant, or for everyone, in every tier of every engine."""
-        wanted = await _body(http, FlushRequest)
+        wanted = await self._body(http, FlushRequest)
         if caller.tenant is not None and wanted.tenant not in (None, caller.tenant):
             raise Forbidden("a key forgets its own tenant's cache, no other's")
         tenant = caller.tenant or wanted.tenant
@@ -191,7 +203,7 @@ class CacheAdmin:
         return response
 
     async def _pin(self, http: web.Request, caller: Caller, *, pinned: bool) -> web.StreamResponse:
-        digits = (await _body(http, PinRequest)).key
+        digits = (await self._body(http, PinRequest)).key
         if caller.tenant is not None:
             raise Forbidden("pins take from what all tenants share: only the operator's key sets and ends them")
         lines = await asyncio.to_thread(lambda: list(self.inventory.entries(self.clock())))
@@ -224,6 +236,13 @@ class CacheAdmin:
 
         return serve
 
+    async def _body(self, http: web.Request, kind: type[T]) -> T:
+        body = await read_body(http, MAX_BODY_NBYTES, self.policy.server.body_timeout)
+        try:
+            return msgspec.json.decode(body or b"{}", type=kind)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(str(error)) from None
+
     def _caller(self, http: web.Request) -> Caller:
         if "Origin" in http.headers:
             raise Forbidden("this route is not for web pages")
@@ -239,18 +258,6 @@ class CacheAdmin:
 
     def _hash(self, tenant: str | None) -> str | None:
         return None if tenant is None else tenant_hash(self.root_secret or b"", tenant)
-
-
-async def _body(http: web.Request, kind: type[T]) -> T:
-    body = b""
-    async for piece in http.content.iter_any():
-        body += piece
-        if len(body) > MAX_BODY_NBYTES:
-            raise InvalidRequest(f"the body must not exceed {MAX_BODY_NBYTES} bytes")
-    try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(str(error)) from None
 
 
 def _numbers(stats: EngineStats | None) -> EngineNumbers | None:

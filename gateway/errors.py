@@ -11,6 +11,7 @@ GatewayError
 ├── UnknownPath            404
 │   └── UnknownResponse    404  an earlier answer, asked for by its id
 ├── MethodNotAllowed       405
+├── BodyLate               408  the rest of the request's body does not come
 ├── BodyTooLarge           413
 ├── RateLimited            429  a limit of the tenant; `retry_after_s` if known
 ├── Overloaded             529  (503 in OpenAI's format) the engine is full or restarting
@@ -82,6 +83,10 @@ class UnknownResponse(UnknownPath):
 
 class MethodNotAllowed(GatewayError):
     """The route exists, with another method."""
+
+
+class BodyLate(GatewayError):
+    """Nothing more of the body came within `server.body_timeout`."""
 
 
 class BodyTooLarge(GatewayError):

@@ -41,7 +41,7 @@ class Client(Protocol):
     """Where the answer goes. Every method raises `ConnectionError` once the client has gone, or is cancelled."""
 
     async def read(self, max_nbytes: int) -> bytes:
-        """The request's body, decoded. Raises `BodyTooLarge`, `InvalidRequest`."""
+        """The request's body, decoded. Raises `BodyTooLarge`, `BodyLate`, `InvalidRequest`."""
         ...
 
     async def send(self, reply: Reply) -> None:

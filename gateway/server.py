@@ -56,16 +56,17 @@ BatchRoute = Callable[[Call, "HttpClient", web.Request], Awaitable[None]]
 
 
 class HttpClient:
-    """A `Client` over one aiohttp request. `response` is what the server is to finish the request with."""
+    """A `Client` over one aiohttp request, which waits `silence_s` for each piece of its body."""
 
-    def __init__(self, http: web.Request, *, closing: bool) -> None:
+    def __init__(self, http: web.Request, silence_s: float, *, closing: bool) -> None:
         self._http = http
+        self._silence_s = silence_s
         self._closing = closing
         self._stream: web.StreamResponse | None = None
         self._whole: web.Response | None = None
 
     async def read(self, max_nbytes: int) -> bytes:
-        return await read_body(self._http, max_nbytes)
+        return await read_body(self._http, max_nbytes, self._silence_s)
 
     async def send(self, reply: Reply) -> None:
         assert self._stream is None
@@ -194,7 +195,7 @@ class Server:
         return web.Response(text=GREETING)
 
     async def _serve(self, http: web.Request, name: str, route: Route) -> web.StreamResponse:
-        client = HttpClient(http, closing=self.closing)
+        client = HttpClient(http, self._handler.policy.server.body_timeout, closing=self.closing)
         try:
             await route(self._call(http, name), client)
             return await client.finish()

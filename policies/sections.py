@@ -80,6 +80,9 @@ class ServerPolicy(Section):
         default=False, description="Listen beyond loopback without tenants: anyone who reaches the port may use the gateway."
     )
     max_body: NumBytes = Field(default=32 * 1024**2, description="Largest request body, decompressed. Larger ones get a 413.")
+    body_timeout: PositiveDuration = Field(
+        default=60.0, description="Longest wait for the next piece of a request's body. Then the client gets a 408."
+    )
     sse: SsePolicy = Field(default=SsePolicy(), description="Streams.")
     drain: DrainPolicy = Field(default=DrainPolicy(), description="Shutdown.")
     batches: BatchesPolicy = Field(default=BatchesPolicy(), description="Anthropic's message batches.")

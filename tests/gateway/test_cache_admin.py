@@ -218,7 +218,7 @@ async def test_every_worker_that_has_an_entry_pins_it(outcomes: tuple[PinOutcome
     assert (told.title if isinstance(told, Refusal) else (told.used_nbytes, told.budget_nbytes)) == wanted
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{", b'{"tenant": 1}', b'{"tennant": "a"}', b" " * 5000])
+@pytest.mark.parametrize("body", [b"[]", b"{", b'{"tenant": 1}', b'{"tennant": "a"}'])
 async def test_bad_bodies_are_refused(body: bytes, tmp_path: Path) -> None:
     """A mistyped key must not flush everyone."""
     async with stocked(tmp_path) as (served, backend):
@@ -239,7 +239,7 @@ async def test_a_body_may_come_in_pieces(tmp_path: Path) -> None:
     async with stocked(tmp_path) as (served, backend):
         assert (await ask(served, "POST", "flush", data=pieces(b'{"tenant"', b': "b', b'"}')))[0] == 200
         status, error, _ = await ask(served, "POST", "flush", data=pieces(b"{", b" " * 4096))
-        assert (status, "must not exceed" in error["detail"]) == (400, True)
+        assert (status, "exceeds" in error["detail"]) == (413, True)
         assert backend.flushed == ["b"]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import re
 from typing import Any
 
 import pytest
@@ -60,6 +62,24 @@ async def test_bad_bodies(path: str, body: bytes) -> None:
         assert (status, kind) == (400, "invalid_request_error")
         assert message
         assert backend.requests == []
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"mod'])
+@pytest.mark.parametrize("path", [MESSAGES, CHAT, "/v1/messages/batches", "/admin/cache/flush"])
+async def test_a_body_that_does_not_end(path: str, sent: bytes) -> None:
+    """Nobody waits for the rest of it longer than the policy says."""
+    request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode() + sent
+    async with serving(ScriptedBackend(), "server: {body_timeout: 20ms}") as served, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(served.listener.host, served.listener.port)
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        content = await reader.readexactly(int(re.search(rb"Content-Length: (\d+)", head)[1]))
+        writer.close()
+        await writer.wait_closed()
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert b"nothing more of the body came within 0.02 s" in content
+    if path in BODIES:
+        error_of(path, json.loads(content))
 
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])

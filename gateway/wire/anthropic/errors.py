@@ -21,6 +21,7 @@ TABLE: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
     errors.UnknownModel: (404, "not_found_error"),
     errors.UnknownPath: (404, "not_found_error"),
     errors.MethodNotAllowed: (405, "invalid_request_error"),
+    errors.BodyLate: (408, "timeout_error"),
     errors.BodyTooLarge: (413, "request_too_large"),
     errors.RateLimited: (429, "rate_limit_error"),
     errors.Overloaded: (529, "overloaded_error"),

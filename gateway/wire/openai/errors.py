@@ -33,6 +33,7 @@ TABLE: Final[Mapping[type[GatewayError], Row]] = {
     errors.UnknownModel: Row(404, "invalid_request_error", "model_not_found"),
     errors.UnknownPath: Row(404, "invalid_request_error"),
     errors.MethodNotAllowed: Row(405, "invalid_request_error", "method_not_supported"),
+    errors.BodyLate: Row(408, "invalid_request_error", "request_timeout"),
     errors.BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
     errors.RateLimited: Row(429, "requests", "rate_limit_exceeded"),
     errors.Overloaded: Row(503, "server_error", "server_is_overloaded"),
