@@ -46,6 +46,7 @@ def live(seed: int, options: dict[str, Any], num_steps: int = 200) -> CacheCount
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=16582290)
 @example(seed=5684611)
+@example(seed=9100224)
 def test_random_lives_agree_with_plain_dictionaries(options: dict[str, Any], seed: int) -> None:
     """Skipped tokens, hits, boundaries and broken promises are those of the model; no page leaks; all KV is exact."""
     live(seed, options)

@@ -69,13 +69,16 @@ class Life:
             force_store=force_store,
             span_tokens=SPAN,
         )
-        self.unit = SPAN if self.has_tier else BLOCK
-        self.plain = {tenant: PlainCache(self.unit) for tenant in TENANTS}
+        self.plain = {tenant: self.nothing() for tenant in TENANTS}
         self.requests: list[Request] = []
         self.waiting: list[Ask] = []
         self.history: list[list[int]] = [[]]
         self.now_s = 100.0
         self.cache.tick(self.now_s)
+
+    def nothing(self) -> PlainCache:
+        """What a tenant has at first, and after a flush."""
+        return PlainCache(SPAN, BLOCK) if self.has_tier else PlainCache(BLOCK)
 
     def step(self) -> None:
         """One random event, then every check."""
@@ -249,7 +252,7 @@ class Life:
         tenant = self.dice.choice([*TENANTS, None])
         self.cache.flush(tenant)
         for name in TENANTS if tenant is None else [tenant]:
-            self.plain[name] = PlainCache(self.unit)
+            self.plain[name] = self.nothing()
         for request in self.requests:
             request.flushed |= tenant in (None, request.tenant)
 

@@ -17,9 +17,11 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 @dataclass
 class PlainCache:
     """One tenant. Blocks are not modelled: what is kept is known to the token from below, and from above to the `unit` of
-    tokens that stay together: a block, or a span where there are lower tiers."""
+    tokens that stay together: a block, or a span where there are lower tiers. `block` is the tokens of a block there: the
+    tail of an entry is found by itself and lives as long as the block it was part of, and so does what continues it."""
 
     unit: int
+    block: int | None = None
     kept: dict[Tokens, float] = field(default_factory=dict)
     computed: set[Tokens] = field(default_factory=set)
     entries: dict[tuple[Tokens, str], float] = field(default_factory=dict)
@@ -42,7 +44,17 @@ class PlainCache:
                 end = -(-len(kept) // self.unit) * self.unit
                 longer = (tokens[:end] for tokens in self.computed if tokens[: len(kept)] == kept)
                 best = max([best, *(common(tokens, prompt[:-1]) for tokens in (kept, *longer))])
+        for tokens in self.computed if self.block is not None else ():
+            reach = common(tokens, prompt[:-1])
+            if reach > best:
+                best = max(best, min(reach, self._end_of_part(tokens, now_s)))
         return best
+
+    def _end_of_part(self, tokens: Sequence[int], now_s: float) -> int:
+        """Where the block ends in which these tokens leave what is kept."""
+        assert self.block is not None
+        shared = max((common(tokens, kept) for kept, until_s in self.kept.items() if until_s > now_s), default=0)
+        return -(-shared // self.block) * self.block
 
     def live(self, tokens: Sequence[int], salt: str, now_s: float) -> bool:
         """Whether an entry stands there."""
