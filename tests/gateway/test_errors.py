@@ -65,7 +65,7 @@ async def test_bad_bodies(path: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"mod'])
-@pytest.mark.parametrize("path", [MESSAGES, CHAT, "/v1/messages/batches", "/admin/cache/flush"])
+@pytest.mark.parametrize("path", [MESSAGES, CHAT, "/v1/messages/count_tokens", "/admin/cache/flush"])
 async def test_a_body_that_does_not_end(path: str, sent: bytes) -> None:
     """Nobody waits for the rest of it longer than the policy says."""
     request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode() + sent
