@@ -267,6 +267,8 @@ class Handler:
             progress,
             call=replace(call, route=BACKGROUND),
             request=msgspec.structs.replace(request, stream=True),
+            started={},  # of its own: what the engine tells is the answer's to pay, and not again its watcher's
+            choices=[Choice() for _ in progress.choices],
             phases=dict(progress.phases),
         )
         log = self.background.begin(

@@ -82,6 +82,22 @@ async def test_a_stream_that_was_left_is_taken_up_again() -> None:
         assert [event.to_dict() for event in again] == [event.to_dict() for event in seen]
 
 
+async def test_a_stream_that_is_followed_is_billed_once() -> None:
+    """By the answer in the background, and not again by the request that watched it; the totals say the same."""
+    async with opened() as (served, gpt):
+        stream = await gpt.responses.create(model=MODEL, input="Hi", background=True, stream=True)
+        assert [event async for event in stream][-1].type == "response.completed"
+        async with asyncio.timeout(20):
+            while len(served.records) < 2:
+                await asyncio.sleep(0)
+        assert sorted((record.route, record.bill is not None) for record in served.records) == [
+            ("background", True),
+            ("responses", False),
+        ]
+        (totals,) = served.gateway.ledger.totals.values()
+        assert (totals.num_requests, totals.input, totals.output) == (1, 10, 2)
+
+
 async def test_cancelling() -> None:
     """What runs stops and says so, for good; what is over stays; a client that waited for its answer cannot cancel."""
     gate = asyncio.Event()
