@@ -60,9 +60,10 @@ def _choices(error: ErrorDetails) -> list[str]:
 
 
 def _may_show(value: str | int | float, path: KeyPath, document: Document) -> bool:
-    """Nothing that came from the environment or a file, nothing near an API key or a password, nothing long."""
+    """Nothing that came from the environment or a file, nothing near an API key or a password, nothing long or of lines."""
     secret = path[:1] == ("tenants",) or path[:2] == ("tiers", "redis") or path[-1:] in (("api_key",), ("base_url",))
-    return path not in document.interpolated and not secret and len(str(value)) <= _MAX_SHOWN
+    text = str(value)
+    return path not in document.interpolated and not secret and len(text) <= _MAX_SHOWN and text.isprintable()
 
 
 def _quote(value: str | int | float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Final
 
 DURATION_PATTERN: Final = r"^(\d+(\.\d+)?(ms|s|m|h|d))+$"
@@ -23,7 +24,7 @@ def parse_duration(value: object) -> float:
             value = _sum_of_units(text) if _WHOLE.match(text) else float(text)
         except ValueError:
             raise ValueError(_EXPECTED) from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         raise ValueError(_EXPECTED)
     return float(value)
 

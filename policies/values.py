@@ -52,9 +52,10 @@ def _read_key(value: object) -> KeyHash:
         return value
     if not isinstance(value, str):
         raise ValueError("must be text in quotes, best ${ENV:NAME} or ${FILE:/path}")
-    if not value.strip():
+    key = value.strip()  # as clients' keys are: a field of HTTP has no space around it
+    if not key:
         raise ValueError("must not be empty")
-    return KeyHash.of(value)
+    return KeyHash.of(key)
 
 
 def _read_whole(value: object) -> int:
@@ -127,13 +128,13 @@ def _check_class_name(name: str) -> str:
 
 
 def _check_tenant_name(name: str) -> str:
-    if not re.match(_TENANT, name):
+    if not re.fullmatch(_TENANT, name):
         raise ValueError("must be 1 to 64 letters, digits or any of . _ -")
     return name
 
 
 def _check_backend_name(name: str) -> str:
-    if not re.match(_BACKEND, name):
+    if not re.fullmatch(_BACKEND, name):
         raise ValueError("must be a letter, then up to 63 letters, digits or any of . _ -")
     return name
 
@@ -141,7 +142,7 @@ def _check_backend_name(name: str) -> str:
 def _read_devices(value: object) -> tuple[str, ...]:
     """One device, or a list of them."""
     names = value if isinstance(value, list | tuple) else [value]
-    if not names or not all(isinstance(name, str) and re.match(_DEVICE, name) for name in names):
+    if not names or not all(isinstance(name, str) and re.fullmatch(_DEVICE, name) for name in names):
         raise ValueError('must be "auto", "cpu", "cuda" or "cuda:N", or a list of these')
     return tuple(names)
 

@@ -49,6 +49,18 @@ PROBLEMS = {
         "backends: [{name: 'my vllm'}]",
         '1: backends.0.name: must be a letter, then up to 63 letters, digits or any of . _ -, not "my vllm"',
     ),
+    "an upstream whose name ends in a line break": (
+        'backends: [{name: "a\\n"}]',
+        "1: backends.0.name: must be a letter, then up to 63 letters, digits or any of . _ -",
+    ),
+    "a tenant whose name ends in a line break": (
+        'tenants: [{name: "a\\n", keys: [k]}]',
+        "1: tenants.0.name: must be 1 to 64 letters, digits or any of . _ -",
+    ),
+    "a device that ends in a line break": (
+        'models: [{engine: {device: ["cpu\\n"]}}]',
+        '1: models.0.engine.device: must be "auto", "cpu", "cuda" or "cuda:N", or a list of these',
+    ),
     "an upstream that serves nothing": ("backends: [{models: []}]", "1: backends.0.models: at least one model id is needed"),
     "another format": (
         "backends: [{api: gemini}]",
@@ -329,7 +341,9 @@ def test_no_text_breaks_the_reader(text: str) -> None:
     policy.resolve_model("any")
 
 
-@pytest.mark.parametrize("text", ["[" * 1500, f"server: {{port: {'9' * 5000}}}", "server: {port: 1e999}"])
+@pytest.mark.parametrize(
+    "text", ["[" * 1500, f"server: {{port: {'9' * 5000}}}", "server: {port: 1e999}", f"server: {{body_timeout: {'9' * 400}}}"]
+)
 def test_absurd_files_are_problems(text: str) -> None:
     """Too deep, too long, too large."""
     assert problems(text)

@@ -33,6 +33,14 @@ def test_a_key_names_its_tenant(two_tenants: Policy, api_key: str | None, name: 
     assert identify(two_tenants, api_key) == (Tenant(name) if name else None)
 
 
+@pytest.mark.parametrize("written", ["k1\n", " k1\r\n", "k1 "])
+def test_space_around_a_key_is_no_part_of_it(written: str) -> None:
+    """An environment file or a block of YAML leaves a line break behind, which no client can send."""
+    text = "tenants: [{name: a, keys: ['${ENV:KEY}']}]"
+    known = parse_policy(text, file="policy.yaml", environ={"KEY": written}, folder=Path())
+    assert identify(known, "k1") == Tenant("a")
+
+
 @pytest.mark.parametrize("api_key", [None, "", "anything", "\udcff"])
 def test_without_tenants_everyone_is_the_default(api_key: str | None) -> None:
     """SDKs insist on some key: it does not matter which."""
