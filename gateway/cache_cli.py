@@ -28,6 +28,7 @@ from gateway.inventory import Progress as Reached
 from gateway.stock import forget, open_inventory
 from gateway.tiers import leftovers
 from policies.schema import Policy
+from policies.sections import ModelPolicy
 from policies.size import Size
 from policies.ttl import format_duration
 
@@ -191,11 +192,19 @@ def _source(policy_file: Path | None, url: str | None, key: str | None) -> Itera
     if url is not None:
         yield Remote(url, key or operator_key(secret)), policy
         return
-    engines = tuple(config for model in policy.models for config in engine_configs(policy, model, Path(), secret))
-    old = [folder for folder in leftovers(policy) if (folder / "lock").is_file()]
-    engines += tuple(msgspec.structs.replace(engines[0], ssd_path=str(folder), ssd_nbytes=sys.maxsize) for folder in old)
+    engines = _engines(policy, secret)
     with open_inventory(engines) as inventory:
         yield Local(inventory, engines), policy
+
+
+def _engines(policy: Policy, secret: bytes) -> tuple[EngineConfig, ...]:
+    """One per folder of KV: the policy's models have theirs, and folders of others are read like them."""
+    models = policy.models or (ModelPolicy(),)
+    served = policy.model_copy(update={"models": models})
+    configs = tuple(config for model in models for config in engine_configs(served, model, Path(), secret))
+    old = [folder for folder in leftovers(policy) if (folder / "lock").is_file()]
+    others = tuple(msgspec.structs.replace(configs[0], ssd_path=str(folder), ssd_nbytes=sys.maxsize) for folder in old)
+    return (*configs, *others) if policy.models else others
 
 
 def _names(policy: Policy) -> Mapping[str, str]:

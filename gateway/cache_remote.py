@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -27,7 +27,7 @@ def is_gateway(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/livez", timeout=PROBE_S) as answer:  # noqa: S310 - the operator's own address
             return bool(answer.headers.get("Server") == "pcg")
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return False
 
 
@@ -68,19 +68,23 @@ class Remote:
 
     @contextmanager
     def _ask(self, method: str, name: str, body: bytes | None) -> Iterator[HTTPResponse]:
-        request = urllib.request.Request(  # noqa: S310 - the operator's own address
-            f"{self._url}/admin/cache/{name}",
-            data=body,
-            method=method,
-            headers={"x-api-key": self._key, "Content-Type": "application/json"},
-        )
         try:
+            request = urllib.request.Request(  # noqa: S310 - the operator's own address
+                f"{self._url}/admin/cache/{name}",
+                data=body,
+                method=method,
+                headers={"x-api-key": self._key, "Content-Type": "application/json"},
+            )
             with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
                 yield answer
         except urllib.error.HTTPError as error:
             raise ConfigError(f"{self._url} refuses: {_detail(error)}") from None
         except urllib.error.URLError as error:
             raise ConfigError(f"{self._url} does not answer: {error.reason}") from None
+        except TimeoutError:
+            raise ConfigError(f"{self._url} does not answer: timed out") from None
+        except (HTTPException, ValueError) as error:  # its words may hold the key
+            raise ConfigError(f"{self._url} is no gateway, or cannot be asked like this ({type(error).__name__})") from None
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
@@ -88,5 +92,5 @@ def _detail(error: urllib.error.HTTPError) -> str:
     try:
         said: Any = msgspec.json.decode(error.read())
         return str(said["detail"])
-    except (msgspec.MsgspecError, KeyError, TypeError, OSError):
+    except (msgspec.MsgspecError, KeyError, TypeError, OSError, HTTPException):
         return f"status {error.code}"

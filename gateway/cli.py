@@ -209,7 +209,7 @@ def _progress() -> Iterator[Report]:
 def _summary(policy: Policy) -> Table:
     table = Table(title="This policy is fine.", title_justify="left", show_header=False, box=None, pad_edge=False)
     server, caching = policy.server, policy.caching
-    table.add_row("listens on", f"{server.host}:{server.port}")
+    table.add_row("listens on", escape(f"{server.host}:{server.port}"))
     for model in policy.models:
         table.add_row(
             "serves",
@@ -223,7 +223,7 @@ def _summary(policy: Policy) -> Table:
     table.add_row(
         "caches", f"{'also' if caching.automatic else 'never'} without markers; unmarked KV {caching.unmarked_ttl:g} s"
     )
-    table.add_row("bills by", f"{caching.usage_mode} rules, prices {policy.prices.version}")
+    table.add_row("bills by", escape(f"{caching.usage_mode} rules, prices {policy.prices.version}"))
     for i, dialect in enumerate(policy.dialects):
         table.add_row("" if i else "rules for", escape(f"{dialect.match}: {dialect.preset}"))
     for name, text in _tiers(policy):

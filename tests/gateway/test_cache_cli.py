@@ -174,6 +174,41 @@ async def test_a_running_gateway_is_asked(home: Path, capsys: pytest.CaptureFixt
     assert backend.flushed == ["acme" if key else None]
 
 
+async def test_what_is_no_gateway_is_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another server at the address, whatever it speaks, and an address that is none; at the policy's own, files are read."""
+    replies = [b"-ERR unknown command\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"]
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(replies[0])
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        (home / "policy.yaml").write_text(POLICY.replace("port: 1", f"port: {port}"))
+        assert await asyncio.to_thread(run, "stat") == 0
+        assert "kv/m" in capsys.readouterr().out
+        while replies:
+            assert await asyncio.to_thread(run, "stat", "--url", f"http://127.0.0.1:{port}") == 1
+            assert "is no gateway" in capsys.readouterr().err
+            del replies[0]
+    for url in ("no-url", "http://[::1"):
+        assert run("stat", "--url", url) == 1
+        assert "is no gateway" in capsys.readouterr().err
+    assert run("stat", "--url", "http://127.0.0.1:8080", "--key", "secret\nkey") == 1
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_a_policy_of_upstreams_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What models left behind that are no longer served is shown and forgotten; no folder is made for a model."""
+    (home / "policy.yaml").write_text("server: {port: 1}\nmodels: []\nbackends: [{}]\n" + POLICY.splitlines()[-1])
+    assert run("ls") == 0
+    assert "system/0" in capsys.readouterr().out
+    assert run("flush") == 0
+    assert "forgot 6 objects" in capsys.readouterr().out
+    assert [path.name for path in (home / "kv").iterdir()] == ["m"]
+
+
 async def test_refusals_are_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the gateway answers, and that none answers, in one line."""
     async with serving(FlushableBackend(), POLICY, root_secret=b"of another gateway") as served:

@@ -55,6 +55,14 @@ def test_a_fine_policy_is_summed_up(home: Path, capsys: pytest.CaptureFixture[st
     assert "my-model" in shown
 
 
+def test_a_policy_is_summed_up_as_it_is_written(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets in a text are no markup."""
+    file = home / "policy.yaml"
+    file.write_text('prices: {version: "[/draft] [red]"}')
+    assert run("check", str(file)) == 0
+    assert "prices [/draft] [red]" in capsys.readouterr().out
+
+
 def test_a_policy_is_summed_up_without_passwords(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where KV is kept: the folder and its cap, and of Redis the host alone."""
     file = home / "policy.yaml"
