@@ -107,6 +107,8 @@ class Lane:
         self.queued_nbytes = 0
         self.num_refreshing = 0
         """Objects whose new expiry is on its way."""
+        self._unpinned_nbytes = 0
+        """What is pinned no more, as the store will hear."""
         self.bandwidth = Average(1e9)
         """Bytes per second of reads."""
         self.latency = Average(0.001)
@@ -136,7 +138,7 @@ class Lane:
             latency_s=self.latency.value,
             stuck=int(self.is_stuck),
             up=int(stats.problem is None and not self.is_stuck),
-            pinned_nbytes=stats.pinned_nbytes,
+            pinned_nbytes=max(stats.pinned_nbytes - self._unpinned_nbytes, 0),
         )
 
     @property
@@ -265,10 +267,15 @@ class Lane:
         self.num_refreshing += len(expiries)
         self._run(self._writer, tell, told)
 
-    def curtail(self, expiries: Mapping[bytes, float]) -> None:
-        """Tell the tier until when objects are kept that were kept longer so far."""
+    def curtail(self, expiries: Mapping[bytes, float], unpinned_nbytes: int) -> None:
+        """Tell the tier until when objects are kept that were kept longer so far, `unpinned_nbytes` of KV for ever."""
         items = [Item(key, None, until_s) for key, until_s in expiries.items()]
-        self._run(self._writer, lambda: self._store.put_many(items), _ignore)
+
+        def told(result: object, seconds: float) -> None:
+            self._unpinned_nbytes -= unpinned_nbytes
+
+        self._unpinned_nbytes += unpinned_nbytes
+        self._run(self._writer, lambda: self._store.put_many(items), told)
 
     def tell_time(self, now_s: float) -> None:
         """Let the tier drop some of what has expired, though nobody asks it for anything, and what it failed to forget."""

@@ -169,11 +169,12 @@ class Tiers:
         for lane in self._lanes if fresh else ():
             lane.refresh(fresh)
 
-    def curtail(self, expiries: Mapping[bytes, float], forgotten: bytes) -> None:
-        """Keep objects so long only, in every tier, and the one under `forgotten` no longer."""
+    def curtail(self, expiries: Mapping[bytes, float], forgotten: bytes, unpinned_nbytes: int) -> None:
+        """Keep objects so long only, in every tier, and the one under `forgotten` no longer; `unpinned_nbytes` of KV in them
+        were pinned."""
         self.tell_refreshes()
         for lane in self._lanes:
-            lane.curtail(expiries)
+            lane.curtail(expiries, unpinned_nbytes)
             lane.delete([forgotten])
 
     def purge(self, prefix: bytes, then: Callable[[int | None], None]) -> None:

@@ -19,6 +19,7 @@ from engine.cache.space import Space
 from engine.cache.stats import CacheCounters
 from engine.cache.stored import Label, StoredEntry, encode_entry, span_key, stored_entry_key, tail_key
 from engine.cache.tiers import Sealed, Tiers
+from engine.store.base import PINNED_UNTIL_S
 
 MAX_WANTED: Final = 1024
 """Objects that may wait to be copied; more are dropped, those wanted last first."""
@@ -96,13 +97,16 @@ class WriteBack:
     def curtail(self, space: Space, entry: Entry, path: Sequence[Block], until_s: float) -> None:
         """An entry at the end of `path` was pinned and now is not: its KV is kept no longer than on the device, its object
         written anew."""
-        expiries = {}
+        expiries, num_tokens = {}, 0
         for last in path[self._geometry.span_blocks - 1 :: self._geometry.span_blocks]:
             if last.stored_until_s > last.expires_at_s:
                 last.stored_until_s = expiries[span_key(space.seal, last.key)] = last.expires_at_s
+                num_tokens += self._geometry.span_tokens if last.expires_at_s < PINNED_UNTIL_S else 0
         if entry.offset % self._geometry.span_tokens:
-            expiries[tail_key(space.seal, entry.ancestor, entry.tail)] = max(until_s, self._kept_until_s(entry))
-        self._tiers.curtail(expiries, stored_entry_key(space.seal, entry.key))
+            kept_until_s = max(until_s, self._kept_until_s(entry))
+            expiries[tail_key(space.seal, entry.ancestor, entry.tail)] = kept_until_s
+            num_tokens += entry.offset % self._geometry.span_tokens if kept_until_s < PINNED_UNTIL_S else 0
+        self._tiers.curtail(expiries, stored_entry_key(space.seal, entry.key), self._geometry.nbytes(0, num_tokens))
         self._want(_Promise(space, entry), entry)
 
     def rescue(self, block: Block) -> None:

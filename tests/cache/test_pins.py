@@ -10,6 +10,7 @@ from engine.cache.block import pack
 from engine.cache.stored import KEY_NBYTES, span_key, stored_entry_key
 from engine.store.base import PINNED_UNTIL_S
 from engine.store.memory import MemoryStore
+from tests.fakes.lanes import ManualIo
 from tests.fakes.rig import Rig, marked, turn
 
 PROMPT = list(range(1, 22))
@@ -180,6 +181,31 @@ def test_a_prefix_of_a_pinned_one_stays_when_it_is_unpinned() -> None:
     report = rig.run(PROMPT, marked((turn(0), TTL_S)), {turn(0): 8, turn(1): len(PROMPT)})
     assert report.hit is not None
     assert report.hit.offset == 8
+
+
+def test_what_is_unpinned_counts_no_more_before_a_slow_tier_has_heard_of_it() -> None:
+    """The answer says so at once, and another entry may take the room; later the tier's own count says the same."""
+    writer, store = ManualIo(), MemoryStore(1 << 20)
+    rig = Rig(store=store, writer=writer)
+    rig.run(PROMPT, PLAN, OFFSETS)
+    key = key_of(rig)
+    rig.run(list(range(100, 121)), PLAN, OFFSETS)
+    (space,) = rig.cache._spaces.values()
+    (other,) = (each for each in (stored_entry_key(space.seal, entry.key) for entry in space.entries) if each != key)
+    assert rig.cache.pin(key, pinned=True)[0] == "done"
+    rig.settle()
+    pinned_nbytes, overhead_nbytes = store.stats.pinned_nbytes, store.stats.pinned_nbytes - 5 * rig.device.page_nbytes
+    assert rig.cache.stats().gauges.pin_nbytes == pinned_nbytes
+    writer.is_open = False
+    assert rig.cache.pin(key, pinned=False)[1] == overhead_nbytes
+    assert store.stats.pinned_nbytes == pinned_nbytes, "it has not heard of it"
+    rig.cache._pins.budget_nbytes = overhead_nbytes + 5 * rig.device.page_nbytes
+    assert rig.cache.pin(other, pinned=True)[0] == "done"
+    assert rig.cache.pin(other, pinned=False)[0] == "done"
+    writer.is_open = True
+    writer.run()
+    rig.settle()
+    assert (store.stats.pinned_nbytes, rig.cache.stats().gauges.pin_nbytes) == (0, 0)
 
 
 def test_a_flush_forgets_it() -> None:

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.cache.io import InlineIo, Io
 from engine.cache.prefix_cache import Lease, PrefixCache
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Position
 from engine.store.base import BlockStore
 from engine.types import CachePlan, CacheReport, PlannedEntry
 from tests.fakes.device import FakeDevice
-from tests.fakes.lanes import StillClock, inline_tiers
+from tests.fakes.lanes import StillClock, manual_tiers
 
 SECRET = b"0123456789abcdef"
 START_S = 1000.0
@@ -34,10 +35,18 @@ def marked(*marks: tuple[Position, float] | Position, **changes: Any) -> CachePl
 class Rig:
     """`now_s` is the time of the next call. Every step is checked: invariants and the KV of every token.
 
-    With a `store` there is a tier `ram` below the device, read and written at once, in spans of two blocks.
+    With a `store` there is a tier `ram` below the device, read and written at once unless a `writer` decides, in spans of two
+    blocks.
     """
 
-    def __init__(self, num_pages: int = 64, block_size: int = 4, store: BlockStore | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        num_pages: int = 64,
+        block_size: int = 4,
+        store: BlockStore | None = None,
+        writer: Io | None = None,
+        **options: Any,
+    ) -> None:
         self.device = FakeDevice(num_pages, block_size)
         self.clock = StillClock()
         self.cache = PrefixCache(
@@ -45,7 +54,7 @@ class Rig:
             num_pages=num_pages,
             page_nbytes=self.device.page_nbytes,
             block_size=block_size,
-            tiers=None if store is None else inline_tiers(("ram", store), clock=self.clock),
+            tiers=None if store is None else manual_tiers(("ram", store, InlineIo(), writer or InlineIo()), clock=self.clock),
             **{"fingerprint": "model", "root_secret": SECRET, "span_tokens": 2 * block_size, **options},
         )
         self.now_s = START_S
