@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from policies.document import KeyPath
 from policies.schema import Policy
 from policies.sections import DialectPolicy, PresetPolicy
 from policies.tenancy import is_loopback
 from policies.ttl import parse_duration
+
+LONGEST_S: Final = 100 * 365 * 86400.0
+"""Of a lifetime: an expiry much later than that stands for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,16 @@ def _backends(policy: Policy) -> Iterator[Conflict]:
 
 
 def _ttl_classes(policy: Policy) -> Iterator[Conflict]:
-    """The lifetime identifies the class from the plan to the bill."""
+    """The lifetime identifies the class from the plan to the bill. What would outlive pins would be taken for one."""
+    longest = f"must be at most {LONGEST_S / 86400:.0f}d"
+    if policy.caching.unmarked_ttl > LONGEST_S:
+        yield Conflict(("caching", "unmarked_ttl"), longest)
     previous: tuple[str, float] | None = None
     for name, lifetime_s in sorted(policy.caching.ttl_classes.items(), key=lambda item: parse_duration(item[0])):
         if previous is not None and lifetime_s <= previous[1]:
             yield Conflict(("caching", "ttl_classes", name), f"must live longer than class {previous[0]}")
+        elif lifetime_s > LONGEST_S:
+            yield Conflict(("caching", "ttl_classes", name), longest)
         previous = (name, lifetime_s)
 
 

@@ -21,6 +21,7 @@ from policies.values import (
     Devices,
     Duration,
     Flag,
+    Line,
     Number,
     NumBytes,
     OptionalDuration,
@@ -310,7 +311,7 @@ class ModelPricePolicy(Section):
 
 
 class PricesPolicy(Section):
-    version: Text = Field(
+    version: Line = Field(
         default="custom", description="Name of this price list, told with every bill: change it with a price."
     )
     usd_per_mtok: UsdPerMtokPolicy = Field(default=UsdPerMtokPolicy(), description="Where no entry of models says otherwise.")

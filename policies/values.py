@@ -97,6 +97,12 @@ def _read_text(value: object) -> str:
     return value
 
 
+def _check_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line of printable text")
+    return text
+
+
 def _read_positive_duration(value: object) -> float:
     seconds = parse_duration(value)
     if not seconds:
@@ -175,6 +181,8 @@ _SIZE_SCHEMA: Final = WithJsonSchema(
 )
 
 Text: TypeAlias = Annotated[str, BeforeValidator(_read_text)]
+Line: TypeAlias = Annotated[Text, AfterValidator(_check_line)]
+"""Can be told in a header."""
 Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_read_whole)]
 PositiveCount: TypeAlias = Annotated[int, Field(ge=1), BeforeValidator(_read_whole)]
 Port: TypeAlias = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_read_whole)]

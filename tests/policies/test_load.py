@@ -61,6 +61,15 @@ PROBLEMS = {
         'models: [{engine: {device: ["cpu\\n"]}}]',
         '1: models.0.engine.device: must be "auto", "cpu", "cuda" or "cuda:N", or a list of these',
     ),
+    "a price list that no header can name": (
+        'prices: {version: "a\\nb"}',
+        "1: prices.version: must be one line of printable text",
+    ),
+    "KV that is kept for ever": ("caching: {unmarked_ttl: 36501d}", "1: caching.unmarked_ttl: must be at most 36500d"),
+    "a class that lives for ever": (
+        "caching: {ttl_classes: {12h: 100000d}}",
+        "1: caching.ttl_classes.12h: must be at most 36500d",
+    ),
     "an upstream that serves nothing": ("backends: [{models: []}]", "1: backends.0.models: at least one model id is needed"),
     "another format": (
         "backends: [{api: gemini}]",
