@@ -10,6 +10,7 @@ import pytest
 
 from engine.store.base import PINNED_UNTIL_S, Item
 from engine.store.disk.store import DiskStore
+from gateway.cache_remote import is_gateway
 from gateway.cli import main
 from gateway.config import read_settings, root_secret
 from gateway.inventory import Inventory
@@ -172,6 +173,16 @@ async def test_a_running_gateway_is_asked(home: Path, capsys: pytest.CaptureFixt
         assert await asyncio.to_thread(run, "flush", "--url", served.url, *more) == 0
     assert "forgot 7 blocks" in capsys.readouterr().out
     assert backend.flushed == ["acme" if key else None]
+
+
+async def test_no_proxy_stands_between(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway on this machine is asked itself, whatever proxy the environment names: it would see the operator's key."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with serving(FlushableBackend(), POLICY, root_secret=secret()) as served:
+        assert await asyncio.to_thread(is_gateway, served.url)
+        assert await asyncio.to_thread(run, "stat", "--url", served.url) == 0
+    assert "cache_hits_total" in capsys.readouterr().out
 
 
 async def test_what_is_no_gateway_is_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
