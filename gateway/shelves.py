@@ -31,11 +31,10 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What came of reading an object: its payload and expiry when it is `whole`, by the medium's own checksums."""
+    """What came of reading an object: its payload when it is `whole`, by the medium's own checksums."""
 
     condition: Condition
     payload: Payload = b""
-    expires_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class FolderShelf:
         header = decode_header(head)
         if header is None or header.key != key or not header.describes(payload):
             return Reading("damaged")
-        return Reading("whole", payload, header.expires_at_s)
+        return Reading("whole", payload)
 
 
 class StoreShelf:
@@ -113,13 +112,11 @@ class StoreShelf:
         self.tier = tier
         self.where = where
         self._store = store
-        self._expiries: dict[bytes, float] = {}
 
     def list(self) -> Iterator[Listed]:
         """See `Shelf`."""
         with suppress(OSError):  # `health` says why not all are listed
             for key, found in self._store.scan():
-                self._expiries[key] = found.expires_at_s
                 yield Listed(key, found.nbytes)
 
     def health(self) -> Health:
@@ -132,4 +129,4 @@ class StoreShelf:
         (payload,) = self._store.get_many([key], 0.0)
         if payload is None:
             return Reading("damaged" if self._store.stats.num_damaged > before else "gone")
-        return Reading("whole", payload, self._expiries.get(key, 0.0))
+        return Reading("whole", payload)
