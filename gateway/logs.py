@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import traceback
@@ -29,8 +30,20 @@ def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> N
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=lambda *names: _Lines(stream),
     )
+
+
+class _Lines(structlog.WriteLogger):
+    """Where a line cannot be written, because the disk is full or nobody reads the pipe any more, it is lost, and nothing else:
+    what is being done does not fail for it."""
+
+    def msg(self, message: str) -> None:
+        with contextlib.suppress(OSError):
+            super().msg(message)
+
+    log = debug = info = warn = warning = msg
+    fatal = failure = err = error = critical = exception = msg
 
 
 class KindAndPlace(logging.Logger):

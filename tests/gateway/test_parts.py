@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import uuid
@@ -313,6 +314,28 @@ def test_logs_are_json_without_prompts() -> None:
     assert billed["ttft_ms"] == 200.0
     assert Decimal(billed["usd"]) > 0
     assert {"read", "usd", "tenant", "ttft_ms"}.isdisjoint(refused)
+
+
+def test_a_log_that_cannot_be_written_costs_its_lines_alone() -> None:
+    """A full disk, or a pipe that nobody reads: no error reaches the request, and later lines are written again."""
+
+    class Full(io.StringIO):
+        is_full = True
+
+        def flush(self) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = Full()
+    set_up_logging(out)
+    try:
+        log_record(make_record())
+        structlog.get_logger("pcg").error("bug")
+        out.is_full = False
+        log_record(make_record())
+    finally:
+        structlog.reset_defaults()
+    assert json.loads(out.getvalue().splitlines()[-1])["event"] == "request"
 
 
 def test_what_to_paste_names_the_address() -> None:
