@@ -214,12 +214,18 @@ class ObjectScan:
 
 
 def _string(text: str) -> str | None:
-    """The string that is written as JSON in `text`; None if it is none."""
+    """The string that is written as JSON in `text`; None if it is none, or half a surrogate pair is in it: that is no text.
+
+    What does not begin as a string is not decoded at all, as it may be nested deeper than the decoder follows.
+    """
+    if not text.startswith('"'):
+        return None
     try:
         value = json.loads(text, strict=False)
+        value.encode()
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    return str(value)
 
 
 def _unpacked(text: str) -> str:

@@ -104,6 +104,8 @@ BAD: list[tuple[CallFormat, str, Found]] = [
     (HERMES, "<tool_call>nothing</tool_call> x", ["<tool_call>nothing</tool_call> x"]),
     (HERMES, '<tool_call>{"arguments": {}}</tool_call>', ['<tool_call>{"arguments": {}}</tool_call>']),
     (HERMES, '<tool_call>{"name": 7, "arguments": {}}', ['<tool_call>{"name": 7, "arguments": {}}']),
+    (HERMES, '<tool_call>{"name": "\\ud83d", "arguments": {}}', ['<tool_call>{"name": "\\ud83d", "arguments": {}}']),
+    (HERMES, '<tool_call>{"name": "f", "arguments": "\\ud83d"}', [("f", '"\\ud83d"')]),
     (HERMES, 'x\n<tool_call>[[{"name": "f"}]]', ['x\n<tool_call>[[{"name": "f"}]]']),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": </tool_call>b', [("f", '{"a": '), "b"]),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>b', [("f", '{"a": 1}'), "b"]),
@@ -195,6 +197,15 @@ def test_what_a_format_writes_is_read_back(
     text = form.text(written)
     assert parse(form, [text]) == written
     assert parse(form, text) == written
+
+
+@pytest.mark.parametrize("key", ["name", "arguments"])
+def test_a_member_nested_beyond_reason_is_read_to_its_end(key: str) -> None:
+    """A name that is a list in lists is no name, however deep it is; as arguments it goes on as it was written."""
+    nested = "[" * 5000 + "]" * 5000
+    others = '"name": "f", ' if key == "arguments" else ""
+    text = f'<tool_call>{{{others}"{key}": {nested}}}</tool_call>'
+    assert parse(HERMES, [text]) == ([("f", nested)] if key == "arguments" else [text])
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
