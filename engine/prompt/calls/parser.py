@@ -19,8 +19,8 @@ from engine.prompt.calls.format import CallFormat
 from engine.prompt.calls.scan import ObjectScan, Progress, ValueScan
 
 _BETWEEN: Final = re.compile(r"[\s,;\]}]*")
-_NAMED: Final = re.compile(r"([\w.\-]+)\s*(?:\[CALL_ID\]\s*[\w\-]*\s*)?(?:\[ARGS\])?\s*(?=\{)")
-_NAMED_SO_FAR: Final = re.compile(r"[\w.\-]{1,128}\s*(?:\[[\w\-\]\[\s]{0,128})?")
+_NAMED: Final = re.compile(r"([\w.\-]++)\s*+(?:\[CALL_ID\]\s*+[\w\-]*+\s*+)?(?:\[ARGS\])?\s*+(?=\{)")
+_NAMED_SO_FAR: Final = re.compile(r"[\w.\-]{1,128}+\s*+(?:\[[\w\-\]\[\s]{0,128})?")
 _BLANK_LINE: Final = re.compile(r"\n[ \t]*\Z")
 
 

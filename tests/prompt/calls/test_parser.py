@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -206,6 +207,15 @@ def test_a_member_nested_beyond_reason_is_read_to_its_end(key: str) -> None:
     others = '"name": "f", ' if key == "arguments" else ""
     text = f'<tool_call>{{{others}"{key}": {nested}}}</tool_call>'
     assert parse(HERMES, [text]) == ([("f", nested)] if key == "arguments" else [text])
+
+
+def test_blanks_behind_a_name_cost_no_more_than_their_number() -> None:
+    """A model that goes on with blanks where its arguments should begin holds nobody up: each is looked at once a piece."""
+    text = "[TOOL_CALLS]f" + " " * 50_000
+    parser = CallParser(MISTRAL_ARGS, TOOLS)
+    begin_s = time.process_time()
+    assert joined([*parser.push(text), *parser.end(cut=False)]) == [text]
+    assert time.process_time() - begin_s < 2.0
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
