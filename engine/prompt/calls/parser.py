@@ -5,7 +5,8 @@ What is promised, however the answer is cut into pieces:
 - no part of a tag is ever shown as text: what may become one is held back until it is certain;
 - a call begins as soon as its name is certain. What does not lead to a name is text again, as it was written; what follows a
   name is the call's arguments as they were written, whole JSON or not;
-- a newline in front of a call and the space behind it are not text, as templates write them themselves.
+- a newline in front of a call and the space behind it are not text, as templates write them themselves; nor is the bracket
+  that closes a list of calls.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class CallParser:
         if self._is_in_call:
             out.append(CallEnd())
         elif self._read == self._after:
-            self._say("" if cut or not held.strip(" \t\r\n,;]}") else held.lstrip(), out)
+            self._say("" if cut or not held.strip(" \t\r\n,;]}") else self._behind(held), out)
         elif not cut:
             self._say(self._opened + held, out)
         elif self._read == self._text:
@@ -151,7 +152,7 @@ class CallParser:
             self._begin_object(num_between, tagged=self._is_tagged)
         else:
             is_call = rest.startswith(self._form.opens)
-            self._held = rest if is_call else self._held.lstrip()
+            self._held = rest if is_call else self._behind(self._held)
             self._is_blank, self._read = True, self._text
         return True
 
@@ -174,6 +175,11 @@ class CallParser:
         """What was taken for a call is text."""
         self._say(self._opened, out)
         self._opened, self._is_tagged, self._read = "", False, self._text
+
+    def _behind(self, text: str) -> str:
+        """The text behind a call, without the bracket that closes a list of calls."""
+        text = text.lstrip()
+        return text[1:].lstrip() if self._is_list and text.startswith("]") else text
 
     def _say(self, text: str, out: list[CallEvent]) -> None:
         if text:

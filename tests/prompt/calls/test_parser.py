@@ -93,6 +93,8 @@ GOOD: list[tuple[CallFormat, str, Found]] = [
     ),
     (MISTRAL, 'Well.[TOOL_CALLS][{"name": "f", "arguments": {}}]', ["Well.", ("f", "{}")]),
     (MISTRAL, '[TOOL_CALLS]{"name": "f", "arguments": {}}', [("f", "{}")]),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "f", "arguments": {}}]\n\nWait.', [("f", "{}"), "Wait."]),
+    (MISTRAL, '[TOOL_CALLS] [{"name": "f", "arguments": {}}][TOOL', [("f", "{}"), "[TOOL"]),
     (MISTRAL, "[INST] [1, 2]", ["[INST] [1, 2]"]),
     (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"a": "x"}[TOOL_CALLS]g[ARGS]{}', [("f", '{"a": "x"}'), ("g", "{}")]),
     (MISTRAL_ARGS, 'Hm.\n[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a": 1}', ["Hm.", ("f", '{"a": 1}')]),
