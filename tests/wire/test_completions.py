@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.base import Answer
 from gateway.wire.openai.completions import CompletionsWire
+from gateway.wire.openai.completions.encode import legacy_logprobs
 from policies.pricing import Usage
 
 WIRE: Final = CompletionsWire()
@@ -110,6 +112,15 @@ def test_streams() -> None:
     assert [choice["logprobs"]["text_offset"] for choice in choices[:2]] == [[0], [2]]
     assert [choice["finish_reason"] for choice in choices] == [None, None, "stop"]
     assert [chunk["usage"] and chunk["usage"]["prompt_tokens"] for chunk in chunks] == [None, None, None, 68]
+
+
+def test_offsets_of_a_long_answer_cost_no_more_than_its_length() -> None:
+    """They are told on the event loop, where others wait."""
+    begin_s = time.process_time()
+    offsets = legacy_logprobs(LOGPROBS[:1] * 20_000, 5)["text_offset"]
+    assert time.process_time() - begin_s < 1.0
+    assert (offsets[:2], offsets[-1]) == ([5, 7], 5 + 2 * 19_999)
+    assert legacy_logprobs((), 5)["text_offset"] == []
 
 
 def test_several_prompts_echo_each_their_own() -> None:

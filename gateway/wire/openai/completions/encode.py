@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -82,7 +83,7 @@ class TextStream:
 def legacy_logprobs(found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
     """Four lists of one length. `text_offset` counts characters of the answer, from `offset` on."""
     tokens = [token_text(each.chosen) for each in found]
-    offsets = [offset + sum(map(len, tokens[:i])) for i in range(len(tokens))]
+    offsets = list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else []
     return {
         "tokens": tokens,
         "token_logprobs": [logprob(each.chosen) for each in found],
