@@ -63,10 +63,16 @@ class ReasoningSplitter:
         held, self._held = self._held, ""
         if self._state == "thinking":
             held = held.strip("\n") if self._is_blank else held.rstrip("\n")
-            held = held[: _num_whole(held, self._tags.close)].rstrip("\n") if cut else held
+            held = self._whole(held) if cut else held
         elif cut and self._state == "start" and held.strip():
             held = ""
         return [Said(held, thinking=self._state == "thinking")] if held and self._state != "behind" else []
+
+    def _whole(self, thought: str) -> str:
+        """Reasoning without half a tag at its end; the opening one may stand at its beginning once more."""
+        if self._is_blank and self._may_open and self._tags.open.startswith(thought):
+            return ""
+        return thought[: _num_whole(thought, self._tags.close)].rstrip("\n")
 
     def _start(self) -> None:
         """Before anything but space was seen."""

@@ -70,11 +70,12 @@ def test_cuts_change_nothing(kind: Reasoning | None, fragments: list[str], data:
     assert split(kind, text, cut=cut) == whole
 
 
+@pytest.mark.parametrize("kind", [THINK, BEGUN], ids=["told", "begun"])
 @pytest.mark.parametrize("text", ["<think>a</think>b", "<think>\na\n</think>\nb"])
-def test_a_cut_never_shows_half_a_tag(text: str) -> None:
+def test_a_cut_never_shows_half_a_tag(kind: Reasoning, text: str) -> None:
     """An answer that breaks off inside a tag ends in front of it."""
     for i in range(len(text)):
-        thoughts, answer = split(THINK, text[:i], cut=True)
+        thoughts, answer = split(kind, text[:i], cut=True)
         assert (thoughts, answer) in [("", ""), ("a", ""), ("a", "b")]
 
 
