@@ -75,7 +75,7 @@ def _bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
         bounds["minimum"] = -largest
     if most is None and not (_is_number(least) and least >= largest):
         bounds["maximum"] = largest
-    if "number" in kinds and "multipleOf" not in schema and not any(_is_fine(limit) for limit in (least, most)):
+    if "number" in kinds and "multipleOf" not in schema and not _is_fine(least, most):
         bounds["multipleOf"] = SMALLEST_STEP
     return bounds
 
@@ -93,6 +93,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_fine(limit: Any) -> bool:
-    """Whether a limit is so small that steps of `SMALLEST_STEP` may leave nothing within it."""
-    return _is_number(limit) and 0 < abs(limit) < 1000 * SMALLEST_STEP
+def _is_fine(least: Any, most: Any) -> bool:
+    """Whether limits are so small, or so close and no steps, that steps of `SMALLEST_STEP` may leave nothing within them."""
+    limits = [limit for limit in (least, most) if _is_number(limit)]
+    is_close = len(limits) == 2 and most - least < 1000 * SMALLEST_STEP
+    return any(0 < abs(limit) < 1000 * SMALLEST_STEP or (is_close and limit != round(limit, 6)) for limit in limits)

@@ -26,6 +26,8 @@ INTEGER = {"minimum": -LARGEST_INTEGER, "maximum": LARGEST_INTEGER}
         ({"type": "number", "exclusiveMaximum": 1, "multipleOf": 0.5}, {"minimum": -LARGEST_NUMBER}),
         ({"type": "integer", "minimum": LARGEST_INTEGER + 1}, {}),
         ({"type": "number", "minimum": 0, "maximum": 1e-7}, {}),
+        ({"type": "number", "minimum": 3.14159265358, "exclusiveMaximum": 3.14159265359}, {}),
+        ({"type": "number", "minimum": 2, "maximum": 2.0005}, {"multipleOf": SMALLEST_STEP}),
         ({"type": "number", "enum": [1e300]}, {}),
         ({"type": "string"}, {}),
         ({"type": "string", "format": "date-time"}, {"maxLength": 35}),
