@@ -32,10 +32,11 @@ class Abilities:
     """What survives a template unharmed.
 
     `system`: system text before the first turn. `late_system`: a system message between turns, in its place.
-    `assistant_first`: a conversation the assistant opens. `tools`: tool definitions; `tools_first`: they stand before the
-    system text. `tool_turns`: calls in assistant messages and results in tool messages, several at once.
-    `user_after_tool`: a user message right after a result. `calls`: how the template writes calls. One that writes them as
-    none of our formats counts as unable to write tools and calls: a call that nobody can read back is no ability.
+    `assistant_first`: a conversation the assistant opens, behind system text too. `tools`: tool definitions;
+    `tools_first`: they stand before the system text. `tool_turns`: calls in assistant messages and results in tool messages,
+    several at once. `user_after_tool`: a user message right after a result. `calls`: how the template writes calls. One that
+    writes them as none of our formats counts as unable to write tools and calls: a call that nobody can read back is no
+    ability.
     """
 
     system: bool
@@ -68,7 +69,8 @@ def probe(render: Render) -> Abilities:
             [_say("user", "zqa"), _say("assistant", "zqb"), _say("system", "zqc"), _say("user", "zqd")],
             "zqa zqb zqc zqd",
         ),
-        assistant_first=_in_order(render, [_say("assistant", "zqa"), _say("user", "zqb")], "zqa zqb"),
+        assistant_first=_in_order(render, chat[1:], "zqc zqd")
+        and (not system or _in_order(render, [_say("system", "zqa"), *chat[1:]], "zqa zqc zqd")),
         tools=tools,
         tools_first=tools and system and with_tools.rindex(tool_words[0]) < with_tools.index("zqa"),
         tool_turns=native is calls and _in_order(render, answered, "zqa probecall zqb probecall zqb zqc zqd zqe zqf", [_TOOL]),

@@ -133,7 +133,7 @@ class _Messages:
     def build(self, turns: list[_Turn]) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
         for turn in turns:
-            role, content = self._place(turn, first=not messages, after=messages[-1]["role"] if messages else None)
+            role, content = self._place(turn, messages)
             if messages and messages[-1]["role"] == role and turn.role not in ("assistant", "tool"):
                 _extend(messages[-1], content)
             else:
@@ -141,11 +141,13 @@ class _Messages:
             self._attach(messages[-1], turn)
         return messages
 
-    def _place(self, turn: _Turn, *, first: bool, after: str | None) -> tuple[str, str]:
-        content = _JOINT.join(turn.texts)
-        if turn.role == "system" and not (self._abilities.system if first else self._abilities.late_system):
+    def _place(self, turn: _Turn, before: list[dict[str, Any]]) -> tuple[str, str]:
+        """The role and text of a turn behind the messages `before`."""
+        content, after = _JOINT.join(turn.texts), before[-1]["role"] if before else None
+        opens = all(message["role"] == "system" for message in before)
+        if turn.role == "system" and not (self._abilities.late_system if before else self._abilities.system):
             return self._user(_enclose("system", content), after)
-        if turn.role == "assistant" and first and not self._abilities.assistant_first:
+        if turn.role == "assistant" and opens and not self._abilities.assistant_first:
             calls = [_enclose("tool_call", to_json_marked(call["function"], ensure_ascii=False)) for call in turn.calls]
             return "user", _enclose("assistant", _JOINT.join([*turn.texts, *calls]))
         if turn.role == "user":

@@ -261,6 +261,17 @@ def test_only_an_answer_can_be_continued(messages: tuple[Message, ...]) -> None:
         RENDERERS["chatml"].render(Prompt(messages=messages, continue_final=True))
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_assistant_may_open_behind_system_text(name: str) -> None:
+    """A greeting in front of the first question is in every model's prompt, where it was said, with tools and without."""
+    said = ("Welcome.", "Hello.", "Yes?", "Go.")
+    greeted = tuple(say("user" if i % 2 else "assistant", text) for i, text in enumerate(said))
+    for tools in ((), (tool("clock"),)):
+        text = RENDERERS[name].text(Prompt(messages=greeted, system=(TextPart("Be kind."),), tools=tools))
+        places = [text.index(words) for words in ("Be kind.", *said)]
+        assert places == sorted(places)
+
+
 # What is refused ----------------------------------------------------------------------------------------------------------
 
 

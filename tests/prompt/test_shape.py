@@ -134,6 +134,11 @@ def test_reasoning_has_a_field_of_its_own() -> None:
         ("assistant_first", asked(say("assistant", "a"), say("user", "b")), [("user", "<assistant>\na\n</assistant>\nb")]),
         (
             "assistant_first",
+            asked(say("system", "s"), say("assistant", "a"), say("user", "b"), say("assistant", "c")),
+            [("system", "s"), ("user", "<assistant>\na\n</assistant>\nb"), ("assistant", "c")],
+        ),
+        (
+            "assistant_first",
             asked(Message("assistant", (call(1, x="é"),))),
             [
                 (
