@@ -143,14 +143,18 @@ def _cpu_flags(text: str) -> frozenset[str]:
     return frozenset()
 
 
-@cache
 def library() -> ctypes.CDLL:
     """The library, loaded once in a process. Raises `ModelUnsupported`, saying why, where it cannot be used."""
-    reason = _why_not(PATH, _CPU_INFO)
+    return _load(PATH, _CPU_INFO)
+
+
+@cache
+def _load(path: Path, cpu_info: Path) -> ctypes.CDLL:
+    reason = _why_not(path, cpu_info)
     if reason is not None:
         raise ModelUnsupported(reason)
     try:
-        loaded = ctypes.CDLL(str(PATH))
+        loaded = ctypes.CDLL(str(path))
         if loaded.pcg_abi() != ABI:
             raise ModelUnsupported("the native library was built from other sources; make venv builds it anew")
         for name, (result, arguments) in _FUNCTIONS.items():

@@ -59,6 +59,7 @@ BAD: list[tuple[Any, str | None, str | None]] = [
     (body(input=[{"type": "function_call", "name": "f", "arguments": ""}]), "input[0].call_id", "missing_required_parameter"),
     (body(input=[{"type": "function_call_output", "call_id": "c"}]), "input[0].output", "missing_required_parameter"),
     (body(instructions=["x"]), "instructions", "invalid_type"),
+    (body(metadata={"a": "b", "c": 0.5}), "metadata.c", "invalid_type"),
     (body(max_output_tokens=0), "max_output_tokens", "integer_below_min_value"),
     (body(top_logprobs=21), "top_logprobs", "integer_above_max_value"),
     (body(conversation="conv_1"), "conversation", "unsupported_parameter"),

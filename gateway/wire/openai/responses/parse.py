@@ -147,13 +147,13 @@ def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
 def _echo(body: Node, options: Node) -> dict[str, Any]:
     """What a response repeats of its request, with the defaults of what was left out."""
     value = body.value
-    reasoning, text = value.get("reasoning") or {}, value.get("text") or {}
+    reasoning, text, metadata = value.get("reasoning") or {}, value.get("text") or {}, body.child("metadata")
     echo: dict[str, Any] = {
         "background": body.flag("background"),
         "instructions": value.get("instructions"),
         "max_output_tokens": value.get("max_output_tokens"),
         "max_tool_calls": value.get("max_tool_calls"),
-        "metadata": value.get("metadata") or {},
+        "metadata": {name: metadata.text(name) for name in metadata.value} if metadata is not None else {},
         "parallel_tool_calls": body.flag("parallel_tool_calls", default=True),
         "previous_response_id": value.get("previous_response_id"),
         "prompt_cache_key": value.get("prompt_cache_key"),
