@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from engine.messages import Failed, Finished, Submit, TextDelta, ToolCallDelta
+from engine.messages import Failed, Finished, Submit, TextDelta, ToolCallDelta, encode_frame
 from engine.prompt.types import Message, Prompt, TextPart, Tool
 from engine.types import CachePlan, OutputFormat, Sampling, ToolChoice
 from tests.fakes.constraint import OnlyThese
@@ -68,6 +68,17 @@ def test_a_forced_call(make_engine: MakeEngine, choice: ToolChoice) -> None:
     assert [delta.name for delta in deltas if delta.name] == ["get_weather"]
     assert json.loads("".join(delta.arguments for delta in deltas)).keys() == {"age", "city"}
     assert text(harness, "a").strip() == ""
+
+
+@pytest.mark.parametrize("name", [r'"\\ud83d"', r"\[{1200}\]{1200}"], ids=["half a pair", "deep"])
+def test_a_client_may_have_any_call_written(make_engine: MakeEngine, name: str) -> None:
+    """What a regular expression makes of a call can be sent as it is, and the engine goes on."""
+    harness = make_engine(FakeRunner(num_pages=1024), context=4000)
+    form = OutputFormat("regex", rf'<tool_call>\{{"name": {name}, "arguments": \{{\}}\}}')
+    assert isinstance(ask(harness, "a", (TOOL,), output_format=form, max_tokens=3000), Finished)
+    assert text(harness, "a").startswith('<tool_call>{"name": ')
+    assert all(map(encode_frame, harness.log.of("a")))
+    assert isinstance(ask(harness, "b", max_tokens=1), Finished)
 
 
 def test_a_format_that_cannot_be_kept_is_refused(make_engine: MakeEngine) -> None:
