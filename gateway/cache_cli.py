@@ -26,7 +26,7 @@ from gateway.config import ConfigError, engine_configs, read_policy, read_settin
 from gateway.inventory import Contents, Damage, EntryLine, Inventory, Verified, tenant_hash
 from gateway.inventory import Progress as Reached
 from gateway.stock import forget, open_inventory
-from gateway.tiers import leftovers
+from gateway.tiers import leftovers, ssd_folders
 from policies.schema import Policy
 from policies.sections import ModelPolicy
 from policies.size import Size
@@ -198,11 +198,13 @@ def _source(policy_file: Path | None, url: str | None, key: str | None) -> Itera
 
 
 def _engines(policy: Policy, secret: bytes) -> tuple[EngineConfig, ...]:
-    """One per folder of KV: the policy's models have theirs, and folders of others are read like them."""
+    """One per folder of KV: those of the policy's models, and any other that is there, as when the tier was switched off."""
     models = policy.models or (ModelPolicy(),)
     served = policy.model_copy(update={"models": models})
     configs = tuple(config for model in models for config in engine_configs(served, model, Path(), secret))
-    old = [folder for folder in leftovers(policy) if (folder / "lock").is_file()]
+    read = {config.ssd_path for config in configs}
+    folders = [folder for model in policy.models for folder in ssd_folders(policy, model)] + leftovers(policy)
+    old = [folder for folder in folders if str(folder) not in read and (folder / "lock").is_file()]
     others = tuple(msgspec.structs.replace(configs[0], ssd_path=str(folder), ssd_nbytes=sys.maxsize) for folder in old)
     return (*configs, *others) if policy.models else others
 

@@ -210,6 +210,15 @@ async def test_what_is_no_gateway_is_said(home: Path, capsys: pytest.CaptureFixt
     assert "secret" not in capsys.readouterr().err
 
 
+def test_what_an_ssd_tier_left_behind_is_forgotten(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once the policy has none any more its folder is still shown, and emptied by a flush."""
+    (home / "policy.yaml").write_text(POLICY + "tiers: {ssd: {bytes: 0}}")
+    assert run("ls") == 0
+    assert "system/0" in capsys.readouterr().out
+    assert run("flush") == 0
+    assert "forgot 6 objects" in capsys.readouterr().out
+
+
 def test_a_policy_of_upstreams_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What models left behind that are no longer served is shown and forgotten; no folder is made for a model."""
     (home / "policy.yaml").write_text("server: {port: 1}\nmodels: []\nbackends: [{}]\n" + POLICY.splitlines()[-1])
