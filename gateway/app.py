@@ -192,6 +192,7 @@ async def serve(
     clock: Clock,
     on_ready: Callable[[str], None],
     *,
+    root_secret: bytes | None = None,
     command: Sequence[str] = WORKER,
     batches: Path | None = None,
 ) -> None:
@@ -199,12 +200,13 @@ async def serve(
 
     Raises `ModelError` when a model cannot be loaded at start, `OSError` when the port is taken. `on_ready` is told the
     base URL once every worker is loaded; until one of a model is, its requests wait and `/readyz` says so. `engines` holds one
-    configuration per worker, by model name, and `command` starts one. Message batches are kept in the folder `batches`, and
+    configuration per worker, by model name, and `command` starts one. The operator's key follows from `root_secret`, which is
+    that of the engines where there are any. Message batches are kept in the folder `batches`, and
     gone on with by the next start.
     """
     metrics = Metrics()
     configs = [config for workers in engines.values() for config in workers]
-    secret = next((config.root_secret for config in configs), None)
+    secret = next((config.root_secret for config in configs), root_secret)
     workers = {name: _workers(several, clock, command, metrics) for name, several in engines.items()}
     backends = {
         name: several[0] if len(several) == 1 else Router(several, on_choice=partial(metrics.routed, name))

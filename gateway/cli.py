@@ -87,7 +87,7 @@ def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOpt
     def tell(url: str) -> None:
         _out.print(paste_block(url, names), markup=False)
 
-    asyncio.run(serve_forever(effective, engines, clock, tell, batches=settings.home / "batches"))
+    asyncio.run(serve_forever(effective, engines, clock, tell, root_secret=secret, batches=settings.home / "batches"))
 
 
 @app.command

@@ -23,6 +23,7 @@ import pytest
 import structlog
 
 from gateway.app import serve
+from gateway.cache_admin import operator_key
 from gateway.logs import log_record
 from tests.fakes.backend import ScriptedBackend
 from tests.fakes.clock import FakeClock
@@ -718,17 +719,19 @@ async def test_the_end_may_come_while_a_wait_runs_out() -> None:
 
 
 async def test_a_gateway_with_nothing_but_upstreams() -> None:
-    """It is ready at once, answers, and at its end tells streams that are still open."""
+    """It is ready at once, answers, knows its operator, and at its end tells streams that are still open."""
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     gate = asyncio.Event()
     async with FakeUpstream(say_events(START, START, before_piece={1: gate})).listening() as upstream:
         backends = f"models: []\nbackends: [{{api: anthropic, base_url: '{upstream.url}'}}]\n"
-        policy = make_policy(backends + "server: {drain: {delay: 0s, timeout: 10ms}}")
-        running = asyncio.create_task(serve(policy, {}, FakeClock(), url.set_result))
+        policy = make_policy(backends + "server: {drain: {delay: 0s, timeout: 10ms}}\ntenants: [{name: a, keys: [key-of-a]}]")
+        running = asyncio.create_task(serve(policy, {}, FakeClock(), url.set_result, root_secret=b"s" * 16))
         async with aiohttp.ClientSession(await url) as http:
             async with http.get("/readyz") as response:
                 assert response.status == 200
-            async with http.post(MESSAGES, json=asking(CLAUDE, stream=True)) as response:
+            async with http.get("/admin/cache/stat", headers={"x-api-key": operator_key(b"s" * 16)}) as response:
+                assert response.status == 200
+            async with http.post(MESSAGES, json=asking(CLAUDE, stream=True), headers={"x-api-key": "key-of-a"}) as response:
                 assert await response.content.readexactly(len(START)) == START
                 os.kill(os.getpid(), signal.SIGTERM)
                 assert b'"overloaded_error"' in await response.read()
