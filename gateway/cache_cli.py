@@ -12,7 +12,7 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 from cyclopts import App, Parameter
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
@@ -223,7 +223,7 @@ def _contents_table(contents: Iterable[Contents], policy: Policy, names: Mapping
     cap = Size(policy.tiers.ssd.bytes)
     table = _table("stored", f"SSD: at most {cap} in all, leaving {Size(policy.tiers.ssd.min_free)} of the disk free")
     for column in ("tier", "where", "objects", "bytes", "health", "tenants"):
-        table.add_column(column, justify="right" if column in ("objects", "bytes") else "left")
+        table.add_column(column, justify="right" if column in ("objects", "bytes") else "left", overflow="fold")
     for place in contents:
         tenants = ", ".join(f"{names.get(tenant, tenant)} {_size(nbytes)}" for tenant, nbytes in place.tenants.items())
         counts = (str(place.num_objects), _size(place.nbytes), escape(_health(place, policy)))
@@ -252,7 +252,8 @@ def _engine_table(model: str, numbers: EngineNumbers | None) -> Table:
 def _entries_table(entries: Iterable[EntryLine], names: Mapping[str, str]) -> Table:
     table = _table("entries", "")
     for column in ("tier", "tenant", "up to", "tokens", "class", "time left", "bytes", "key"):
-        table.add_column(column, justify="right" if column in ("tokens", "class", "time left", "bytes") else "left")
+        justify: JustifyMethod = "right" if column in ("tokens", "class", "time left", "bytes") else "left"
+        table.add_column(column, justify=justify, overflow="fold", min_width=SHOWN_DIGITS if column == "key" else None)
     for entry in sorted(entries, key=lambda entry: (entry.tenant, -entry.ttl_left_s)):
         left = format_duration(round(entry.ttl_left_s)) if entry.ttl_left_s > 0 else "expired"
         left = "pinned" if entry.pinned else left

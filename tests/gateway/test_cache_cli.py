@@ -89,6 +89,16 @@ def test_ls_shows_entries(home: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert all(line.split()[3:5] == ["700", "5m"] for line in lines)
 
 
+def test_nothing_is_cut_off(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a narrow terminal, or in a pipe, the key is whole, and names go on in the next line."""
+    monkeypatch.setenv("COLUMNS", "60")
+    for verb in ("ls", "stat"):
+        assert run(verb) == 0
+        shown = capsys.readouterr().out
+        assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+        assert verb == "stat" or contents("acme")[-1].key[8:].hex()[:12] in shown
+
+
 def test_verify_ends_by_what_it_finds(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """0 while everything is whole; 1, with the object's name, once it is not."""
     assert run("verify") == 0
