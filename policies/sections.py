@@ -21,6 +21,7 @@ from policies.values import (
     Devices,
     Duration,
     Flag,
+    Host,
     Line,
     Number,
     NumBytes,
@@ -75,7 +76,7 @@ class BatchesPolicy(Section):
 
 
 class ServerPolicy(Section):
-    host: Text = Field(default="127.0.0.1", description="Address to listen on. Anything but loopback needs tenants.")
+    host: Host = Field(default="127.0.0.1", description="Address to listen on. Anything but loopback needs tenants.")
     port: Port = Field(default=8080, description="TCP port; 0 takes a free one.")
     allow_anonymous: Flag = Field(
         default=False, description="Listen beyond loopback without tenants: anyone who reaches the port may use the gateway."

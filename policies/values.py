@@ -97,6 +97,12 @@ def _read_text(value: object) -> str:
     return value
 
 
+def _read_host(value: object) -> str:
+    """An address of IPv6 may stand in brackets, as in a URL."""
+    text = _read_text(value).strip()
+    return _read_text(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
+
+
 def _check_line(text: str) -> str:
     if not text.isprintable():
         raise ValueError("must be one line of printable text")
@@ -181,6 +187,7 @@ _SIZE_SCHEMA: Final = WithJsonSchema(
 )
 
 Text: TypeAlias = Annotated[str, BeforeValidator(_read_text)]
+Host: TypeAlias = Annotated[str, BeforeValidator(_read_host)]
 Line: TypeAlias = Annotated[Text, AfterValidator(_check_line)]
 """Can be told in a header."""
 Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_read_whole)]

@@ -240,6 +240,15 @@ def test_mappings_are_merged_and_lists_are_replaced() -> None:
     assert policy.prices.models == load_policy(None, {}).prices.models
 
 
+def test_an_address_may_stand_in_brackets() -> None:
+    """As in a URL; what listens takes it without."""
+    assert [load(f"server: {{host: '{host}'}}").server.host for host in ("[::1]", "::1", " 127.0.0.1 ")] == [
+        "::1",
+        "::1",
+        "127.0.0.1",
+    ]
+
+
 def test_the_word_none_turns_a_timer_off() -> None:
     """ "none" is not a very long time, it is no timer."""
     sse = load("server: {sse: {keepalive: none, early_headers_after: none}}").server.sse
