@@ -266,10 +266,10 @@ class Handler:
         later = replace(
             progress,
             call=replace(call, route=BACKGROUND),
-            request=msgspec.structs.replace(request, stream=True),
+            request=msgspec.structs.replace(request, stream=True, warnings=()),
             started={},  # of its own: what the engine tells is the answer's to pay, and not again its watcher's
             choices=[Choice() for _ in progress.choices],
-            phases=dict(progress.phases),
+            phases={},
         )
         log = self.background.begin(
             request.tenant, request.wire_options["response_id"], state, lambda log: self._make(later, backend, log)

@@ -83,9 +83,11 @@ async def test_a_stream_that_was_left_is_taken_up_again() -> None:
 
 
 async def test_a_stream_that_is_followed_is_billed_once() -> None:
-    """By the answer in the background, and not again by the request that watched it; the totals say the same."""
+    """By the answer in the background, and not again by the request that watched it; what that took is counted once, too."""
     async with opened() as (served, gpt):
-        stream = await gpt.responses.create(model=MODEL, input="Hi", background=True, stream=True)
+        stream = await gpt.responses.create(
+            model=MODEL, input="Hi", background=True, stream=True, tools=[{"type": "web_search"}]
+        )
         assert [event async for event in stream][-1].type == "response.completed"
         async with asyncio.timeout(20):
             while len(served.records) < 2:
@@ -96,6 +98,10 @@ async def test_a_stream_that_is_followed_is_billed_once() -> None:
         ]
         (totals,) = served.gateway.ledger.totals.values()
         assert (totals.num_requests, totals.input, totals.output) == (1, 10, 2)
+        async with served.http.get("/metrics") as response:
+            shown = (await response.text()).splitlines()
+        assert 'pcg_changed_requests_total{warning="hosted-tools-ignored"} 1.0' in shown
+        assert 'pcg_overhead_seconds_count{phase="parse"} 1.0' in shown
 
 
 async def test_cancelling() -> None:
