@@ -1,5 +1,5 @@
 /* By one thread, which waits for no other. What it writes goes past its cache: nobody reads it soon enough, and half of the
-   time of a copy is reading what it is about to write over. */
+   time of a copy is reading what it is about to write over. Each way goes through what it reads in order. */
 #include "pages.h"
 
 static __m512i finite(__m512i values) {
@@ -8,8 +8,8 @@ static __m512i finite(__m512i values) {
 }
 
 void pcg_put_pages(const pcg_pages *pool, const int32_t *pages, int32_t num_pages, const uint8_t *body) {
-  for (int32_t plane = 0; plane < pool->num_planes; plane++) {
-    for (int32_t page = 0; page < num_pages; page++) {
+  for (int32_t page = 0; page < num_pages; page++) {
+    for (int32_t plane = 0; plane < pool->num_planes; plane++) {
       const uint8_t *from = body + ((int64_t)page * pool->num_planes + plane) * pool->part;
       uint8_t *to = pool->planes + plane * pool->stride + pages[page] * pool->part;
       for (int64_t at = 0; at < pool->part; at += 64) {
