@@ -23,10 +23,10 @@ from rich.table import Table
 from bench.machine import describe
 from bench.media import folder_speed
 from bench.traffic import DOCUMENT
-from engine.cache.stored import SPAN_TOKENS
+from engine.cache.tiers.object_format import SPAN_TOKENS
 from engine.config import EngineConfig
-from engine.model.load import load_runner
-from engine.model.prepare import prepare
+from engine.model.load.load import load_runner
+from engine.model.load.prepare import prepare
 from engine.prompt.tokenizer import HfTokenizer
 from engine.schedule.sequence import Sequence as Running
 from engine.schedule.sequence import Slice

@@ -31,7 +31,7 @@ from transformers.utils.logging import disable_progress_bar
 from bench.gpu_speed import FULL, QUICK, SpeedCheck
 from bench.machine import describe
 from engine.errors import ModelError
-from engine.model.cuda import Kit
+from engine.model.paged.cuda import Kit
 from tests.fakes.tiny_models import FAMILIES, LEAN_FAMILIES, VOCABULARY, save_tiny_model
 from tests.fakes.torch_driver import Driver
 

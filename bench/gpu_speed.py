@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from engine.config import EngineConfig
-from engine.model import attention
-from engine.model.cuda import Kit
-from engine.model.load import make_runner
+from engine.model.generic import attention
+from engine.model.load.load import make_runner
+from engine.model.paged.cuda import Kit
 from engine.schedule.sequence import Sequence, Slice
 from engine.types import Sampling
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.index import NoDevice
-from engine.cache.eviction import SCORES
 from engine.cache.prefix_cache import PrefixCache
+from engine.cache.tree.eviction import SCORES
 from engine.prompt.rendered import RenderedPrompt
 from engine.types import CachePlan
 

@@ -26,7 +26,7 @@ from bench.machine import describe
 from bench.media import valkey
 from bench.soaking import Findings, SoakSizes, answering, soak, watching
 from engine.config import EngineConfig
-from engine.model.prepare import prepare
+from engine.model.load.prepare import prepare
 from tools.serving import REAL_HOME
 
 MIB: Final = 1024**2

@@ -33,8 +33,8 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
 from engine.errors import BadFormat, BadPrompt, Overloaded
 from engine.inbox import Inbox, Job, Mail
-from engine.limits import StepLimits
-from engine.loop import StepLoop
+from engine.loop.limits import StepLimits
+from engine.loop.step_loop import StepLoop
 from engine.messages import (
     PROTOCOL_VERSION,
     Abort,

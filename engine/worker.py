@@ -25,7 +25,7 @@ from typing import Final, assert_never
 import msgspec
 
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.tiers import Tiers
+from engine.cache.tiers.tiers import Tiers
 from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts
@@ -111,7 +111,7 @@ def log_progress(tier: str, num_done: int, num_total: int) -> None:
 
 def _load_runner(config: EngineConfig) -> Runner:
     """The only place outside `engine.model` that loads torch."""
-    from engine.model.load import load_runner
+    from engine.model.load.load import load_runner
 
     return load_runner(config)
 

@@ -15,28 +15,28 @@ import structlog
 from aiohttp import web
 
 from engine.config import EngineConfig
-from gateway.admin import Admin
-from gateway.archive import Archive
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
 from gateway.backends.router import Router
-from gateway.backends.upstream import HttpUpstream
-from gateway.background import Background
-from gateway.batch_api import Batches
-from gateway.batches import BatchStore
-from gateway.cache_admin import CacheAdmin
-from gateway.catalogue import Catalogue
+from gateway.bill.record import Ledger, Record
+from gateway.calls.catalog import Catalogue
 from gateway.clock import Clock
-from gateway.handler import Handler
-from gateway.inventory import Inventory
-from gateway.ledger import Ledger, Record
-from gateway.limits import InFlight
-from gateway.logs import KindAndPlace, log_record
-from gateway.metrics import Metrics
-from gateway.response_cache import ResponseCache
-from gateway.server import Server, WireKey
+from gateway.http.batch_routes import Batches
+from gateway.http.server import Server, WireKey
+from gateway.operate.admin import Admin
+from gateway.operate.cache_admin import CacheAdmin
+from gateway.operate.inventory import Inventory
+from gateway.operate.logs import KindAndPlace, log_record
+from gateway.operate.metrics import Metrics
+from gateway.operate.tier_maintenance import open_inventory
+from gateway.serve.handler import Handler
+from gateway.serve.limits import InFlight
 from gateway.signals import stop_signals
-from gateway.stock import open_inventory
+from gateway.state.archive import Archive
+from gateway.state.background import Background
+from gateway.state.batches import BatchStore
+from gateway.state.response_cache import ResponseCache
+from gateway.upstream.http import HttpUpstream
 from gateway.waits import first_of
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Wire

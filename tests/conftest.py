@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of several proces
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # After the environment was set: the hub client reads it when it is imported.
-from engine.model.prepare import prepare
+from engine.model.load.prepare import prepare
 from tests.fakes.small_model import save_small_model
 
 # No deadlines: how long one example takes says nothing on a shared machine. CI draws the same examples every time.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.metrics import Described, Metrics
+from gateway.operate.metrics import Described, Metrics
 from policies.load import load_policy
 from policies.schema import Policy
 from policies.sections import Section

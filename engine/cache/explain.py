@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.cache.entries import EntryTable
-from engine.cache.radix import Reach
-from engine.cache.reading import Reading
-from engine.cache.space import View
+from engine.cache.hit import Reading
+from engine.cache.lookup import View
+from engine.cache.tree.entries import EntryTable
+from engine.cache.tree.radix import Reach
 from engine.prompt.types import Level, Position
 from engine.types import Miss, MissCause
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from engine.cache.block import Block
-from engine.cache.fetch import Fetch
-from engine.cache.pieces import Piece
-from engine.cache.space import Space, View
+from engine.cache.lookup import Space, View
+from engine.cache.tiers.fetch import Fetch
+from engine.cache.tiers.pieces import Piece
+from engine.cache.tree.block import Block
 from engine.types import CacheReport, PlannedEntry
 
 

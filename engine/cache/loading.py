@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from engine.cache.block import Block
+from engine.cache.allocator import PageSupply
 from engine.cache.device import PageDevice
-from engine.cache.geometry import Geometry
+from engine.cache.inserter import Sharing
 from engine.cache.lease import Lease
-from engine.cache.radix import Match
-from engine.cache.sharing import Sharing
 from engine.cache.stats import CacheCounters
-from engine.cache.supply import PageSupply
+from engine.cache.tree.block import Block
+from engine.cache.tree.geometry import Geometry
+from engine.cache.tree.radix import Match
 
 
 class Loader:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from engine.cache.below import Below
-from engine.cache.block import Block
-from engine.cache.entries import Entry
-from engine.cache.geometry import Geometry
-from engine.cache.space import Space
-from engine.cache.stored import stored_entry_key
-from engine.cache.supply import PageSupply
+from engine.cache.allocator import PageSupply
+from engine.cache.lookup import Space
+from engine.cache.tiers.below import Below
+from engine.cache.tiers.object_format import stored_entry_key
+from engine.cache.tree.block import Block
+from engine.cache.tree.entries import Entry
+from engine.cache.tree.geometry import Geometry
 from engine.store.base import PINNED_UNTIL_S
 from engine.types import PinOutcome
 

@@ -11,27 +11,27 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from engine.cache.below import Below
-from engine.cache.block import Block, PromptKeys, pack, root_key
+from engine.cache.allocator import PageSupply
 from engine.cache.device import PageDevice
-from engine.cache.eviction import EvictionQueue
-from engine.cache.fetch import Fetch
-from engine.cache.geometry import Geometry
+from engine.cache.hit import writes
+from engine.cache.inserter import Sharing
 from engine.cache.lease import Lease
 from engine.cache.loading import Loader
-from engine.cache.pages import PagePool
-from engine.cache.pieces import Piece
+from engine.cache.lookup import Outlook, Space, View
 from engine.cache.pins import UNLIMITED, Pins
 from engine.cache.promises import Promises
-from engine.cache.radix import Match, RadixIndex
-from engine.cache.reading import writes
-from engine.cache.sharing import Sharing
-from engine.cache.space import Outlook, Space, View
 from engine.cache.stats import CacheCounters, CacheGauges, CacheStats
-from engine.cache.stored import SPAN_TOKENS, Seal, namespace
-from engine.cache.supply import PageSupply
-from engine.cache.tiers import Tiers
-from engine.cache.writeback import WriteBack
+from engine.cache.tiers.below import Below
+from engine.cache.tiers.fetch import Fetch
+from engine.cache.tiers.object_format import SPAN_TOKENS, Seal, namespace
+from engine.cache.tiers.pieces import Piece
+from engine.cache.tiers.tiers import Tiers
+from engine.cache.tiers.writeback import WriteBack
+from engine.cache.tree.block import Block, PromptKeys, pack, root_key
+from engine.cache.tree.eviction import EvictionQueue
+from engine.cache.tree.geometry import Geometry
+from engine.cache.tree.pages import PagePool
+from engine.cache.tree.radix import Match, RadixIndex
 from engine.prompt.rendered import RenderedPrompt
 from engine.types import CachePlan, PinOutcome, PlannedEntry
 
@@ -46,7 +46,7 @@ class PrefixCache:
     """See `engine/cache/lease.py` for what a lease holds and `engine/types.py` for plan and report.
 
     `tiers` are below the device. With `force_store` a released block leaves the device at once, so that every hit is read
-    from them. `eviction` names a score of `engine/cache/eviction.py`. `pin_nbytes`: what pinned entries may take.
+    from them. `eviction` names a score of `engine/cache/tree/eviction.py`. `pin_nbytes`: what pinned entries may take.
 
     A request that may find something below: `seek`, `poll` until its fetch is over, `admit` with it, `restore` until done.
     """

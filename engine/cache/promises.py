@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from engine.cache.below import Below
-from engine.cache.entries import Entry
+from engine.cache.allocator import PageSupply
 from engine.cache.explain import explain, is_best, refuse
-from engine.cache.fetch import Fetch
+from engine.cache.hit import Reading, boundaries, is_too_old, live_entries, read
+from engine.cache.inserter import Sharing
 from engine.cache.lease import Lease
-from engine.cache.radix import RadixIndex
-from engine.cache.reading import Reading, boundaries, is_too_old, live_entries, read
-from engine.cache.sharing import Sharing
 from engine.cache.stats import CacheCounters
-from engine.cache.supply import PageSupply
+from engine.cache.tiers.below import Below
+from engine.cache.tiers.fetch import Fetch
+from engine.cache.tree.entries import Entry
+from engine.cache.tree.radix import RadixIndex
 from engine.store.base import PINNED_UNTIL_S
 from engine.types import CacheReport, Hit, Miss, PlannedEntry
 

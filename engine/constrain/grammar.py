@@ -19,7 +19,7 @@ from llguidance import LLMatcher
 from engine.constrain.budget import Budget, check_lark, check_schema
 from engine.constrain.digits import ANY_OBJECT, bound_digits
 from engine.errors import BadFormat
-from engine.prompt.calls.format import CallFormat
+from engine.prompt.call_format import CallFormat
 from engine.prompt.guard import any_of
 from engine.prompt.reasoning import Reasoning
 from engine.prompt.types import Tool

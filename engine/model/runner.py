@@ -11,7 +11,7 @@ import torch
 
 from engine.model.kv_pool import KvPool
 from engine.model.rows import RowGroups
-from engine.model.sampler import sample
+from engine.model.sampling.sampler import sample
 from engine.schedule.sequence import Sampled, Slice
 
 LogitsSink: TypeAlias = Callable[[str, int, torch.Tensor], None]

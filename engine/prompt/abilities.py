@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from engine.errors import BadPrompt
-from engine.prompt.calls.format import HERMES, CallFormat, recognise
+from engine.prompt.call_format import HERMES, CallFormat, recognise
 
 _TOOL: Final = {
     "type": "function",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from engine.prompt.calls.format import CallFormat
+from engine.prompt.call_format import CallFormat
 from engine.prompt.types import Tool, ToolCallPart, ToolResultPart
 
 TOOLS_OPEN: Final = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from engine.prompt.calls.format import CallFormat
+from engine.prompt.call_format import CallFormat
 from engine.prompt.reasoning import Reasoning
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.block import TOKEN_NBYTES
-from engine.cache.radix import shared_tokens
+from engine.cache.tree.block import TOKEN_NBYTES
+from engine.cache.tree.radix import shared_tokens
 
 
 @dataclass(frozen=True, slots=True, repr=False)

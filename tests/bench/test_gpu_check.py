@@ -15,7 +15,7 @@ import torch
 from bench import gpu_check
 from bench.gpu_check import CHECKS, FAST_BOUND, Outcome, check_model, is_bit_equal, is_close, main
 from bench.gpu_speed import FULL, QUICK, SpeedCheck
-from engine.model.cuda import Kit
+from engine.model.paged.cuda import Kit
 from tests.fakes.paged_device import FakeCopies, FakeRecorder, eager_varlen
 from tests.fakes.tiny_models import FAMILIES, LEAN_FAMILIES, save_tiny_model
 
@@ -48,7 +48,7 @@ def test_a_paged_device_passes(tmp_path: Path) -> None:
 
 def test_a_device_that_loses_copies_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: steps that do not wait for the pages they read give other logits, and the check sees it."""
-    monkeypatch.setattr("engine.model.staging.StagedPages.settle", lambda self, pages: None)
+    monkeypatch.setattr("engine.model.paged.staging.StagedPages.settle", lambda self, pages: None)
     kit = Kit(large_pages, FakeRecorder(), FakeCopies())
     assert not check_model(save_tiny_model("llama", tmp_path), "cpu", "lean", "off", bound=FAST_BOUND, kit=kit).good
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.block import Block, PromptKeys, entry_key, full_key, pack, partial_key, root_key, unpack
+from engine.cache.tree.block import Block, PromptKeys, entry_key, full_key, pack, partial_key, root_key, unpack
 
 SECRET = b"0123456789abcdef"
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=20)

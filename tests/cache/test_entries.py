@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.cache.block import entry_key
-from engine.cache.entries import TOMBSTONE_S, Entry, EntryTable
+from engine.cache.tree.block import entry_key
+from engine.cache.tree.entries import TOMBSTONE_S, Entry, EntryTable
 from engine.prompt.types import Position
 
 

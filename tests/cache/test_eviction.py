@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.block import Block
-from engine.cache.eviction import SCORES, EvictionQueue, may_leave
+from engine.cache.tree.block import Block
+from engine.cache.tree.eviction import SCORES, EvictionQueue, may_leave
 from engine.store.base import PINNED_UNTIL_S
 
 

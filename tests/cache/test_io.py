@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from engine.cache.io import ThreadIo
+from engine.cache.tiers.io import ThreadIo
 
 
 @pytest.mark.parametrize("niceness", [0, 3])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.pages import PagePool
+from engine.cache.tree.pages import PagePool
 
 
 @given(st.integers(1, 40), st.data())

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.block import pack
-from engine.cache.stored import KEY_NBYTES, span_key, stored_entry_key
+from engine.cache.tiers.object_format import KEY_NBYTES, span_key, stored_entry_key
+from engine.cache.tree.block import pack
 from engine.store.base import PINNED_UNTIL_S
 from engine.store.memory import MemoryStore
 from tests.fakes.lanes import ManualIo

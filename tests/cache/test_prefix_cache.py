@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.cache.block import root_key
+from engine.cache.tree.block import root_key
 from engine.store.memory import MemoryStore
 from engine.types import Boundary, CachePlan, Hit
 from tests.fakes.document import ANY, DOCUMENT, UNMARKED, ask, with_question

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cache.block import PromptKeys, pack
-from engine.cache.stored import span_key
+from engine.cache.tiers.object_format import span_key
+from engine.cache.tree.block import PromptKeys, pack
 from engine.prompt.rendered import RenderedPrompt
 from engine.store.base import Item
 from engine.store.memory import MemoryStore

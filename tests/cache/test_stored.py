@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.block import pack
-from engine.cache.stored import (
+from engine.cache.tiers.object_format import (
     HEADER,
     KEY_NBYTES,
     Label,
@@ -24,6 +23,7 @@ from engine.cache.stored import (
     stored_entry_key,
     tail_key,
 )
+from engine.cache.tree.block import pack
 
 SECRET = b"0123456789abcdef"
 SEAL = Seal(namespace(SECRET, "ada"), b"r" * 32, b"model-bf16")

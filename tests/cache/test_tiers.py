@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.cache import reads
-from engine.cache.block import PromptKeys, pack
-from engine.cache.fetch import Fetch
-from engine.cache.io import InlineIo
-from engine.cache.lane import STALL_S
 from engine.cache.lease import Lease
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.stored import span_key
-from engine.cache.tiers import Tiers
+from engine.cache.tiers import reader as reads
+from engine.cache.tiers.client import STALL_S
+from engine.cache.tiers.fetch import Fetch
+from engine.cache.tiers.io import InlineIo
+from engine.cache.tiers.object_format import span_key
+from engine.cache.tiers.tiers import Tiers
+from engine.cache.tree.block import PromptKeys, pack
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Position
 from engine.store.base import Item

@@ -18,7 +18,7 @@ import structlog
 from engine.messages import TextDelta, ToolCallDelta
 from engine.types import TokenLogprob, TokenLogprobs
 from gateway.errors import EngineFailed
-from gateway.logs import log_record, set_up_logging
+from gateway.operate.logs import log_record, set_up_logging
 from gateway.request import Request
 from tests.fakes.backend import Script, ScriptedBackend, report_for
 from tests.gateway.serving import ANTHROPIC, OPENAI, Served, anthropic_body, openai_body, serving

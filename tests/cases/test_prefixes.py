@@ -13,7 +13,7 @@ import orjson
 
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
-from gateway.why import Circumstances, explain
+from gateway.cli.why import Circumstances, explain
 from gateway.wire.anthropic import AnthropicWire
 from tests.fakes.reports import CC, MODEL, Desk, Told, call, opened, say, text, tool, words
 from tests.fakes.rig import Rig, marked, turn

@@ -11,7 +11,7 @@ import anthropic
 import orjson
 import pytest
 
-from gateway.told import ToldBill
+from gateway.upstream.reported import ToldBill
 from tests.fakes.upstream import SSE, Say, say_events, say_json
 from tests.gateway.passing import CLAUDE, GPT, Passed, passing
 

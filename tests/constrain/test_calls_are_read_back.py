@@ -8,9 +8,9 @@ import re
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.answer import Answer, Piece
 from engine.constrain.grammars import Grammars
-from engine.prompt.calls.format import FORMATS
+from engine.output.parser import Answer, Piece
+from engine.prompt.call_format import FORMATS
 from engine.prompt.speech import Speech
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool

@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 
 from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
-from engine.model.load import load_runner
-from engine.prompt.calls.format import HERMES
+from engine.model.load.load import load_runner
+from engine.prompt.call_format import HERMES
 from engine.prompt.speech import Speech
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool

@@ -15,7 +15,7 @@ from engine.constrain.budget import MAX_MEMBERS, MAX_PATTERNS, Budget
 from engine.constrain.grammar import MAX_CHARACTERS, MAX_TOOLS, arguments_schema
 from engine.constrain.grammars import Grammars
 from engine.errors import BadFormat
-from engine.prompt.calls.format import FORMATS, HERMES, CallFormat
+from engine.prompt.call_format import FORMATS, HERMES, CallFormat
 from engine.prompt.reasoning import THINK
 from engine.prompt.speech import Speech
 from engine.prompt.tokenizer import HfTokenizer

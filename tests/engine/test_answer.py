@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.answer import Answer, CallPiece, Piece
-from engine.prompt.calls.format import FORMATS, HERMES, MISTRAL_ARGS, CallFormat
+from engine.output.parser import Answer, CallPiece, Piece
+from engine.output.stops import StopMatcher
+from engine.prompt.call_format import FORMATS, HERMES, MISTRAL_ARGS, CallFormat
 from engine.prompt.reasoning import THINK
 from engine.prompt.speech import PLAIN, Speech
-from engine.stops import StopMatcher
 from engine.types import OutputFormat, Sampling, TokenLogprob, TokenLogprobs, ToolChoice
 from tests.fakes.tokenizer import ByteTokenizer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.cache.tiers import Tiers
+from engine.cache.tiers.tiers import Tiers
 from engine.messages import EngineStats, Failed, Finished, Flush, Flushed, Pin, Pinned, Snapshot, Submit, Tick
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.store.base import NamedStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache.block import pack
+from engine.cache.tree.block import pack
 from engine.schedule.flights import Beginning, Flights
 
 SIZE = 4

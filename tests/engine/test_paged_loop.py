@@ -10,8 +10,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Finished, Submit
-from engine.model.cuda import Kit
-from engine.model.load import load_runner
+from engine.model.load.load import load_runner
+from engine.model.paged.cuda import Kit
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.store.memory import MemoryStore
 from engine.types import CachePlan, PlannedEntry, Sampling

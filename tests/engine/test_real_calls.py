@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
 from engine.inbox import RenderedJob
 from engine.messages import Submit, TextDelta, ToolCallDelta
-from engine.model.load import load_runner
+from engine.model.load.load import load_runner
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.cache.lane import STALL_S
+from engine.cache.tiers.client import STALL_S
 from engine.messages import Started
 from engine.schedule.sequence import Status
 from engine.store.base import Found, Item

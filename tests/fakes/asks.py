@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from engine.cache.fetch import Fetch
 from engine.cache.prefix_cache import Lease
+from engine.cache.tiers.fetch import Fetch
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Position
 from engine.types import CachePlan, PlannedEntry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from engine.prompt.calls.format import CallFormat
+from engine.prompt.call_format import CallFormat
 
 
 def calls_in(calls: CallFormat, text: str) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.cache.tiers import Tiers
+from engine.cache.tiers.tiers import Tiers
 from engine.memory import Payload
 from engine.messages import EngineStats, Failed, Finished, FromEngine, Snapshot, Started, Submit, TextDelta
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart

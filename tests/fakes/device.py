@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from engine.cache.block import pack
+from engine.cache.tree.block import pack
 
 SLOT_NBYTES = 8
 GARBAGE = b"\xfe"

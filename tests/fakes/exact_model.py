@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.model.load import load_runner
+from engine.model.load.load import load_runner
 from engine.model.runner import LogitsSink
 from engine.prompt.tokenizer import HfTokenizer
 from tests.fakes.stepper import RealModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.tiers import Tiers
+from engine.cache.tiers.tiers import Tiers
 from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts, Renders

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.io import InlineIo, Io, Job, Mailbox
-from engine.cache.lane import Lane
-from engine.cache.tiers import Tiers
+from engine.cache.tiers.client import Lane
+from engine.cache.tiers.io import InlineIo, Io, Job, Mailbox
+from engine.cache.tiers.tiers import Tiers
 from engine.store.base import BlockStore, NamedStore
 
 

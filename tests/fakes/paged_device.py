@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.model.cuda import Kit
-from engine.model.staging import Mark
+from engine.model.paged.cuda import Kit
+from engine.model.paged.staging import Mark
 
 
 def eager_varlen(
@@ -57,7 +57,7 @@ def eager_varlen(
 
 @dataclass(slots=True)
 class FakeGraph:
-    """Implements `engine.model.decode_graphs.Recorded`: the work once more, its result where the first one was."""
+    """Implements `engine.model.paged.decode_graphs.Recorded`: the work once more, its result where the first one was."""
 
     work: Callable[[], torch.Tensor]
     output: torch.Tensor
@@ -70,7 +70,7 @@ class FakeGraph:
 
 @dataclass(slots=True)
 class FakeRecorder:
-    """Implements `engine.model.decode_graphs.Recorder`. `free` is the memory left, and each graph takes `cost` of it;
+    """Implements `engine.model.paged.decode_graphs.Recorder`. `free` is the memory left, and each graph takes `cost` of it;
     what gives more rows than `most` cannot be recorded."""
 
     free: int = 1 << 40
@@ -91,7 +91,7 @@ class FakeRecorder:
 
 
 class FakeCopies:
-    """Implements `engine.model.staging.Copies` with the laziest device there can be: nothing is done before it must be."""
+    """Implements `engine.model.paged.staging.Copies` with the laziest device there can be: nothing is done before it must be."""
 
     def __init__(self) -> None:
         self._queue: list[Callable[[], None]] = []

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.cache.io import InlineIo, Io
 from engine.cache.prefix_cache import Lease, PrefixCache
+from engine.cache.tiers.io import InlineIo, Io
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Position
 from engine.store.base import BlockStore

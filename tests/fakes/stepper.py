@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.stored import SPAN_TOKENS
-from engine.cache.tiers import Tiers
+from engine.cache.tiers.object_format import SPAN_TOKENS
+from engine.cache.tiers.tiers import Tiers
 from engine.inbox import RenderedJob
-from engine.limits import ANSWER_TOKENS, StepLimits
-from engine.loop import StepLoop
+from engine.loop.limits import ANSWER_TOKENS, StepLimits
+from engine.loop.step_loop import StepLoop
 from engine.messages import Failed, Finished, FromEngine, Started, Submit, TextDelta, ToolCallDelta
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.tokenizer import Tokenizer

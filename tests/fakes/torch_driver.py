@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 
 from engine.config import EngineConfig
-from engine.model.cuda import Kit
-from engine.model.load import load_runner
+from engine.model.load.load import load_runner
+from engine.model.paged.cuda import Kit
 from engine.schedule.sequence import Sampled, Sequence, Slice
 from engine.types import Sampling
 

@@ -12,8 +12,8 @@ import aiohttp
 
 from gateway.app import Gateway, Listener, build_app, listening
 from gateway.backends.base import Backend
-from gateway.inventory import Inventory
-from gateway.ledger import Record
+from gateway.bill.record import Record
+from gateway.operate.inventory import Inventory
 from policies.load import parse_policy
 from policies.schema import Policy
 from tests.fakes.clock import FakeClock

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.cache.stored import Label, Seal, StoredEntry, encode_entry, encode_object, namespace, span_key, stored_entry_key
+from engine.cache.tiers.object_format import (
+    Label,
+    Seal,
+    StoredEntry,
+    encode_entry,
+    encode_object,
+    namespace,
+    span_key,
+    stored_entry_key,
+)
 from engine.store.base import BlockStore, Item
 from engine.store.disk.store import DiskStore
 from engine.store.encrypted import EncryptedStore

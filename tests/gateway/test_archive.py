@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.archive import Archive
+from gateway.state.archive import Archive
 from gateway.wire.base import Kept
 
 

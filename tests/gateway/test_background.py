@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.background import KEPT_S, Background, EventLog
 from gateway.errors import ContextExceeded, Overloaded
+from gateway.state.background import KEPT_S, Background, EventLog
 from tests.fakes.backend import Script, ScriptedBackend
 from tests.fakes.clock import FakeClock
 from tests.gateway.serving import Served, serving

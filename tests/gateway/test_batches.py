@@ -14,9 +14,9 @@ from typing import Any
 import anthropic
 import pytest
 
-from gateway.batches import BatchStore
 from gateway.errors import EngineFailed
 from gateway.request import Request
+from gateway.state.batches import BatchStore
 from policies.pricing import Prices
 from tests.fakes.backend import Script, ScriptedBackend
 from tests.gateway.serving import ANTHROPIC, Served, serving
@@ -199,7 +199,7 @@ async def test_time_runs_out(tmp_path: Path) -> None:
 
 async def test_engine_errors_are_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that fails is asked again, and in the end the failure is the result."""
-    monkeypatch.setattr("gateway.batch_api.RETRY_S", 0.0)
+    monkeypatch.setattr("gateway.http.batch_routes.RETRY_S", 0.0)
     backend = ScriptedBackend(Script(error=EngineFailed("broken")))
     async with opened(tmp_path, backend) as (_, client):
         made = await client.messages.batches.create(requests=[item("a")])
@@ -263,7 +263,7 @@ async def test_damage_costs_the_damaged_batch_alone(tmp_path: Path) -> None:
 
 async def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be taken in is the provider's overload and leaves nothing; what cannot be written down is tried again."""
-    monkeypatch.setattr("gateway.batch_api.STUCK_S", 0.0)
+    monkeypatch.setattr("gateway.http.batch_routes.STUCK_S", 0.0)
     failures = iter([OSError(28, "full")])
 
     def add(store: BatchStore, *args: Any) -> None:

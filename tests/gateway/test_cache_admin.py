@@ -14,10 +14,10 @@ import pytest
 from engine.config import EngineConfig
 from engine.messages import Pinned
 from engine.types import PinOutcome
-from gateway.cache_admin import operator_key
-from gateway.cache_pins import Refusal, change
-from gateway.inventory import EntryLine, tenant_hash
-from gateway.stock import open_inventory
+from gateway.operate.cache_admin import operator_key
+from gateway.operate.cache_pins import Refusal, change
+from gateway.operate.inventory import EntryLine, tenant_hash
+from gateway.operate.tier_maintenance import open_inventory
 from tests.fakes.backend import ScriptedBackend
 from tests.gateway.serving import Served, serving
 from tests.gateway.stocked import CAP, SECRET, fill, flip, objects, path_of

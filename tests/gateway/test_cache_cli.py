@@ -10,11 +10,11 @@ import pytest
 
 from engine.store.base import PINNED_UNTIL_S, Item
 from engine.store.disk.store import DiskStore
-from gateway.cache_remote import is_gateway
-from gateway.cli import main
+from gateway.cli.admin_client import is_gateway
+from gateway.cli.main import main
 from gateway.config import read_settings, root_secret
-from gateway.inventory import Inventory
-from gateway.shelves import FolderShelf
+from gateway.operate.inventory import Inventory
+from gateway.operate.tier_readers import FolderShelf
 from tests.gateway.serving import serving
 from tests.gateway.stocked import CAP, fill, flip, objects, path_of
 from tests.gateway.test_cache_admin import FlushableBackend

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from engine.messages import Finished, Started, TextDelta
-from gateway.choices import MAX_AT_ONCE, chosen, variant
+from gateway.calls.choices import MAX_AT_ONCE, chosen, variant
 from gateway.errors import EngineFailed
 from gateway.request import Request
 from gateway.wire.openai import OpenAIWire

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from gateway.admin import package_version
-from gateway.cli import main
+from gateway.cli.main import main
+from gateway.operate.admin import package_version
 
 
 @pytest.fixture(autouse=True)

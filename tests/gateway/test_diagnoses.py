@@ -8,8 +8,8 @@ import msgspec
 import orjson
 import pytest
 
-from gateway.diagnoses import Diagnoses
 from gateway.request import Request
+from gateway.state.diagnoses import Diagnoses
 from gateway.wire.anthropic import AnthropicWire
 
 TOOL = {"name": "a", "input_schema": {"type": "object"}}

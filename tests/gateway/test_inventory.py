@@ -12,8 +12,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.store.disk.store import DiskStore
 from engine.store.errors import StoreBusy, StoreError
-from gateway.inventory import Inventory, tenant_hash
-from gateway.stock import forget, open_inventory
+from gateway.operate.inventory import Inventory, tenant_hash
+from gateway.operate.tier_maintenance import forget, open_inventory
 from tests.gateway.stocked import CAP, SECRET, SPAN_NBYTES, fill, flip, objects, path_of
 
 NOW_S = 1_700_000_000.0

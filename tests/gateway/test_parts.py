@@ -18,17 +18,17 @@ from engine.messages import EngineStats, Finished
 from engine.stats import COUNTERS, GAUGES
 from engine.types import CachePlan, CacheReport
 from gateway.backends.base import Event
-from gateway.catalogue import Catalogue
+from gateway.bill.headers import Bill
+from gateway.bill.record import Ledger, Record
+from gateway.calls.catalog import Catalogue
+from gateway.calls.feed import feed
+from gateway.cli.startup_banner import paste_block
 from gateway.errors import EngineFailed, Overloaded, UnknownModel
-from gateway.feed import feed
-from gateway.headers import Bill
+from gateway.http.server import wire_for
 from gateway.ids import id_headers, request_id
-from gateway.ledger import Ledger, Record
-from gateway.limits import InFlight
-from gateway.logs import log_record, set_up_logging
-from gateway.metrics import Metrics
-from gateway.paste import paste_block
-from gateway.server import wire_for
+from gateway.operate.logs import log_record, set_up_logging
+from gateway.operate.metrics import Metrics
+from gateway.serve.limits import InFlight
 from gateway.waits import first_of
 from policies.pricing import Usage, charge
 from tests.fakes.backend import ScriptedBackend

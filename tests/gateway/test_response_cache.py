@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from engine.types import CacheReport
-from gateway.exchange import Call
-from gateway.response_cache import ResponseCache, joined
+from gateway.calls.exchange import Call
+from gateway.state.response_cache import ResponseCache, joined
 from gateway.wire.openai import OpenAIWire
 from policies.pricing import Usage
 from policies.sections import ResponseCachePolicy

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.splice import wanted, with_model
+from gateway.upstream.splice import wanted, with_model
 
 KEYS = st.sampled_from(["model", "a", "mod", 'mo"del', "stream", "é"])
 VALUES: st.SearchStrategy[Any] = st.recursive(

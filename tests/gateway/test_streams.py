@@ -17,8 +17,8 @@ from engine.messages import Finished, Started, TextDelta
 from engine.types import CacheReport
 from gateway.app import build_app, listening
 from gateway.backends.base import Event
+from gateway.bill.record import Record
 from gateway.errors import Overloaded
-from gateway.ledger import Record
 from gateway.request import Request
 from tests.fakes.backend import Script, ScriptedBackend
 from tests.fakes.clock import FakeClock

@@ -23,8 +23,8 @@ import pytest
 import structlog
 
 from gateway.app import serve
-from gateway.cache_admin import operator_key
-from gateway.logs import log_record
+from gateway.operate.cache_admin import operator_key
+from gateway.operate.logs import log_record
 from tests.fakes.backend import ScriptedBackend
 from tests.fakes.clock import FakeClock
 from tests.fakes.upstream import FakeUpstream, Say, say_events, say_json

@@ -12,9 +12,9 @@ import pytest
 
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
-from gateway.cli import main
+from gateway.cli.main import main
+from gateway.cli.why import Circumstances, Finding, explain, finding_json, finding_lines, model_of, wire_of
 from gateway.errors import InvalidRequest, UnknownModel
-from gateway.why import Circumstances, Finding, explain, finding_json, finding_lines, model_of, wire_of
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.gateway.serving import make_policy
 

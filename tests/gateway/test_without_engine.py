@@ -24,7 +24,7 @@ class Missing:
         if name.partition(".")[0] in {EXTRA}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Missing())
-from gateway.cli import main
+from gateway.cli.main import main
 main(sys.argv[1:])
 """
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gateway.cli import main
+from gateway.cli.main import main
 from tools import serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.decode_graphs import FREE_NBYTES, batch_sizes
 from engine.model.page_tables import PageTables
+from engine.model.paged.decode_graphs import FREE_NBYTES, batch_sizes
 from engine.schedule.sequence import Sequence, Slice
 from engine.types import Sampling
 from tests.fakes.paged_device import FakeRecorder, fake_kit

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelUnsupported
-from engine.model.lean_rows import MAX_RUNS, MIN_SHARED, Rows, Together, plan_parts
-from engine.model.linear import INT4_GROUP, INT4_ROWS, Int4Linear
+from engine.model.lean.linear import INT4_GROUP, INT4_ROWS, Int4Linear
+from engine.model.lean.rows import MAX_RUNS, MIN_SHARED, Rows, Together, plan_parts
 from engine.model.runs import Run
 from engine.schedule.sequence import Slice
 from tests.fakes.tiny_models import VOCABULARY

@@ -25,11 +25,11 @@ from transformers import (
 
 from engine.config import EngineConfig
 from engine.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported
-from engine.model.attention import paged_attention
-from engine.model.lean_weights import why_not_lean
-from engine.model.load import load_runner
-from engine.model.native import why_not_native_model
-from engine.model.support import check_supported, fit_context, layer_windows
+from engine.model.generic.attention import paged_attention
+from engine.model.lean.weights import why_not_lean
+from engine.model.load.load import load_runner
+from engine.model.load.support import check_supported, fit_context, layer_windows
+from engine.model.native.forward import why_not_native_model
 from engine.native import library as native_library
 from tests.fakes.native import NEEDS_NATIVE
 from tests.fakes.tiny_models import FAMILIES, WINDOW, tiny_config

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.errors import ModelError, ModelUnsupported
-from engine.model.cuda import Kit
+from engine.model.paged.cuda import Kit
 from engine.schedule.sequence import Sequence, Slice
 from tests.fakes.paged_device import FakeCopies, FakeRecorder, eager_varlen, fake_kit
 from tests.fakes.tiny_models import VOCABULARY
@@ -159,7 +159,7 @@ def test_a_pool_that_does_not_fit_is_said(tiny_folder: Folder, monkeypatch: pyte
     def full(*dims: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("engine.model.load.KvPool", full)
+    monkeypatch.setattr("engine.model.load.load.KvPool", full)
     with pytest.raises(ModelError, match="kv_nbytes=67108864 does not fit on cpu beside the weights"):
         Driver(tiny_folder("llama"), fake_kit(), runner="lean", **OPTIONS)
 

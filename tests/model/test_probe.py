@@ -11,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 
-from engine.model.paged import GatheredKernel, PagedRows, VarlenKernel
-from engine.model.probe import Heads, choose_kernel, why_not
+from engine.model.paged.attention import GatheredKernel, PagedRows, VarlenKernel
+from engine.model.paged.probe import Heads, choose_kernel, why_not
 from tests.fakes.paged_device import eager_varlen
 
 pytestmark = pytest.mark.engine
@@ -83,7 +83,7 @@ def test_not_a_number_is_wrong() -> None:
 
 def test_torch_without_it_and_torch_for_the_processor(caplog: pytest.LogCaptureFixture) -> None:
     """Then attention is plain, over pages of the size asked for, and one line of the log says why."""
-    with caplog.at_level(logging.INFO, "engine.model.probe"):
+    with caplog.at_level(logging.INFO, "engine.model.paged.probe"):
         assert choose(None) == ("gathered", 16, 1)
         assert choose(varlen_attn) == ("gathered", 16, 8)
     assert [record.message for record in caplog.records] == ["attention kernel chosen"] * 2

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.sampler import probabilities, sample, uniform
-from engine.model.shaping import Row, most_probable, shape_logits
+from engine.model.sampling.sampler import probabilities, sample, uniform
+from engine.model.sampling.shaping import Row, most_probable, shape_logits
 from engine.schedule.sequence import Sampled, Sequence, Slice
 from engine.types import Sampling
 from tests.fakes.constraint import OnlyThese

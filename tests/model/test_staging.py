@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.kv_pool import KvPool, KvShape
-from engine.model.staging import StagedPages
+from engine.model.paged.staging import StagedPages
 from tests.fakes.paged_device import FakeCopies
 
 pytestmark = pytest.mark.engine

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.errors import ModelUnsupported
-from engine.model.lean_weights import LeanWeights, take_weights
-from engine.model.native_weights import NATIVE, NativeMatrix, NativeWeights, pack
+from engine.model.lean.weights import LeanWeights, take_weights
+from engine.model.native.weights import NATIVE, NativeMatrix, NativeWeights, pack
 from engine.schedule.sequence import Slice
 from tests.fakes.native import NEEDS_NATIVE
 from tests.fakes.tiny_models import VOCABULARY, save_tiny_model

@@ -9,7 +9,7 @@ import torch
 
 from engine.memory import MAPPED_NBYTES
 from engine.model.kv_pool import KvPool, KvShape
-from engine.model.native_pages import NativePages
+from engine.model.native.pages import NativePages
 from tests.fakes.native import NEEDS_NATIVE
 
 pytestmark = [pytest.mark.engine, NEEDS_NATIVE]

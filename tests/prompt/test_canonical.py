@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from engine.prompt.calls.format import HERMES
+from engine.prompt.call_format import HERMES
 from engine.prompt.canonical import call_text, result_text, to_json, tool_data
 from engine.prompt.types import Tool, ToolCallPart, ToolResultPart
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.prompt.calls.format import HERMES
+from engine.prompt.call_format import HERMES
 from engine.prompt.render import Renderer
 from engine.prompt.speech import PLAIN, Speech
 from engine.prompt.template import ChatTemplate

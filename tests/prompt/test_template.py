@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.errors import BadPrompt, ModelUnsupported
-from engine.prompt.calls.format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat
+from engine.prompt.call_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat
 from engine.prompt.template import ChatTemplate, shipped_names
 from engine.prompt.tokenizer import HfTokenizer
 from tests.fakes.tokenizer import ByteTokenizer

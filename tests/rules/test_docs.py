@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from engine.types import MissCause
-from gateway.metrics import Metrics
+from gateway.operate.metrics import Metrics
 from policies.schema import Policy
 from tools.reference import documents, policy_keys, with_generated
 

@@ -28,7 +28,7 @@ class Rule:
 
 
 PLANS = ("engine.types", "engine.prompt.types")
-COMPOSITION = ("gateway.app", "gateway.cli")
+COMPOSITION = ("gateway.app", "gateway.cli.main")
 
 RULES = (
     Rule("policies", ("policies", "pydantic", "pydantic_core", "ruamel.yaml")),
@@ -57,23 +57,31 @@ RULES = (
     Rule(
         "gateway.wire",
         (
-            *("gateway.wire", "gateway.request", "gateway.errors", "gateway.sse", "gateway.backends.base", "policies"),
+            *("gateway.wire", "gateway.request", "gateway.errors", "gateway.wire.sse", "gateway.backends.base", "policies"),
             *(*PLANS, "msgspec", "orjson"),
         ),
     ),
     Rule("gateway.dialects", ("gateway.dialects", "gateway.request", "gateway.errors", *PLANS, "policies", "msgspec")),
     Rule(
-        "gateway.handler",
+        "gateway.serve.handler",
         ("gateway", "engine.messages", *PLANS, "policies", "msgspec", "structlog"),
         never=(
-            *(*COMPOSITION, "gateway.server", "gateway.backends.local", "gateway.backends.router", "gateway.backends.upstream"),
+            *(
+                *COMPOSITION,
+                "gateway.http.server",
+                "gateway.backends.local",
+                "gateway.backends.router",
+                "gateway.upstream.http",
+            ),
             "aiohttp",
         ),
     ),
     Rule(
-        "gateway.relay", ("gateway", "policies", "orjson"), never=(*COMPOSITION, "gateway.server", "gateway.backends.upstream")
+        "gateway.upstream.proxy",
+        ("gateway", "policies", "orjson"),
+        never=(*COMPOSITION, "gateway.http.server", "gateway.upstream.http"),
     ),
-    Rule("gateway.told", ("gateway.sse", "gateway.wire.told", "policies", "msgspec")),
+    Rule("gateway.upstream.reported", ("gateway.wire.sse", "gateway.wire.reported", "policies", "msgspec")),
     Rule(
         "gateway",
         ("gateway", "engine", "policies", "aiohttp", "http_sf", "msgspec", "orjson", "prometheus_client", "structlog"),
@@ -82,10 +90,14 @@ RULES = (
     Rule(
         "gateway.app",
         ("gateway", "engine", "policies", "aiohttp", "msgspec", "orjson", "prometheus_client", "structlog"),
-        never=(LAZY, "gateway.cli"),
+        never=(LAZY, "gateway.cli.main"),
     ),
-    Rule("gateway.cache_cli", ("gateway", "engine", "policies", "cyclopts", "rich", "msgspec"), never=(LAZY, *COMPOSITION)),
-    Rule("gateway.cli", ("gateway", "engine", "policies", "cyclopts", "rich", "msgspec", "orjson", "structlog"), never=(LAZY,)),
+    Rule("gateway.cli.cache", ("gateway", "engine", "policies", "cyclopts", "rich", "msgspec"), never=(LAZY, *COMPOSITION)),
+    Rule(
+        "gateway.cli.main",
+        ("gateway", "engine", "policies", "cyclopts", "rich", "msgspec", "orjson", "structlog"),
+        never=(LAZY,),
+    ),
 )
 
 
@@ -133,7 +145,7 @@ def test_only_the_model_package_names_torch() -> None:
     assert {name for name in users if not is_within(name, LAZY)} == set()
 
 
-@pytest.mark.parametrize("name", ["engine", "engine.core", "gateway", "gateway.app", "gateway.cli", "policies"])
+@pytest.mark.parametrize("name", ["engine", "engine.core", "gateway", "gateway.app", "gateway.cli.main", "policies"])
 def test_importing_loads_no_torch(name: str) -> None:
     """A fresh interpreter that imports the package has neither torch nor transformers loaded."""
     code = f"import sys, {name}; print(sorted({{'torch', 'transformers', 'numpy'}} & set(sys.modules)))"
@@ -147,8 +159,8 @@ def test_importing_loads_no_torch(name: str) -> None:
         ("gateway.wire.x", "import aiohttp", ["aiohttp"]),
         ("gateway.x", "from gateway.app import run", ["gateway.app"]),
         ("engine.cache.x", "def f():\n    import torch", ["torch"]),
-        ("engine.worker", "def f():\n    from engine.model.load import load_runner", []),
-        ("engine.worker", "from engine.model.load import load_runner", ["engine.model.load"]),
+        ("engine.worker", "def f():\n    from engine.model.load.load import load_runner", []),
+        ("engine.worker", "from engine.model.load.load import load_runner", ["engine.model.load.load"]),
         ("policies.x", "import json\nfrom gateway import request", ["gateway"]),
     ],
 )

@@ -56,5 +56,5 @@ def test_wheel_has_templates_and_presets(wheel: zipfile.ZipFile) -> None:
 def test_wheel_installs_the_command(wheel: zipfile.ZipFile) -> None:
     """The wheel names `pcg` as its command and carries its licence."""
     info = next(name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
-    assert "pcg = gateway.cli:main" in wheel.read(info).decode()
+    assert "pcg = gateway.cli.main:main" in wheel.read(info).decode()
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from bench.soaking import SHARED, SoakSizes, answering, soak, watching
 from engine.config import EngineConfig
-from engine.model.load import load_runner
+from engine.model.load.load import load_runner
 from tests.fakes.redis_server import RedisServer
 from tests.fakes.tiny_models import save_tiny_model
 from tests.fakes.tokenizer import CHATML_TOKENS

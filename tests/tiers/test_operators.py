@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.soaking import watching
-from engine.cache.stored import namespace
+from engine.cache.tiers.object_format import namespace
 from tests.fakes.redis_server import RedisServer
 from tests.tiers.hosts import Host, hosts, manual
 

@@ -20,11 +20,11 @@ from engine.types import FinishReason, TokenLogprob, TokenLogprobs
 from gateway.backends.base import ModelInfo
 from gateway.errors import Overloaded
 from gateway.request import Request
-from gateway.sse import SSE_HEADERS
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Answer, ToolCall, Wire
 from gateway.wire.openai import OpenAIWire
 from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.sse import SSE_HEADERS
 from policies.pricing import Usage
 
 WIRES: Final[dict[str, Wire]] = {"anthropic": AnthropicWire(), "openai": OpenAIWire()}

@@ -12,9 +12,9 @@ import pytest
 from engine.prompt.types import ThinkingPart
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.sse import SSE_HEADERS
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Answer, Said, ToolCall
+from gateway.wire.sse import SSE_HEADERS
 from policies.pricing import Usage
 
 WIRE: Final = AnthropicWire()

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway import dialects
-from gateway.catalogue import Catalogue
+from gateway.calls.catalog import Catalogue
 from gateway.errors import InvalidRequest, UnknownModel
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sse import MAX_EVENT_NBYTES, EventReader
-from gateway.wire.anthropic import told as anthropic
-from gateway.wire.openai import told as openai
-from gateway.wire.told import ToldUsage, UsageFormat, merged
+from gateway.wire.anthropic import reported as anthropic
+from gateway.wire.openai import reported as openai
+from gateway.wire.reported import ToldUsage, UsageFormat, merged
+from gateway.wire.sse import MAX_EVENT_NBYTES, EventReader
 
 EXCLUSIVE, INCLUSIVE, USAGE = anthropic.EXCLUSIVE, anthropic.INCLUSIVE, openai.USAGE
 

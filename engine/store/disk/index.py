@@ -48,7 +48,7 @@ SCORES: Final[Mapping[str, Callable[[Record], Score]]] = MappingProxyType(
         "cost": lambda record: (record.credit + record.num_uses * record.worth, record.last_use),
     }
 )
-"""As on the device, see `engine/cache/eviction.py`: `cost` is uses x what it costs to make a byte again, on top of a clock."""
+"""As on the device, see `engine/cache/tree/eviction.py`: `cost` is uses x what it costs to make a byte again, on top of a clock."""
 
 
 class DiskIndex:

@@ -9,11 +9,11 @@ import orjson
 from gateway.backends.base import ModelInfo, PassedModel
 from gateway.errors import GatewayError
 from gateway.request import Request, WireName
-from gateway.sse import encode_event
 from gateway.wire.anthropic import catalog, encode, errors
 from gateway.wire.anthropic.parse import parse
 from gateway.wire.anthropic.stream import MessageStream
 from gateway.wire.base import Answer, ErrorReply, StreamEncoder
+from gateway.wire.sse import encode_event
 
 __all__ = ["AnthropicWire"]
 

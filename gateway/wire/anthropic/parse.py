@@ -14,7 +14,7 @@ from gateway.request import Request
 from gateway.wire.anthropic.blocks import Blocks
 from gateway.wire.anthropic.diagnosis import settings_digest
 from gateway.wire.anthropic.errors import from_field, invalid
-from gateway.wire.anthropic.wish import Wish, check_tool_choice, read_wish
+from gateway.wire.anthropic.request_options import Wish, check_tool_choice, read_wish
 from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, clip, decode_body, end_user
 

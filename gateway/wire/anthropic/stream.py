@@ -9,11 +9,11 @@ import orjson
 from engine.types import TokenLogprobs
 from gateway.errors import GatewayError
 from gateway.request import Request
-from gateway.sse import KEEPALIVE_COMMENT, encode_event
 from gateway.wire.anthropic.encode import call_id, end, message, usage
 from gateway.wire.anthropic.errors import error_body
 from gateway.wire.anthropic.signature import Thinking
 from gateway.wire.base import Answer, ToolCall
+from gateway.wire.sse import KEEPALIVE_COMMENT, encode_event
 from policies.pricing import Usage
 
 PING: Final = encode_event(b'{"type":"ping"}', "ping")

@@ -9,10 +9,10 @@ import orjson
 from gateway.backends.base import ModelInfo, PassedModel
 from gateway.errors import GatewayError
 from gateway.request import Request, WireName
-from gateway.sse import encode_event
 from gateway.wire.base import Answer, ErrorReply, StreamEncoder
 from gateway.wire.openai import catalog, encode, errors
 from gateway.wire.openai.parse import parse
+from gateway.wire.sse import encode_event
 
 __all__ = ["OpenAIWire"]
 

@@ -14,11 +14,11 @@ import orjson
 from engine.types import FinishReason, TokenLogprobs
 from gateway.errors import GatewayError
 from gateway.request import Request
-from gateway.sse import KEEPALIVE_COMMENT, encode_event
 from gateway.wire.base import Answer, ToolCall
 from gateway.wire.openai.errors import error_body
 from gateway.wire.openai.logprobs import token_logprobs
 from gateway.wire.openai.usage import chat_usage
+from gateway.wire.sse import KEEPALIVE_COMMENT, encode_event
 from policies.pricing import Usage
 
 FINISH_REASONS: Final[Mapping[FinishReason, str]] = {

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prompt.calls.events import CallArguments, CallBegin, CallEnd, CallEvent, Text
-from engine.prompt.calls.format import FORMATS, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat
-from engine.prompt.calls.parser import CallParser
+from engine.output.calls.events import CallArguments, CallBegin, CallEnd, CallEvent, Text
+from engine.output.calls.parser import CallParser
+from engine.prompt.call_format import FORMATS, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat
 
 TOOLS = ("f", "g")
 Found = list[str | tuple[str, str]]

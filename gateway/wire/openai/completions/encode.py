@@ -11,12 +11,12 @@ import orjson
 from engine.types import TokenLogprobs
 from gateway.errors import GatewayError
 from gateway.request import Request
-from gateway.sse import KEEPALIVE_COMMENT, encode_event
 from gateway.wire.base import Answer, ToolCall
 from gateway.wire.openai.encode import DONE, FINISH_REASONS
 from gateway.wire.openai.errors import error_body
 from gateway.wire.openai.logprobs import logprob, token_text
 from gateway.wire.openai.usage import chat_usage
+from gateway.wire.sse import KEEPALIVE_COMMENT, encode_event
 from policies.pricing import Usage
 
 

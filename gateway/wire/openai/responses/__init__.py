@@ -13,7 +13,6 @@ import orjson
 from engine.prompt.types import Message, Prompt
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.request import Request
-from gateway.sse import encode_event
 from gateway.wire.base import Answer, ErrorReply, Kept, StreamEncoder
 from gateway.wire.fields import Node, clip
 from gateway.wire.openai import OpenAIWire, errors
@@ -25,6 +24,7 @@ from gateway.wire.openai.responses.items import Turns
 from gateway.wire.openai.responses.pages import encode_items
 from gateway.wire.openai.responses.parse import parse
 from gateway.wire.openai.responses.stream import ResponseStream
+from gateway.wire.sse import encode_event
 
 __all__ = ["ResponsesWire"]
 

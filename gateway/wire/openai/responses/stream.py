@@ -9,11 +9,11 @@ import orjson
 from engine.types import TokenLogprobs
 from gateway.errors import GatewayError
 from gateway.request import Request
-from gateway.sse import KEEPALIVE_COMMENT, encode_event
 from gateway.wire.base import Answer, ToolCall
 from gateway.wire.openai.errors import error_fields
 from gateway.wire.openai.logprobs import token_logprobs
 from gateway.wire.openai.responses import encode
+from gateway.wire.sse import KEEPALIVE_COMMENT, encode_event
 from policies.pricing import Usage
 
 Kind: TypeAlias = Literal["reasoning", "message", "call"]

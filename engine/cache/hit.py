@@ -1,0 +1,102 @@
+"""What a prompt's plan finds among the entries: the hit, the boundaries, the live entries along the way. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.cache.lookup import View
+from engine.cache.tree.entries import Entry, EntryTable
+from engine.prompt.types import Position
+from engine.types import Boundary, CachePlan, PlannedEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The boundary that is read, within the tokens that are `skipped`; `position` is None when none is.
+
+    `entry` is the one that was read, None where any prefix may be.
+    `broken` is the readable position with the largest live offset past what was skipped: a promise that was not kept.
+    """
+
+    skipped: int
+    position: Position | None = None
+    offset: int = 0
+    entry: Entry | None = None
+    broken: Position | None = None
+
+
+def read(view: View, entries: EntryTable, skipped: int, now_s: float, readable: int | None = None) -> Reading:
+    """The first readable position with a live entry whose KV is there, or the longest prefix where any may be read.
+
+    Nothing past `readable` tokens is read, which is fewer than were skipped where the rest is billed as written.
+    """
+    readable = skipped if readable is None else readable
+    plan = view.plan
+    if not plan.read:
+        return Reading(skipped)
+    broken: Position | None = None
+    for position in plan.readable if len(entries) else ():
+        offset = view.offset(position)
+        if offset < max(plan.min_tokens, 1):
+            continue
+        entry = entries.find_live(view.key(position), now_s)
+        if entry is None or is_too_old(entry, plan, now_s):
+            continue
+        if offset <= readable:
+            if plan.any_prefix and plan.max_age_s is None:
+                break
+            return Reading(skipped, position, offset, entry, broken)
+        if offset > skipped and (broken is None or offset > view.offset(broken)):
+            broken = position
+    if plan.any_prefix and plan.max_age_s is None and readable >= max(plan.min_tokens, 1):
+        return Reading(skipped, last_position(view, readable), readable, None, broken)
+    return Reading(skipped, broken=broken)
+
+
+def is_too_old(entry: Entry, plan: CachePlan, now_s: float) -> bool:
+    """Whether the request wants nothing written so long ago."""
+    return plan.max_age_s is not None and entry.written_at_s < now_s - plan.max_age_s
+
+
+def last_position(view: View, num_tokens: int) -> Position | None:
+    """The last position that ends within the first `num_tokens` tokens, or the first that begins there."""
+    last: Position | None = None
+    for position, offset in view.rendered.offsets.items():
+        if last is not None and offset > num_tokens:
+            break
+        last = position
+    return last
+
+
+def writes(view: View) -> tuple[PlannedEntry, ...]:
+    """The planned entries that may exist: at least `min_tokens` tokens, at least one."""
+    if not view.plan.store:
+        return ()
+    least = max(view.plan.min_tokens, 1)
+    return tuple(planned for planned in view.plan.writable if view.offset(planned.position) >= least)
+
+
+def boundaries(
+    view: View, planned: tuple[PlannedEntry, ...], entries: EntryTable, now_s: float, skipped: int
+) -> tuple[Boundary, ...]:
+    """Each of `writes(view)` as it was found."""
+    found = []
+    for entry in planned:
+        offset = view.offset(entry.position)
+        existed = offset <= skipped and len(entries) > 0 and entries.find_live(view.key(entry.position), now_s) is not None
+        found.append(Boundary(entry.position, offset, entry.ttl_s, existed))
+    return tuple(found)
+
+
+def live_entries(view: View, entries: EntryTable, num_tokens: int, now_s: float) -> Iterator[Entry]:
+    """The live entries at the prompt's positions within its first `num_tokens` tokens, under the plan's salts."""
+    if not len(entries):
+        return
+    for position in view.rendered.offsets:
+        offset = view.offset(position)
+        if offset > num_tokens:
+            return
+        entry = entries.find_live(view.key(position), now_s) if offset else None
+        if entry is not None:
+            yield entry

@@ -1,0 +1,1 @@
+"""Lower tiers as the cache uses them: keys and bytes, no tree."""

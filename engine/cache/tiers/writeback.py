@@ -1,0 +1,239 @@
+"""What the device holds and the lower tiers should: objects wanted, copied a slice at a time, handed to the tiers.
+
+Knows blocks and pages; knows no leases and no threads. Everything is in order: an entry is never written before its KV.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from engine.cache.device import PageDevice
+from engine.cache.lookup import Space
+from engine.cache.stats import CacheCounters
+from engine.cache.tiers.object_format import Label, StoredEntry, encode_entry, span_key, stored_entry_key, tail_key
+from engine.cache.tiers.tiers import Sealed, Tiers
+from engine.cache.tree.block import Block
+from engine.cache.tree.entries import Entry
+from engine.cache.tree.eviction import prefill_tokens
+from engine.cache.tree.geometry import Geometry
+from engine.store.base import PINNED_UNTIL_S
+
+MAX_WANTED: Final = 1024
+"""Objects that may wait to be copied; more are dropped, those wanted last first."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Span:
+    space: Space
+    last: Block
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Tail:
+    space: Space
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _Promise:
+    space: Space
+    entry: Entry
+
+
+_Wanted: TypeAlias = _Span | _Tail | _Promise
+
+
+class WriteBack:
+    """The engine thread's side of writing. `now_s()` is the cache's time."""
+
+    def __init__(
+        self, tiers: Tiers, device: PageDevice, geometry: Geometry, counters: CacheCounters, now_s: Callable[[], float]
+    ) -> None:
+        self._tiers = tiers
+        self._device = device
+        self._geometry = geometry
+        self._counters = counters
+        self._now_s = now_s
+        self._wanted: OrderedDict[tuple[type[_Wanted], int], _Wanted] = OrderedDict()
+        self._num_tails = 0
+        """Tails wanted since none was the last time."""
+
+    @property
+    def num_wanted(self) -> int:
+        """Objects that wait to be copied."""
+        return len(self._wanted)
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether `copy` would get on: something is wanted, and a tier has room."""
+        return bool(self._wanted) and self._tiers.has_room(self._geometry.nbytes(0, self._geometry.span_tokens))
+
+    def spans(self, space: Space, held: Sequence[Block]) -> None:
+        """Want every span of the path `held` that no tier has, and keep the others as long as the device does.
+
+        What a request uses outlives its expiry on the device, but not in the tiers: they may have dropped it meanwhile.
+        """
+        step, now_s = self._geometry.span_blocks, self._now_s()
+        for i in range(step - 1, len(held), step):
+            last = held[i]
+            if last.stored_until_s <= now_s:
+                self._want(_Span(space, last), last)
+            elif last.expires_at_s > last.stored_until_s:
+                last.stored_until_s = last.expires_at_s
+                self._tiers.refresh(span_key(space.seal, last.key), last.expires_at_s)
+
+    def entry(self, space: Space, entry: Entry) -> None:
+        """Want an entry as it is now, and the tail that leads to it."""
+        if entry.offset % self._geometry.span_tokens:
+            if entry.has_tail:
+                self._tiers.refresh(tail_key(space.seal, entry.ancestor, entry.tail), self._kept_until_s(entry))
+            else:
+                self._want(_Tail(space, entry), entry)
+        self._want(_Promise(space, entry), entry)
+
+    def curtail(self, space: Space, entry: Entry, path: Sequence[Block], until_s: float) -> None:
+        """An entry at the end of `path` was pinned and now is not: its KV is kept no longer than on the device, its object
+        written anew."""
+        expiries, num_tokens = {}, 0
+        for last in path[self._geometry.span_blocks - 1 :: self._geometry.span_blocks]:
+            if last.stored_until_s > last.expires_at_s:
+                last.stored_until_s = expiries[span_key(space.seal, last.key)] = last.expires_at_s
+                num_tokens += self._geometry.span_tokens if last.expires_at_s < PINNED_UNTIL_S else 0
+        if entry.offset % self._geometry.span_tokens:
+            kept_until_s = max(until_s, self._kept_until_s(entry))
+            expiries[tail_key(space.seal, entry.ancestor, entry.tail)] = kept_until_s
+            num_tokens += entry.offset % self._geometry.span_tokens if kept_until_s < PINNED_UNTIL_S else 0
+        self._tiers.curtail(expiries, stored_entry_key(space.seal, entry.key), self._geometry.nbytes(0, num_tokens))
+        self._want(_Promise(space, entry), entry)
+
+    def rescue(self, block: Block) -> None:
+        """Copy what is wanted of a block that is about to leave the device."""
+        span = self._wanted.pop((_Span, id(block)), None)
+        if span is not None:
+            self._copy(span)
+        if self._num_tails:
+            tails = [w for w in self._wanted.values() if isinstance(w, _Tail) and w.entry.block is block]
+            for tail in tails:
+                del self._wanted[_Tail, id(tail.entry)]
+                self._copy(tail)
+
+    def copy(self, max_nbytes: int) -> None:
+        """Hand over what is wanted, oldest first, until about `max_nbytes` were copied or no tier has room."""
+        left = max_nbytes
+        while left > 0 and self.may_copy:
+            _, wanted = self._wanted.popitem(last=False)
+            left -= self._copy(wanted)
+        if not self._wanted:
+            self._num_tails = 0
+
+    def forget(self, space: Space) -> None:
+        """Want nothing more of a tenant."""
+        for key in [key for key, wanted in self._wanted.items() if wanted.space is space]:
+            del self._wanted[key]
+
+    # Inside ---------------------------------------------------------------------------------------------------------------
+
+    def _want(self, wanted: _Wanted, thing: object) -> None:
+        key = (type(wanted), id(thing))
+        if key in self._wanted or self._tiers.is_empty:
+            return
+        if len(self._wanted) >= MAX_WANTED:
+            self._counters.num_dropped_writes += 1
+            return
+        self._wanted[key] = wanted
+        self._num_tails += isinstance(wanted, _Tail)
+
+    def _copy(self, wanted: _Wanted) -> int:
+        """The bytes copied."""
+        match wanted:
+            case _Span():
+                return self._copy_span(wanted.space, wanted.last)
+            case _Tail():
+                return self._copy_tail(wanted.space, wanted.entry)
+            case _Promise():
+                return self._copy_entry(wanted.space, wanted.entry)
+
+    def _copy_span(self, space: Space, last: Block) -> int:
+        if last.parent is None or last.expires_at_s <= self._now_s():
+            return 0
+        path = self._path(last)
+        label = Label(span_key(space.seal, last.key), b"".join(block.ids for block in path))
+
+        def lost() -> None:
+            last.stored_until_s = 0.0
+
+        last.stored_until_s = last.expires_at_s
+        nbytes = self._hand_over(Sealed(label, space.seal, last.expires_at_s, _saved(path)), path, lost)
+        if not nbytes:
+            lost()
+        return nbytes
+
+    def _copy_tail(self, space: Space, entry: Entry) -> int:
+        last = entry.block
+        if last is None or last.parent is None or entry.expires_at_s <= self._now_s():
+            return 0
+        path = self._path(last)
+        ids = b"".join(block.ids for block in path[:-1]) + (entry.tail or last.ids)
+        label = Label(tail_key(space.seal, entry.ancestor, entry.tail), ids)
+
+        def lost() -> None:
+            entry.has_tail = False
+
+        entry.has_tail = True
+        # Written though a tier may have one: nobody read that one, or it was not what it should be.
+        sealed = Sealed(label, space.seal, self._kept_until_s(entry), _saved(path), replaces=True)
+        nbytes = self._hand_over(sealed, path, lost)
+        entry.has_tail &= nbytes > 0
+        return nbytes
+
+    def _copy_entry(self, space: Space, entry: Entry) -> int:
+        if entry.expires_at_s <= self._now_s():
+            return 0
+        times = entry.ttl_s, entry.expires_at_s, entry.refresh_on_read
+        stored = StoredEntry(entry.ancestor, *times, str(entry.position), entry.offset, entry.ends_at_s)
+        label = Label(stored_entry_key(space.seal, entry.key), entry.tail)
+        body = encode_entry(stored)
+        saved = prefill_tokens(0, entry.offset)
+        self._tiers.put(Sealed(label, space.seal, entry.expires_at_s, saved, replaces=True), body, lambda is_stored: None)
+        return len(body)
+
+    def _hand_over(self, sealed: Sealed, path: list[Block], lost: Callable[[], None]) -> int:
+        """The bytes copied; 0 when no tier has room for them. `lost` is called when no tier took them after all."""
+        nbytes = len(path) * self._geometry.page_nbytes
+        if not self._tiers.has_room(nbytes):
+            self._counters.num_dropped_writes += 1
+            return 0
+
+        def told(is_stored: bool) -> None:
+            if not is_stored:
+                lost()
+                for block in path:
+                    block.stored = False
+
+        for block in path:
+            block.stored = True
+        self._tiers.put(sealed, self._device.read_pages([block.page for block in path]), told)
+        return nbytes
+
+    def _path(self, last: Block) -> list[Block]:
+        """The blocks from the last span border before `last` to it."""
+        path = [last]
+        while path[-1].start % self._geometry.span_tokens:
+            parent = path[-1].parent
+            assert parent is not None
+            path.append(parent)
+        return path[::-1]
+
+    @staticmethod
+    def _kept_until_s(entry: Entry) -> float:
+        """A tail lives as long as its blocks."""
+        block = entry.block
+        return max(entry.expires_at_s, 0.0 if block is None or block.parent is None else block.expires_at_s)
+
+
+def _saved(path: Sequence[Block]) -> float:
+    """What the KV of consecutive blocks saves."""
+    return prefill_tokens(path[0].start, path[-1].start + path[-1].num_tokens)

@@ -1,0 +1,1 @@
+"""Blocks, entries and eviction on the device: knows no plan and no tier."""

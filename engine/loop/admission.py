@@ -1,0 +1,214 @@
+"""From the queue to pages: a request waits for another that computes the same, for lower tiers, for room; then it starts.
+
+Knows no model and no answers. What a request waits for, in this order: `FOLLOWING` (single-flight), `LOADING` (tiers),
+`WAITING` (pages and a seat), `RESTORING` (what was read is put into its pages).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from engine.cache.tree.block import pack
+from engine.loop.request import LoopParts, Request
+from engine.loop.room import Room
+from engine.messages import Started
+from engine.schedule.flights import Beginning, Flights
+from engine.schedule.sequence import Sequence, Status
+
+RESTORE_NBYTES: Final = 16 * 1024**2
+"""Bytes put onto the device between two steps, so that answers being read never stop for long."""
+
+MAX_SEEKS: Final = 4
+"""How often a request's prefix is read again because the device lost its own part while the request queued."""
+
+
+class Admission:
+    """Owned by the step loop; nothing here waits."""
+
+    def __init__(self, parts: LoopParts, room: Room) -> None:
+        self._room = room
+        self._cache = parts.cache
+        self._scheduler = parts.scheduler
+        self._requests = parts.requests
+        self._stats = parts.stats
+        self._emit = parts.emit
+        self._block_size = parts.limits.block_size
+        self._flights = Flights(parts.limits.block_size)
+        self._loading: dict[str, Request] = {}
+        self._restoring: dict[str, Request] = {}
+
+    @property
+    def num_loading(self) -> int:
+        """Waiting requests whose prefix is being read."""
+        return len(self._loading)
+
+    @property
+    def num_following(self) -> int:
+        """Waiting requests whose prefix another request is computing."""
+        return self._flights.num_following
+
+    # In ------------------------------------------------------------------------------------------------------------------
+
+    def enter(self, request: Request) -> None:
+        """A request that was put into the queue begins to wait for what it needs, and starts if that is nothing."""
+        self._begin(request)
+        self.admit()
+
+    def settle(self) -> None:
+        """Take in what the tiers have done, and let go of those who have waited long enough for somebody else."""
+        with self._stats.timed("engine_cache_seconds_total"):
+            self._cache.poll()
+        for request_id, request in list(self._loading.items()):
+            if request.fetch is None or request.fetch.is_over:
+                del self._loading[request_id]
+                self._scheduler.ready(request.sequence)
+        late = self._flights.late(self._cache.now_s)
+        for request_id in late:
+            self._requests[request_id].is_patient = False
+        self._release(late)
+
+    def admit(self) -> None:
+        """Start what fits."""
+        self._scheduler.admit(self._try_admit)
+
+    def restore(self) -> None:
+        """Put what was read onto the device, oldest request first, a slice at a time; who waited for that starts."""
+        left = RESTORE_NBYTES
+        for request_id, request in list(self._restoring.items()):
+            lease = request.pages
+            with self._stats.timed("engine_cache_seconds_total"):
+                left -= self._cache.restore(lease, left)
+            if not lease.arrivals:
+                del self._restoring[request_id]
+                request.sequence.move(Status.PREFILL)
+                self.computed(request)
+            if left <= 0:
+                break
+        self.admit()
+
+    # On ------------------------------------------------------------------------------------------------------------------
+
+    def computed(self, request: Request) -> None:
+        """More of a prompt is in the cache: whoever waited for that much goes on.
+
+        They find the request's entries there too, if those count as read for any of them.
+        """
+        released = self._flights.computed(request.request_id, request.sequence.num_computed)
+        if any(self._requests[name].job.submit.plan.single_flight == "read" for name in released):
+            with self._stats.timed("engine_cache_seconds_total"):
+                self._cache.promise(request.pages, request.sequence.num_computed)
+        self._release(released)
+
+    def leave(self, request: Request) -> None:
+        """A request has all of its prompt, or has ended: nobody waits for it any more, and it waits for nothing."""
+        self._loading.pop(request.request_id, None)
+        self._restoring.pop(request.request_id, None)
+        self._flights.leave(request.request_id)
+        self._release(self._flights.land(request.request_id))
+
+    def forget(self, tenant: str | None) -> None:
+        """What running requests of the tenant, or of all, have computed so far will not be found by others."""
+        running = [self._requests[sequence.request_id] for sequence in self._scheduler.running]
+        mine = [request for request in running if tenant in (None, request.job.submit.tenant)]
+        self._release([name for request in mine for name in self._flights.land(request.request_id)])
+
+    def check(self) -> None:
+        """Raise AssertionError unless everybody who waits is in the queue for what it waits for. For tests."""
+        self._flights.check()
+        following = [r for r in self._requests.values() if r.sequence.status is Status.FOLLOWING]
+        assert len(following) == self._flights.num_following
+        assert all(r.sequence.status is Status.LOADING for r in self._loading.values())
+        assert all(r.sequence.status is Status.RESTORING for r in self._restoring.values())
+
+    # Inside --------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> None:
+        """Wait for whoever computes the same, else for what lower tiers have; the sequence may be admitted if for neither."""
+        if not self._follow(request):
+            self._seek(request)
+
+    def _release(self, request_ids: Iterable[str]) -> None:
+        """They wait for others no longer: the first of them may be whom the rest wait for now."""
+        for request_id in request_ids:
+            request = self._requests[request_id]
+            self._scheduler.ready(request.sequence)
+            self._begin(request)
+
+    def _follow(self, request: Request) -> bool:
+        """Whether the request now waits for another; if not, others may wait for it."""
+        submit, rendered = request.job.submit, request.job.rendered
+        if submit.plan.single_flight == "off":
+            return False
+        with self._stats.timed("engine_cache_seconds_total"):
+            if request.beginning is None:
+                request.beginning = Beginning.of(submit.tenant, pack(rendered.token_ids), self._block_size)
+            beginning = request.beginning
+            outlook = self._cache.look(submit.tenant, rendered, submit.plan, beginning.ids)
+        num_found, num_prompt = outlook.num_found, request.sequence.num_prompt
+        found = self._flights.find(beginning, num_found, num_prompt - 1) if submit.plan.read and request.is_patient else None
+        if found is None:
+            self._flights.lead(request.request_id, beginning, num_found, outlook.num_kept)
+            return False
+        if request.until_s is None:
+            request.num_found, request.until_s = num_found, self._cache.now_s + submit.plan.max_wait_s
+            self._stats.add("engine_followers_total")
+        flight, num_tokens = found
+        self._flights.follow(request.request_id, flight, num_tokens, request.until_s)
+        request.sequence.move(Status.FOLLOWING)
+        return True
+
+    def _seek(self, request: Request) -> None:
+        """Start reading what lower tiers have of the prompt; the sequence is LOADING unless that is settled at once."""
+        submit, sequence = request.job.submit, request.sequence
+        request.num_seeks += 1
+        with self._stats.timed("engine_cache_seconds_total"):
+            request.fetch = self._cache.seek(submit.tenant, request.job.rendered, submit.plan, submit.started_at_s, request.ids)
+        if request.fetch is not None and not request.fetch.is_over:
+            sequence.move(Status.LOADING)
+            self._loading[sequence.request_id] = request
+
+    def _try_admit(self, sequence: Sequence) -> bool:
+        request = self._requests[sequence.request_id]
+        if request.last_lease is not None:
+            return self._room.resume(request)
+        while request.fetch is not None and request.fetch.is_outrun and request.num_seeks < MAX_SEEKS:
+            self._cache.abandon(request.fetch)
+            self._seek(request)
+            if sequence.status is Status.LOADING:
+                return False
+        return self._start(request)
+
+    def _start(self, request: Request) -> bool:
+        job, sequence = request.job, request.sequence
+        begin_s = time.perf_counter()
+        with self._stats.timed("engine_cache_seconds_total"):
+            lease = self._cache.admit(
+                job.submit.tenant,
+                job.rendered,
+                job.submit.plan,
+                job.submit.started_at_s,
+                num_reserve=self._room.num_first(sequence),
+                fetch=request.fetch,
+                spare_pages=self._room.spare_pages(),
+                num_known=request.num_found,
+                ids=request.ids,
+            )
+        if lease is None:
+            return False
+        request.lease, request.fetch = lease, None
+        if lease.arrivals:
+            sequence.move(Status.RESTORING)
+            self._restoring[sequence.request_id] = request
+        request.started_s = time.perf_counter()
+        sequence.num_cached = sequence.num_computed = sequence.num_known = lease.num_cached
+        self._stats.add("engine_prompt_tokens_total", sequence.num_prompt)
+        self._stats.add("engine_skipped_tokens_total", lease.num_cached)
+        self._stats.add("engine_shared_tokens_total", lease.report.shared)
+        match_s = request.started_s - begin_s
+        queue_s = max(0.0, begin_s - job.submitted_s - job.render_s)
+        self._emit(Started(sequence.request_id, lease.report, job.render_s, match_s, queue_s))
+        if not lease.arrivals:
+            self.computed(request)
+        return True

@@ -1,0 +1,1 @@
+"""The generic forward pass: any supported transformers model."""

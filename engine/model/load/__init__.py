@@ -1,0 +1,1 @@
+"""From a model's source to a checked runner."""

@@ -1,0 +1,1 @@
+"""The native forward pass: one call into the C library per step."""

@@ -1,0 +1,1 @@
+"""The forward pass over paged attention kernels, for CUDA devices."""

@@ -1,0 +1,1 @@
+"""Tool calls in text, found as it streams."""

@@ -1,0 +1,1 @@
+"""Bills of requests and how headers and records show them."""

@@ -1,0 +1,1 @@
+"""One client's call: its exchange, the model it names, the events that answer it."""

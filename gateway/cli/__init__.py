@@ -1,0 +1,1 @@
+"""The `pcg` command: what an operator types, and what a terminal shows."""

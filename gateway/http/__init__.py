@@ -1,0 +1,1 @@
+"""The HTTP side: aiohttp routes, bodies and replies around the handler."""

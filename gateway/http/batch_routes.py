@@ -1,0 +1,227 @@
+"""`/v1/messages/batches`: creates, shows, cancels and deletes batches, and works through them when there is room.
+
+The requests of a batch go through the same handler as any other, at half the price, a few at a time, and wait while clients are
+being served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+import structlog
+
+from gateway.calls.exchange import Call, Client, Reply
+from gateway.clock import Clock
+from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
+from gateway.ids import id_headers, native_id, request_id
+from gateway.serve.auth import authenticate
+from gateway.serve.handler import BATCHED, JSON_HEADERS, Handler
+from gateway.state.batches import LIFETIME_S, OUTCOMES, Batch, BatchStore, Full, Item, Outcome, as_json
+from gateway.wire.anthropic.batch import read_items
+from gateway.wire.anthropic.paging import read_page
+from gateway.wire.base import Wire
+
+MAX_TRIES: Final = 20
+RETRY_S: Final = 1.0
+STUCK_S: Final = 30.0
+"""Until it is tried again to go on with what failed: a disk that is full or broken, a bug."""
+
+TIDY_S: Final = 3600.0
+"""Between two looks for what is old while there is nothing to do."""
+
+_log = structlog.get_logger("pcg.batches")
+
+
+@dataclass(slots=True)
+class _Captured:
+    """A `Client` that is nobody: holds one request's body and takes its answer."""
+
+    body: bytes
+    reply: Reply | None = None
+
+    async def read(self, max_nbytes: int) -> bytes:
+        return self.body
+
+    async def send(self, reply: Reply) -> None:
+        self.reply = reply
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        raise AssertionError("a batch has no streams")
+
+    async def write(self, data: bytes) -> None:
+        raise AssertionError("a batch has no streams")
+
+
+@dataclass(slots=True)
+class Batches:
+    """All batches of a gateway. `run` works through them; without it they only wait."""
+
+    handler: Handler
+    wire: Wire
+    clock: Clock
+    store: BatchStore
+    concurrency: int = 2
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # The routes -----------------------------------------------------------------------------------------------------------
+
+    async def create(self, call: Call, client: Client) -> None:
+        """POST /v1/messages/batches."""
+        tenant = authenticate(self.handler.policy, call.headers).name
+        items = read_items(await client.read(self.handler.policy.server.max_body))
+        kept = {name: call.headers[name] for name in ("anthropic-version", "anthropic-beta") if name in call.headers}
+        batch = Batch(
+            id=f"msgbatch_{secrets.token_hex(12)}",
+            tenant=tenant,
+            num_requests=len(items),
+            created_at_s=call.started_at_s,
+            headers=kept,
+            counts=dict.fromkeys(OUTCOMES, 0),
+        )
+        try:
+            self.store.create(batch, [Item(custom_id, params) for custom_id, params in items])
+        except Full:
+            raise Overloaded("there is no room for further batches; delete some", retry_after_s=60.0) from None
+        self._wake.set()
+        await self._send(call, client, as_json(batch, base_url(call)))
+
+    async def show(self, call: Call, client: Client, batch_id: str) -> None:
+        """GET /v1/messages/batches/{id}."""
+        await self._send(call, client, as_json(self._find(call, batch_id), base_url(call)))
+
+    async def list(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
+        """GET /v1/messages/batches."""
+        tenant = authenticate(self.handler.policy, call.headers).name
+        page = read_page(query, [batch.id for batch in self.store.of(tenant)])
+        found = [as_json(self._find(call, name), base_url(call)) for name in page.ids]
+        first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
+        await self._send(call, client, {"data": found, "has_more": page.has_more, "first_id": first, "last_id": last})
+
+    async def results(self, call: Call, client: Client, batch_id: str) -> None:
+        """GET /v1/messages/batches/{id}/results."""
+        batch = self._find(call, batch_id)
+        if batch.ended_at_s is None:
+            raise InvalidRequest(f"Batch {batch.id} has not ended; its results are not available yet.")
+        headers = dict(JSON_HEADERS) | {"Content-Type": "application/x-jsonl"} | id_headers(call.wire.name, call.id)
+        await client.send(Reply(200, await asyncio.to_thread(self.store.results, batch), headers))
+
+    async def cancel(self, call: Call, client: Client, batch_id: str) -> None:
+        """POST /v1/messages/batches/{id}/cancel: what runs ends, what waits is not begun. Idempotent."""
+        batch = self._find(call, batch_id)
+        if batch.cancelled_at_s is None and batch.ended_at_s is None:
+            batch.cancelled_at_s = call.started_at_s
+            self.store.save(batch)
+            self._wake.set()
+        await self._send(call, client, as_json(batch, base_url(call)))
+
+    async def delete(self, call: Call, client: Client, batch_id: str) -> None:
+        """DELETE /v1/messages/batches/{id}: of one that has ended."""
+        batch = self._find(call, batch_id)
+        if batch.ended_at_s is None:
+            raise InvalidRequest(f"Batch {batch.id} cannot be deleted while it is being processed; cancel it first.")
+        self.store.delete(batch)
+        await self._send(call, client, {"id": batch.id, "type": "message_batch_deleted"})
+
+    def _find(self, call: Call, batch_id: str) -> Batch:
+        batch = self.store.find(authenticate(self.handler.policy, call.headers).name, batch_id)
+        if batch is None:
+            raise UnknownPath(f"batch: {batch_id[:80]}")
+        return batch
+
+    async def _send(self, call: Call, client: Client, body: dict[str, Any]) -> None:
+        await client.send(Reply(200, orjson.dumps(body), dict(JSON_HEADERS) | id_headers(call.wire.name, call.id)))
+
+    # The work -------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled: work through every batch, the oldest first. A restart goes on where this one ends."""
+        while True:
+            self._forget_old()
+            stuck = False
+            for batch in self.store.open():
+                try:
+                    await self._work(batch)
+                except* Exception as errors:
+                    _log.error("batch cannot go on", id=batch.id, error=type(errors.exceptions[0]).__name__)
+                    stuck = True
+            if stuck:
+                await asyncio.sleep(STUCK_S)
+            elif not self.store.open():
+                self._wake.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), TIDY_S)
+
+    def _forget_old(self) -> None:
+        for batch in self.store.old(self.clock()):
+            try:
+                self.store.delete(batch)
+            except OSError as error:
+                _log.error("old batch cannot be deleted", id=batch.id, error=type(error).__name__)
+
+    async def _work(self, batch: Batch) -> None:
+        room = asyncio.Semaphore(self.concurrency)
+        async with asyncio.TaskGroup() as group:
+            for item in await asyncio.to_thread(lambda: list(self.store.left(batch))):
+                await room.acquire()
+                await self.handler.in_flight.wait_at_most(self.concurrency)  # clients first
+                task = group.create_task(self._serve(batch, item))
+                task.add_done_callback(lambda _: room.release())
+        self.store.end(batch, self.clock())
+        _log.info("batch ended", id=batch.id, **batch.counts)
+
+    async def _serve(self, batch: Batch, item: Item) -> None:
+        if batch.cancelled_at_s is not None:
+            return self.store.add(batch, item.custom_id, "canceled", {})
+        if self.clock() >= batch.created_at_s + LIFETIME_S:
+            return self.store.add(batch, item.custom_id, "expired", {})
+        outcome, result = await self._answer(batch, item)
+        return self.store.add(batch, item.custom_id, outcome, result)
+
+    async def _answer(self, batch: Batch, item: Item) -> tuple[Outcome, dict[str, Any]]:
+        """One request through the handler, again while the engine has no room for it."""
+        refusal = _refused(item.params)
+        if refusal is not None:
+            told = self.wire.encode_error(refusal, request_id=native_id(self.wire.name, request_id(None, self.clock())))
+            return "errored", {"error": orjson.loads(told.body)}
+        reply = await self._asked(batch, item)
+        for _ in range(MAX_TRIES - 1):
+            if reply.status < 500:
+                break
+            await asyncio.sleep(RETRY_S)
+            reply = await self._asked(batch, item)
+        body = orjson.loads(reply.body)
+        return ("succeeded", {"message": body}) if reply.status == 200 else ("errored", {"error": body})
+
+    async def _asked(self, batch: Batch, item: Item) -> Reply:
+        client = _Captured(orjson.dumps(item.params))
+        await self.handler.generate(self._call(batch), client)
+        assert client.reply is not None
+        return client.reply
+
+    def _call(self, batch: Batch) -> Call:
+        now_s = self.clock()
+        name = request_id(None, now_s)
+        loop_s = asyncio.get_running_loop().time()
+        return Call(name, BATCHED, self.wire, batch.headers, arrived_s=loop_s, started_at_s=now_s, tenant=batch.tenant)
+
+
+def base_url(call: Call) -> str:
+    """Where the client reached us, or the proxy in front of us that says how it was reached."""
+    forwarded = {name: call.headers.get(f"x-forwarded-{name}", "").partition(",")[0].strip() for name in ("proto", "host")}
+    scheme = "https" if forwarded["proto"].lower() == "https" else "http"
+    return f"{scheme}://{forwarded['host'] or call.headers.get('host', 'localhost')}"
+
+
+def _refused(params: dict[str, Any]) -> GatewayError | None:
+    """What a batch does not allow in a request."""
+    if params.get("stream"):
+        return InvalidRequest("streaming is not supported in batches", path="stream")
+    if params.get("max_tokens") == 0:
+        return InvalidRequest("Input should be greater than or equal to 1", path="max_tokens")
+    return None

@@ -1,0 +1,1 @@
+"""One request from authentication to its record. No HTTP library."""

@@ -1,0 +1,1 @@
+"""What the gateway remembers between requests: responses, batches, background answers."""

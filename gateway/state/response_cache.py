@@ -1,0 +1,218 @@
+"""Whole answers, given again to requests that are the same in everything that could change them. Off by default.
+
+In memory only, bounded by bytes, forgotten with time, and a tenant's own. Holds what the engine said and not what a client was
+sent: an answer is encoded anew for every request, streamed or not. Knows no prices and no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import chain, groupby
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from engine.messages import TextDelta, ToolCallDelta
+from gateway.backends.base import Event
+from gateway.calls.choices import Chosen
+from gateway.calls.exchange import Call
+from gateway.request import Request
+from policies.pricing import Usage
+from policies.sections import ResponseCachePolicy
+
+SAME_ANSWER: Final = frozenset(
+    {
+        *("id", "stream", "tenant", "routing_key", "started_at_s", "plan", "warnings", "wire_options", "end_user"),
+        *("read_cache", "store_cache", "max_age_s", "only_if_cached"),
+    }
+)
+"""The fields of a request that change nothing about what the model is asked and how it answers. All others are in the key,
+those that are yet to be invented too."""
+
+VERSIONS: Final = ("anthropic-version", "anthropic-beta", "openai-beta")
+"""Headers that choose among versions of an API."""
+
+DAY_S: Final = 86400.0
+"""A chat template may tell the model which day it is."""
+
+OVERHEAD_NBYTES: Final = 1024
+"""What an answer takes besides its events, about."""
+
+Tape: TypeAlias = list[tuple[int, Event]]
+"""The events of one request as they came, each with the number of the answer it belongs to."""
+
+Outcome: TypeAlias = Literal["hit", "miss", "stale", "request", "bypass"]
+"""`request`: the client forbade to read. `bypass`: not looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer that was given. `events` are the engine's, joined and packed; `usage` and `cost_usd` what it cost then."""
+
+    tenant: str
+    events: bytes
+    usage: Usage
+    cost_usd: Decimal
+    given_at_s: float
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.events) + OVERHEAD_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What became of one request here. Without a `key` its answer is not kept. `detail` says why it was not looked up, or
+    not read; `ttl_left_s` how long what was found can be given."""
+
+    outcome: Outcome
+    detail: str | None = None
+    key: bytes | None = None
+    given: Given | None = None
+    ttl_left_s: float = 0.0
+    era: int = 0
+    """Answers to requests from before the last flush are not kept."""
+
+
+class ResponseCache:
+    """Owned by the event loop."""
+
+    def __init__(self, policy: ResponseCachePolicy) -> None:
+        self._policy = policy
+        self._given: OrderedDict[bytes, Given] = OrderedDict()
+        self._era = 0
+        self._swept_at_s = 0.0
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    @property
+    def enabled(self) -> bool:
+        return self._policy.enabled
+
+    def look(self, call: Call, request: Request, model: str) -> Lookup | None:
+        """What is there for a request that `model`, named with all that tells it from others, would answer; None when the
+        cache is off."""
+        if not self._policy.enabled:
+            return None
+        unfit = self._unfit(request)
+        if unfit is not None:
+            return Lookup("bypass", unfit)
+        key = request_key(call, request, model, apart=self._policy.end_users == "apart")
+        found = Lookup("miss", None, key, era=self._era)
+        given = self._given.get(key)
+        if not request.read_cache:
+            return replace(found, outcome="request", detail="no-cache")
+        if given is None:
+            return found
+        age_s = request.started_at_s - given.given_at_s
+        if age_s >= self._policy.ttl:
+            return replace(found, outcome="stale")
+        if request.max_age_s is not None and age_s > request.max_age_s:
+            return replace(found, outcome="request", detail="max-age")
+        self._given.move_to_end(key)
+        return replace(found, outcome="hit", given=given, ttl_left_s=self._policy.ttl - age_s)
+
+    def keep(self, lookup: Lookup, request: Request, tape: Tape, usage: Usage, cost_usd: Decimal) -> float | None:
+        """Keep a whole answer, in the place of those used longest ago; for how many seconds, None where it may not be kept:
+        it is too large, or everything was to be forgotten meanwhile."""
+        assert lookup.key is not None
+        given = Given(request.tenant, msgspec.msgpack.encode(list(joined(tape))), usage, cost_usd, request.started_at_s)
+        self._sweep(request.started_at_s)
+        self._drop(lookup.key)
+        if given.nbytes > self._policy.bytes or lookup.era != self._era:
+            return None
+        while self.nbytes + given.nbytes > self._policy.bytes:
+            self._drop(next(iter(self._given)))
+        self._given[lookup.key] = given
+        self.nbytes += given.nbytes
+        return self._policy.ttl
+
+    def flush(self, tenant: str | None) -> None:
+        """Forget the answers given to a tenant, or to everyone, and those that are on their way."""
+        self._era += 1
+        for key in [key for key, given in self._given.items() if tenant in (None, given.tenant)]:
+            self._drop(key)
+
+    def given_to(self, tenant: str | None) -> list[Given]:
+        """What is kept of a tenant's answers, or of everyone's."""
+        return [given for given in self._given.values() if tenant in (None, given.tenant)]
+
+    def _unfit(self, request: Request) -> str | None:
+        """Why a request's answer is not one that may be given again."""
+        if not request.store_cache or request.wire_options.get("store") is False:
+            return "no-store"
+        if request.prewarm:
+            return "no-answer"
+        if request.prompt.tools and not self._policy.tools:
+            return "tools"
+        sampled = request.sampling.temperature > 0 and request.sampling.seed is None
+        return "sampled" if sampled and not self._policy.sampled else None
+
+    def _sweep(self, now_s: float) -> None:
+        """Drop what has expired, now and then: nobody may ever ask for it again."""
+        if now_s - self._swept_at_s < self._policy.ttl:
+            return
+        self._swept_at_s = now_s
+        for key in [key for key, given in self._given.items() if now_s - given.given_at_s >= self._policy.ttl]:
+            self._drop(key)
+
+    def _drop(self, key: bytes) -> None:
+        given = self._given.pop(key, None)
+        if given is not None:
+            self.nbytes -= given.nbytes
+
+
+async def replay(given: Given, request: Request) -> AsyncGenerator[Event | Chosen, None]:
+    """The events of an answer that was given, in their order, as a backend would say them again."""
+    for index, event in msgspec.msgpack.decode(given.events, type=list[tuple[int, Event]]):
+        yield event if request.num_answers == 1 else Chosen(index, event)
+
+
+def request_key(call: Call, request: Request, model: str, *, apart: bool) -> bytes:
+    """The same only for requests of one tenant, to one model, in one API and its version, that ask the same.
+
+    The order of keys in tools and schemas counts, as the model sees it. With `apart` so do end users.
+    """
+    asked: list[Any] = [call.wire.name, call.route, model, [call.headers.get(name) for name in VERSIONS], request.tenant]
+    asked += [request.started_at_s // DAY_S]
+    asked += [request.end_user] if apart else []
+    asked += [[name, getattr(request, name)] for name in request.__struct_fields__ if name not in SAME_ANSWER]
+    return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()
+
+
+def joined(tape: Sequence[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+    """The events with every run of deltas to one text, or one call, as a single delta."""
+    for (index, _), run in groupby(tape, key=_kind):
+        events = [event for _, event in run]
+        yield from ((index, event) for event in _as_one(events))
+
+
+def _kind(step: tuple[int, Event]) -> tuple[int, object]:
+    index, event = step
+    match event:
+        case TextDelta():
+            return index, ("text", event.thinking)
+        case ToolCallDelta():
+            return index, ("call", event.index)
+    return index, type(event).__name__
+
+
+def _as_one(events: list[Event]) -> Iterable[Event]:
+    first = events[0]
+    deltas = [event for event in events if isinstance(event, TextDelta | ToolCallDelta)]
+    token_ids = tuple(chain.from_iterable(delta.token_ids for delta in deltas))
+    logprobs = tuple(chain.from_iterable(delta.logprobs for delta in deltas))
+    match first:
+        case TextDelta():
+            text = "".join(event.text for event in events if isinstance(event, TextDelta))
+            return [msgspec.structs.replace(first, text=text, token_ids=token_ids, logprobs=logprobs)]
+        case ToolCallDelta():
+            arguments = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+            return [msgspec.structs.replace(first, arguments=arguments, token_ids=token_ids, logprobs=logprobs)]
+    return events

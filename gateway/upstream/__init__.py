@@ -1,0 +1,1 @@
+"""Requests proxied to upstream engines and providers, byte for byte."""
