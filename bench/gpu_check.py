@@ -31,7 +31,7 @@ from transformers.utils.logging import disable_progress_bar
 from bench.gpu_speed import FULL, QUICK, SpeedCheck
 from bench.machine import describe
 from engine.errors import ModelError
-from engine.model.paged.cuda import Kit
+from engine.model.paged.cuda import DeviceFeatures
 from tests.fakes.tiny_models import FAMILIES, LEAN_FAMILIES, VOCABULARY, save_tiny_model
 from tests.fakes.torch_driver import Driver
 
@@ -108,7 +108,9 @@ def hit_logits(driver: Driver, prompt: list[int], num_cached: int, forced: list[
     return driver.logits["hit"]
 
 
-def check_model(folder: Path, device: str, runner: str, exact: str, *, bound: float, kit: Kit | None = None) -> Outcome:
+def check_model(
+    folder: Path, device: str, runner: str, exact: str, *, bound: float, kit: DeviceFeatures | None = None
+) -> Outcome:
     """Whether every hit of one model is as good as the mode promises."""
     try:
         driver = Driver(folder, kit, device=device, exact=exact, runner=runner, dtype="bfloat16")

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from engine.config import EngineConfig
 from engine.model.generic import attention
 from engine.model.load.load import make_runner
-from engine.model.paged.cuda import Kit
+from engine.model.paged.cuda import DeviceFeatures
 from engine.schedule.sequence import Sequence, Slice
 from engine.types import Sampling
 
@@ -95,7 +95,7 @@ class Speeds:
 class SpeedCheck:
     """One runner of one random model, and how to time it."""
 
-    def __init__(self, device: str, scale: Scale, kit: Kit | None = None) -> None:
+    def __init__(self, device: str, scale: Scale, kit: DeviceFeatures | None = None) -> None:
         self._scale = scale
         self._device = torch.device(device)
         attention.register()

@@ -55,7 +55,7 @@ from engine.messages import (
     Tick,
 )
 from engine.prompt.rendered import RenderedPrompt
-from engine.prompt.speech import Speech
+from engine.prompt.speech import OutputSyntax
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Prompt, Tool
 from engine.schedule.runner import Runner
@@ -76,16 +76,16 @@ FLUSH_S: Final = 1.5
 """How long an ending engine goes on writing to the lower tiers."""
 
 
-class Renders(Protocol):
+class PromptRenderer(Protocol):
     """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault."""
 
     def render(self, prompt: Prompt, now_s: float) -> RenderedPrompt: ...
 
 
-class Constrains(Protocol):
+class GrammarCompiler(Protocol):
     """Whatever turns what a request asks of its answer into a constraint; raises `BadFormat` where that cannot be kept."""
 
-    def constraint(self, sampling: Sampling, tools: Sequence[Tool], speech: Speech) -> Constraint | None: ...
+    def constraint(self, sampling: Sampling, tools: Sequence[Tool], speech: OutputSyntax) -> Constraint | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class EngineParts:
     runner: Runner
     cache: PrefixCache
     tokenizer: Tokenizer
-    renderer: Renders
-    grammars: Constrains
+    renderer: PromptRenderer
+    grammars: GrammarCompiler
     fingerprint: str
     capabilities: Capabilities
     resources: AbstractContextManager[Any] = field(default_factory=nullcontext)

@@ -49,7 +49,7 @@ STAGE_NBYTES: Final = 128 * 1024**2
 the default model take, twice for as many as are being decrypted."""
 
 
-class Exit(IntEnum):
+class ExitReason(IntEnum):
     """Why the worker ended."""
 
     CLEAN = 0
@@ -116,16 +116,16 @@ def _load_runner(config: EngineConfig) -> Runner:
     return load_runner(config)
 
 
-def serve(engine: Engine, sock: socket.socket, writer: FrameWriter) -> Exit:
+def serve(engine: Engine, sock: socket.socket, writer: FrameWriter) -> ExitReason:
     """Hand frames to a started engine until the peer closes or the engine dies. Closes neither."""
     while True:
         try:
             message = read_frame(sock)
         except BrokenFrame as error:
             _log.error("unreadable frame", exc_info=error)
-            return Exit.PROTOCOL
+            return ExitReason.PROTOCOL
         if message is None:
-            return Exit.CLEAN if engine.failure is None else Exit.FATAL
+            return ExitReason.CLEAN if engine.failure is None else ExitReason.FATAL
         dispatch(engine, message, writer.write)
 
 
@@ -162,7 +162,7 @@ def dispatch(engine: Engine, message: ToEngine, emit: Callable[[FromEngine], Non
         emit(Failed(message.request_id, "internal", str(error)))
 
 
-def run(path: str, config_json: bytes) -> Exit:
+def run(path: str, config_json: bytes) -> ExitReason:
     """Connect, load, serve; see the module's docstring. Raises OSError when nobody listens at `path`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect(path)
@@ -173,7 +173,7 @@ def run(path: str, config_json: bytes) -> Exit:
             writer.close(DRAIN_S)
 
 
-def _load_and_serve(sock: socket.socket, writer: FrameWriter, config_json: bytes) -> Exit:
+def _load_and_serve(sock: socket.socket, writer: FrameWriter, config_json: bytes) -> ExitReason:
     begin_s = time.perf_counter()
     try:
         config = msgspec.json.decode(config_json, type=EngineConfig)
@@ -183,7 +183,7 @@ def _load_and_serve(sock: socket.socket, writer: FrameWriter, config_json: bytes
         _log.error("loading failed", exc_info=error)
         message = str(error) if isinstance(error, ModelError | StoreError) else f"{type(error).__name__}: {error}"
         writer.write(Failed("", "internal", message))
-        return Exit.LOAD_FAILED
+        return ExitReason.LOAD_FAILED
     try:
         hello = engine.hello(time.perf_counter() - begin_s)
         _log.info("ready", extra={"fields": {"model": hello.model, "context": hello.context, "load_s": round(hello.load_s, 3)}})
@@ -200,7 +200,7 @@ def _end(engine: Engine, writer: FrameWriter) -> None:
         writer.close(timeout_s=0)
         if not engine.join(DRAIN_S):
             _log.critical("the engine does not stop")
-            os._exit(Exit.FATAL)
+            os._exit(ExitReason.FATAL)
 
 
 class JsonLines(logging.Formatter):
@@ -223,7 +223,7 @@ def _log_to_stderr() -> None:
 
 def _exit_on_sigterm(signum: int, frame: object) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(Exit.CLEAN)
+    sys.exit(ExitReason.CLEAN)
 
 
 def main(arguments: list[str]) -> int:

@@ -19,9 +19,9 @@ from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
 from gateway.backends.router import Router
 from gateway.bill.record import Ledger, Record
-from gateway.calls.catalog import Catalogue
+from gateway.calls.catalog import ModelCatalog
 from gateway.clock import Clock
-from gateway.http.batch_routes import Batches
+from gateway.http.batch_routes import BatchRoutes
 from gateway.http.server import Server, WireKey
 from gateway.operate.admin import Admin
 from gateway.operate.cache_admin import CacheAdmin
@@ -70,7 +70,7 @@ class Gateway:
     metrics: Metrics
     ledger: Ledger
     background: Background
-    batches: Batches | None = None
+    batches: BatchRoutes | None = None
     upstreams: tuple[HttpUpstream, ...] = ()
 
 
@@ -107,11 +107,11 @@ def build_app(
     }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     responses, background = ResponseCache(policy.caching.responses), Background(clock)
-    handler = Handler(policy, Catalogue(policy, backends, upstreams), in_flight, record, archive, responses, background)
+    handler = Handler(policy, ModelCatalog(policy, backends, upstreams), in_flight, record, archive, responses, background)
     limits = policy.server.batches
     later = None
     if batches is not None and limits.bytes:
-        later = Batches(handler, wires["anthropic"], clock, BatchStore(batches, limits.bytes), limits.concurrency)
+        later = BatchRoutes(handler, wires["anthropic"], clock, BatchStore(batches, limits.bytes), limits.concurrency)
     server = Server(handler, wires, clock, later)
     admin = Admin(policy, backends, metrics, in_flight, responses)
     app = web.Application(client_max_size=policy.server.max_body)

@@ -69,7 +69,7 @@ class BackendPolicy(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class UpstreamMatch:
     """Where a requested model id goes: an upstream, and what that calls the model. `renamed`: not the requested id."""
 
     backend: BackendPolicy
@@ -77,13 +77,13 @@ class Passage:
     renamed: bool
 
 
-def find_passage(backends: Iterable[BackendPolicy], model_id: str, *, exact: bool) -> Passage | None:
+def find_upstream(backends: Iterable[BackendPolicy], model_id: str, *, exact: bool) -> UpstreamMatch | None:
     """The first backend with an entry for the id: one that is written out where `exact`, else a pattern."""
     for backend in backends:
         for entry in backend.models:
             if entry.match == model_id if exact else is_pattern(entry.match) and fnmatchcase(model_id, entry.match):
                 model = entry.model or model_id
-                return Passage(backend, model, renamed=model != model_id)
+                return UpstreamMatch(backend, model, renamed=model != model_id)
     return None
 
 

@@ -26,7 +26,7 @@ _TYPED: Final = frozenset({f"{_YAML_TAG}{name}" for name in ("null", "bool", "in
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SourcePosition:
     """A place in the text; both count from 1."""
 
     line: int
@@ -44,8 +44,8 @@ class Document:
 
     file: str
     data: dict[str, Any] = field(default_factory=dict)
-    keys: dict[KeyPath, Mark] = field(default_factory=dict)
-    values: dict[KeyPath, Mark] = field(default_factory=dict)
+    keys: dict[KeyPath, SourcePosition] = field(default_factory=dict)
+    values: dict[KeyPath, SourcePosition] = field(default_factory=dict)
     interpolated: set[KeyPath] = field(default_factory=set)
     overridden: set[KeyPath] = field(default_factory=set)
     broken: set[KeyPath] = field(default_factory=set)
@@ -159,5 +159,5 @@ class _Reader:
         self.document.problems.append(self.document.problem(path, message))
 
 
-def _mark(mark: StringMark) -> Mark:
-    return Mark(mark.line + 1, mark.column + 1)
+def _mark(mark: StringMark) -> SourcePosition:
+    return SourcePosition(mark.line + 1, mark.column + 1)

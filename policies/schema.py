@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import Field
 
-from policies.backends import Api, BackendPolicy, Passage, find_passage
+from policies.backends import Api, BackendPolicy, UpstreamMatch, find_upstream
 from policies.pricing import Prices
 from policies.rules import DialectRules, PresetName
 from policies.sections import (
@@ -70,7 +70,7 @@ class Policy(Section):
                 return model
         return None
 
-    def passage_for(self, model_id: str, api: Api) -> Passage | None:
+    def passage_for(self, model_id: str, api: Api) -> UpstreamMatch | None:
         """The upstream that serves a requested id in the format `api`; None where a model of this gateway does, or nothing.
 
         An id that is written out beats a pattern, a model's own name everything, and upstreams the aliases of models.
@@ -78,10 +78,10 @@ class Policy(Section):
         if any(model.name == model_id for model in self.models):
             return None
         speaking = [backend for backend in self.backends if backend.api == api]
-        found = find_passage(speaking, model_id, exact=True)
+        found = find_upstream(speaking, model_id, exact=True)
         if found is not None or any(model_id in model.aliases for model in self.models):
             return found
-        return find_passage(speaking, model_id, exact=False)
+        return find_upstream(speaking, model_id, exact=False)
 
     def rules_for(self, model_id: str, wire: PresetName, preset: PresetName | Literal["auto"] = "auto") -> DialectRules:
         """The caching rules of a request for `model_id` that came in the format `wire`: those of `preset` if one is given."""

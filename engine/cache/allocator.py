@@ -16,7 +16,7 @@ from engine.cache.tree.pages import PagePool
 from engine.cache.tree.radix import RadixIndex
 
 
-class PageSupply:
+class PageAllocator:
     """Gives pages to leases, and drops blocks to make room.
 
     `now_s` is the cache's time, kept by its owner. `before_evict` is called with each live block that is about to leave

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.cache.hit import Reading
-from engine.cache.lookup import View
+from engine.cache.hit import HitResult
+from engine.cache.lookup import PromptLookup
 from engine.cache.tree.entries import EntryTable
-from engine.cache.tree.radix import Reach
+from engine.cache.tree.radix import KnownPrefix
 from engine.prompt.types import Level, Position
 from engine.types import Miss, MissCause
 
@@ -18,7 +18,7 @@ CHANGED: Final[dict[Level, MissCause]] = {
 }
 
 
-def refuse(view: View) -> Miss | None:
+def refuse(view: PromptLookup) -> Miss | None:
     """Why nothing of the plan can be read, whatever is cached."""
     plan = view.plan
     if not plan.read:
@@ -30,14 +30,14 @@ def refuse(view: View) -> Miss | None:
     return None if _wanted(view) else Miss("below_min")
 
 
-def is_best(view: View, reading: Reading) -> bool:
+def is_best(view: PromptLookup, reading: HitResult) -> bool:
     """Whether nothing better could have been read: the first boundary tried, or every token that may be skipped."""
     if view.plan.any_prefix:
         return reading.offset >= view.limit
     return reading.position is not None and reading.position == _wanted(view)[0]
 
 
-def explain(view: View, entries: EntryTable, reading: Reading, reach: Reach, *, lost: bool) -> Miss | None:
+def explain(view: PromptLookup, entries: EntryTable, reading: HitResult, reach: KnownPrefix, *, lost: bool) -> Miss | None:
     """The cause of a miss, or None where the prompt only went on after what is cached.
 
     Causes from the surest to the vaguest: a promise broken (`lost`: by a lower tier), an entry expired, one under another
@@ -59,7 +59,7 @@ def explain(view: View, entries: EntryTable, reading: Reading, reach: Reach, *, 
     return _divergence(view, entries, reading, reach)
 
 
-def _divergence(view: View, entries: EntryTable, reading: Reading, reach: Reach) -> Miss | None:
+def _divergence(view: PromptLookup, entries: EntryTable, reading: HitResult, reach: KnownPrefix) -> Miss | None:
     """`<level>_changed` where the prompt leaves what is known of earlier ones; `cold` where it shares nothing with them.
 
     `template_clock` where it leaves them in the day that the template tells.
@@ -76,24 +76,24 @@ def _divergence(view: View, entries: EntryTable, reading: Reading, reach: Reach)
     return None if reading.position is not None else Miss("cold")
 
 
-def _wanted(view: View) -> list[Position]:
+def _wanted(view: PromptLookup) -> list[Position]:
     """Readable positions that are long enough, in the order they are tried."""
     least = max(view.plan.min_tokens, 1)
     return [position for position in view.plan.readable if view.offset(position) >= least]
 
 
-def _tried(view: View, reading: Reading) -> list[Position]:
+def _tried(view: PromptLookup, reading: HitResult) -> list[Position]:
     """Those of them that were tried in vain."""
     wanted = _wanted(view)
     return wanted[: wanted.index(reading.position)] if reading.entry is not None and reading.position else wanted
 
 
-def _containing(view: View, token: int) -> Position | None:
+def _containing(view: PromptLookup, token: int) -> Position | None:
     """The position that token `token` belongs to."""
     return next((position for position, offset in view.rendered.offsets.items() if offset > token), None)
 
 
-def _remembered(view: View, entries: EntryTable) -> int:
+def _remembered(view: PromptLookup, entries: EntryTable) -> int:
     """The largest offset of a position where some entry stands or stood."""
     if not len(entries) and not entries.num_tombstones:
         return 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.cache.lookup import View
+from engine.cache.lookup import PromptLookup
 from engine.cache.tree.entries import Entry, EntryTable
 from engine.prompt.types import Position
 from engine.types import Boundary, CachePlan, PlannedEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class HitResult:
     """The boundary that is read, within the tokens that are `skipped`; `position` is None when none is.
 
     `entry` is the one that was read, None where any prefix may be.
@@ -26,7 +26,7 @@ class Reading:
     broken: Position | None = None
 
 
-def read(view: View, entries: EntryTable, skipped: int, now_s: float, readable: int | None = None) -> Reading:
+def find_hit(view: PromptLookup, entries: EntryTable, skipped: int, now_s: float, readable: int | None = None) -> HitResult:
     """The first readable position with a live entry whose KV is there, or the longest prefix where any may be read.
 
     Nothing past `readable` tokens is read, which is fewer than were skipped where the rest is billed as written.
@@ -34,7 +34,7 @@ def read(view: View, entries: EntryTable, skipped: int, now_s: float, readable: 
     readable = skipped if readable is None else readable
     plan = view.plan
     if not plan.read:
-        return Reading(skipped)
+        return HitResult(skipped)
     broken: Position | None = None
     for position in plan.readable if len(entries) else ():
         offset = view.offset(position)
@@ -46,12 +46,12 @@ def read(view: View, entries: EntryTable, skipped: int, now_s: float, readable: 
         if offset <= readable:
             if plan.any_prefix and plan.max_age_s is None:
                 break
-            return Reading(skipped, position, offset, entry, broken)
+            return HitResult(skipped, position, offset, entry, broken)
         if offset > skipped and (broken is None or offset > view.offset(broken)):
             broken = position
     if plan.any_prefix and plan.max_age_s is None and readable >= max(plan.min_tokens, 1):
-        return Reading(skipped, last_position(view, readable), readable, None, broken)
-    return Reading(skipped, broken=broken)
+        return HitResult(skipped, last_position(view, readable), readable, None, broken)
+    return HitResult(skipped, broken=broken)
 
 
 def is_too_old(entry: Entry, plan: CachePlan, now_s: float) -> bool:
@@ -59,7 +59,7 @@ def is_too_old(entry: Entry, plan: CachePlan, now_s: float) -> bool:
     return plan.max_age_s is not None and entry.written_at_s < now_s - plan.max_age_s
 
 
-def last_position(view: View, num_tokens: int) -> Position | None:
+def last_position(view: PromptLookup, num_tokens: int) -> Position | None:
     """The last position that ends within the first `num_tokens` tokens, or the first that begins there."""
     last: Position | None = None
     for position, offset in view.rendered.offsets.items():
@@ -69,7 +69,7 @@ def last_position(view: View, num_tokens: int) -> Position | None:
     return last
 
 
-def writes(view: View) -> tuple[PlannedEntry, ...]:
+def writes(view: PromptLookup) -> tuple[PlannedEntry, ...]:
     """The planned entries that may exist: at least `min_tokens` tokens, at least one."""
     if not view.plan.store:
         return ()
@@ -78,7 +78,7 @@ def writes(view: View) -> tuple[PlannedEntry, ...]:
 
 
 def boundaries(
-    view: View, planned: tuple[PlannedEntry, ...], entries: EntryTable, now_s: float, skipped: int
+    view: PromptLookup, planned: tuple[PlannedEntry, ...], entries: EntryTable, now_s: float, skipped: int
 ) -> tuple[Boundary, ...]:
     """Each of `writes(view)` as it was found."""
     found = []
@@ -89,7 +89,7 @@ def boundaries(
     return tuple(found)
 
 
-def live_entries(view: View, entries: EntryTable, num_tokens: int, now_s: float) -> Iterator[Entry]:
+def live_entries(view: PromptLookup, entries: EntryTable, num_tokens: int, now_s: float) -> Iterator[Entry]:
     """The live entries at the prompt's positions within its first `num_tokens` tokens, under the plan's salts."""
     if not len(entries):
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from engine.cache.allocator import PageSupply
+from engine.cache.allocator import PageAllocator
 from engine.cache.lease import Lease
 from engine.cache.stats import CacheCounters
 from engine.cache.tree.block import Block, pack
@@ -13,7 +13,7 @@ from engine.cache.tree.entries import Entry
 from engine.cache.tree.radix import RadixIndex
 
 
-class Sharing:
+class TreeInserter:
     """Puts blocks of leases into the tree and takes them out.
 
     Two leases may compute the same block. The first one's page is the tree's; the other, a *shadow*, keeps its own page
@@ -21,7 +21,7 @@ class Sharing:
     shadow takes its place: so a lease never holds more pages than its block table.
     """
 
-    def __init__(self, index: RadixIndex, supply: PageSupply, counters: CacheCounters) -> None:
+    def __init__(self, index: RadixIndex, supply: PageAllocator, counters: CacheCounters) -> None:
         self._index = index
         self._supply = supply
         self._counters = counters

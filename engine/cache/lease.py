@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from engine.cache.lookup import Space, View
+from engine.cache.lookup import PromptLookup, TenantCache
 from engine.cache.tiers.fetch import Fetch
-from engine.cache.tiers.pieces import Piece
+from engine.cache.tiers.pieces import SpanRead
 from engine.cache.tree.block import Block
 from engine.types import CacheReport, PlannedEntry
 
@@ -27,8 +27,8 @@ class Lease:
     The first `num_promised` of the `planned` entries were written.
     """
 
-    space: Space
-    view: View
+    space: TenantCache
+    view: PromptLookup
     started_at_s: float
     num_pages: int
     planned: tuple[PlannedEntry, ...]
@@ -36,7 +36,7 @@ class Lease:
     block_table: list[int] = field(default_factory=list)
     num_cached: int = 0
     num_there: int = 0
-    arrivals: deque[Piece] = field(default_factory=deque)
+    arrivals: deque[SpanRead] = field(default_factory=deque)
     loaded: dict[str, int] = field(default_factory=dict)
     fetch: Fetch | None = None
     report: CacheReport = field(default_factory=lambda: CacheReport(num_prompt=0))

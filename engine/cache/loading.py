@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.cache.allocator import PageSupply
+from engine.cache.allocator import PageAllocator
 from engine.cache.device import PageDevice
-from engine.cache.inserter import Sharing
+from engine.cache.inserter import TreeInserter
 from engine.cache.lease import Lease
 from engine.cache.stats import CacheCounters
 from engine.cache.tree.block import Block
@@ -16,7 +16,7 @@ class Loader:
     """Pins, copies and restores; the pages come from the lease's reservation."""
 
     def __init__(
-        self, geometry: Geometry, supply: PageSupply, sharing: Sharing, device: PageDevice, counters: CacheCounters
+        self, geometry: Geometry, supply: PageAllocator, sharing: TreeInserter, device: PageDevice, counters: CacheCounters
     ) -> None:
         self._geometry = geometry
         self._supply = supply

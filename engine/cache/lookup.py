@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.cache.tiers.object_format import Seal
+from engine.cache.tiers.object_format import ObjectNamespace
 from engine.cache.tree.block import Block, PromptKeys
 from engine.cache.tree.entries import EntryTable
 from engine.prompt.rendered import RenderedPrompt
@@ -13,11 +13,11 @@ from engine.types import CachePlan
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Space:
+class TenantCache:
     """What is cached for one tenant: a tree and its entries."""
 
     root: Block
-    seal: Seal
+    seal: ObjectNamespace
     entries: EntryTable = field(default_factory=EntryTable)
 
     @property
@@ -27,7 +27,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class CachePreview:
     """What a prompt would find and leave: the first `num_found` tokens are there, its first `num_kept` may be found later."""
 
     num_found: int
@@ -35,7 +35,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class View:
+class PromptLookup:
     """One prompt under one plan, as entries are looked up for it. `ids` are its packed token ids."""
 
     rendered: RenderedPrompt

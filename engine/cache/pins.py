@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from engine.cache.allocator import PageSupply
-from engine.cache.lookup import Space
-from engine.cache.tiers.below import Below
+from engine.cache.allocator import PageAllocator
+from engine.cache.lookup import TenantCache
+from engine.cache.tiers.below import LowerTiers
 from engine.cache.tiers.object_format import stored_entry_key
 from engine.cache.tree.block import Block
 from engine.cache.tree.entries import Entry
@@ -25,13 +25,13 @@ UNLIMITED: Final = 1 << 62
 class Pins:
     """All pinned entries of a cache together may take `budget_nbytes` of KV."""
 
-    def __init__(self, supply: PageSupply, geometry: Geometry, below: Below, budget_nbytes: int) -> None:
+    def __init__(self, supply: PageAllocator, geometry: Geometry, below: LowerTiers, budget_nbytes: int) -> None:
         self.budget_nbytes = budget_nbytes
         self._supply = supply
         self._geometry = geometry
         self._below = below
 
-    def pin(self, spaces: Iterable[Space], key: bytes) -> PinOutcome:
+    def pin(self, spaces: Iterable[TenantCache], key: bytes) -> PinOutcome:
         """Keep the live entry whose object has this key until it is unpinned."""
         held = list(spaces)
         space, entry = self._find(held, key)
@@ -51,7 +51,7 @@ class Pins:
         self._below.pin(space, entry, path)
         return "done"
 
-    def unpin(self, spaces: Iterable[Space], key: bytes) -> PinOutcome:
+    def unpin(self, spaces: Iterable[TenantCache], key: bytes) -> PinOutcome:
         """Let the entry expire again, its own time from now, and what only it kept."""
         space, entry = self._find(spaces, key)
         if entry is None or space is None:
@@ -70,7 +70,7 @@ class Pins:
         self._below.unpin(space, entry, path, until_s)
         return "done"
 
-    def used_nbytes(self, spaces: Iterable[Space]) -> int:
+    def used_nbytes(self, spaces: Iterable[TenantCache]) -> int:
         """Bytes of KV under pinned entries: those this cache knows, or more where a tier holds more from before."""
         pages: set[Block] = set()
         elsewhere_nbytes = 0
@@ -83,11 +83,11 @@ class Pins:
         return max([known_nbytes, *(tier.gauges.pinned_nbytes for tier in self._below.stats().values())])
 
     @staticmethod
-    def entries(spaces: Iterable[Space]) -> list[Entry]:
+    def entries(spaces: Iterable[TenantCache]) -> list[Entry]:
         """Every pinned entry this cache knows."""
         return [entry for space in spaces for entry in space.entries if entry.is_pinned]
 
-    def _find(self, spaces: Iterable[Space], key: bytes) -> tuple[Space | None, Entry | None]:
+    def _find(self, spaces: Iterable[TenantCache], key: bytes) -> tuple[TenantCache | None, Entry | None]:
         for space in spaces:
             if key.startswith(space.seal.namespace):
                 for entry in space.entries:

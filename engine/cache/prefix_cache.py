@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from engine.cache.allocator import PageSupply
+from engine.cache.allocator import PageAllocator
 from engine.cache.device import PageDevice
 from engine.cache.hit import writes
-from engine.cache.inserter import Sharing
+from engine.cache.inserter import TreeInserter
 from engine.cache.lease import Lease
 from engine.cache.loading import Loader
-from engine.cache.lookup import Outlook, Space, View
+from engine.cache.lookup import CachePreview, PromptLookup, TenantCache
 from engine.cache.pins import UNLIMITED, Pins
 from engine.cache.promises import Promises
 from engine.cache.stats import CacheCounters, CacheGauges, CacheStats
-from engine.cache.tiers.below import Below
+from engine.cache.tiers.below import LowerTiers
 from engine.cache.tiers.fetch import Fetch
-from engine.cache.tiers.object_format import SPAN_TOKENS, Seal, namespace
-from engine.cache.tiers.pieces import Piece
+from engine.cache.tiers.object_format import SPAN_TOKENS, ObjectNamespace, namespace
+from engine.cache.tiers.pieces import SpanRead
 from engine.cache.tiers.tiers import Tiers
 from engine.cache.tiers.writeback import WriteBack
 from engine.cache.tree.block import Block, PromptKeys, pack, root_key
@@ -81,11 +81,11 @@ class PrefixCache:
         tiers = Tiers(()) if tiers is None else tiers
         tiers.attach(self._geometry, self._counters)
         write_back = WriteBack(tiers, device, self._geometry, self._counters, lambda: self.now_s)
-        self._below = Below(tiers, write_back, self._geometry)
-        self._supply = PageSupply(self._index, self._pool, self._queue, self._counters, self._below.rescue)
-        self._sharing = Sharing(self._index, self._supply, self._counters)
+        self._below = LowerTiers(tiers, write_back, self._geometry)
+        self._supply = PageAllocator(self._index, self._pool, self._queue, self._counters, self._below.rescue)
+        self._sharing = TreeInserter(self._index, self._supply, self._counters)
         self._loader = Loader(self._geometry, self._supply, self._sharing, device, self._counters)
-        self._spaces: dict[str, Space] = {}
+        self._spaces: dict[str, TenantCache] = {}
         self._leases: dict[Lease, None] = {}
         self._promises = Promises(self._index, self._supply, self._sharing, self._counters, self._below)
         self._pins = Pins(self._supply, self._geometry, self._below, pin_nbytes)
@@ -97,13 +97,13 @@ class PrefixCache:
 
     # A request's life -----------------------------------------------------------------------------------------------------
 
-    def look(self, tenant: str, rendered: RenderedPrompt, plan: CachePlan, ids: bytes) -> Outlook:
+    def look(self, tenant: str, rendered: RenderedPrompt, plan: CachePlan, ids: bytes) -> CachePreview:
         """What a request for a prompt, also given as packed `ids`, would find on the device now and leave there. Changes
         nothing."""
         space = self._space(tenant)
         view = self._view(space, rendered, plan, ids, _NOTHING)
         match = self._index.match(space.root, ids, view.limit, self.now_s) if plan.read else _NOTHING
-        return Outlook(match.num_tokens, min(_num_kept(view, writes(view)), view.num_prompt))
+        return CachePreview(match.num_tokens, min(_num_kept(view, writes(view)), view.num_prompt))
 
     def seek(
         self, tenant: str, rendered: RenderedPrompt, plan: CachePlan, now_s: float, ids: bytes | None = None
@@ -164,7 +164,7 @@ class PrefixCache:
         elif ids is None:
             ids = pack(rendered.token_ids)
         match = self._index.match(space.root, ids, num_prompt - 1, self.now_s) if plan.read else _NOTHING
-        pieces: list[Piece] = []
+        pieces: list[SpanRead] = []
         if fetch is not None:
             pieces = self._below.arrived(fetch, space, match, self.now_s)
         if pieces:
@@ -397,8 +397,8 @@ class PrefixCache:
 
     # Inside ---------------------------------------------------------------------------------------------------------------
 
-    def _view(self, space: Space, rendered: RenderedPrompt, plan: CachePlan, ids: bytes, match: Match) -> View:
-        return View(rendered, plan, ids, PromptKeys(space.root, ids, self._block_size, match.path))
+    def _view(self, space: TenantCache, rendered: RenderedPrompt, plan: CachePlan, ids: bytes, match: Match) -> PromptLookup:
+        return PromptLookup(rendered, plan, ids, PromptKeys(space.root, ids, self._block_size, match.path))
 
     def _has_room(self, num_pages: int, match: Match, spare_pages: int) -> bool:
         """Whether a lease of so many pages that begins with `match` can be had, with `spare_pages` left for others."""
@@ -434,16 +434,18 @@ class PrefixCache:
     def _advance(self, now_s: float) -> None:
         self._supply.now_s = max(self._supply.now_s, now_s)
 
-    def _space(self, tenant: str) -> Space:
+    def _space(self, tenant: str) -> TenantCache:
         space = self._spaces.get(tenant)
         if space is None:
             key = root_key(self._root_secret, tenant, self._fingerprint, self._block_size)
-            seal = Seal(namespace(self._root_secret, tenant), key, self._fingerprint.encode("utf-8", "surrogatepass"))
-            space = self._spaces[tenant] = Space(Block(key, None, b"", 0), seal)
+            seal = ObjectNamespace(
+                namespace(self._root_secret, tenant), key, self._fingerprint.encode("utf-8", "surrogatepass")
+            )
+            space = self._spaces[tenant] = TenantCache(Block(key, None, b"", 0), seal)
         return space
 
 
-def _num_kept(view: View, planned: tuple[PlannedEntry, ...]) -> int:
+def _num_kept(view: PromptLookup, planned: tuple[PlannedEntry, ...]) -> int:
     """How many of the request's tokens may stay: all, none, or those under a planned entry."""
     if not view.plan.store:
         return 0

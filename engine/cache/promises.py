@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from engine.cache.allocator import PageSupply
+from engine.cache.allocator import PageAllocator
 from engine.cache.explain import explain, is_best, refuse
-from engine.cache.hit import Reading, boundaries, is_too_old, live_entries, read
-from engine.cache.inserter import Sharing
+from engine.cache.hit import HitResult, boundaries, find_hit, is_too_old, live_entries
+from engine.cache.inserter import TreeInserter
 from engine.cache.lease import Lease
 from engine.cache.stats import CacheCounters
-from engine.cache.tiers.below import Below
+from engine.cache.tiers.below import LowerTiers
 from engine.cache.tiers.fetch import Fetch
 from engine.cache.tree.entries import Entry
 from engine.cache.tree.radix import RadixIndex
@@ -28,7 +28,9 @@ DEVICE: Final = "device"
 class Promises:
     """Reads, renews and writes the entries of leases. `below` is told what changed."""
 
-    def __init__(self, index: RadixIndex, supply: PageSupply, sharing: Sharing, counters: CacheCounters, below: Below) -> None:
+    def __init__(
+        self, index: RadixIndex, supply: PageAllocator, sharing: TreeInserter, counters: CacheCounters, below: LowerTiers
+    ) -> None:
         self._index = index
         self._supply = supply
         self._sharing = sharing
@@ -44,7 +46,7 @@ class Promises:
         lost = fetch is not None and fetch.cause is not None
         shared = 0 if num_known is None else max(0, skipped - num_known)
         readable = skipped - shared if view.plan.single_flight == "write" else skipped
-        reading = read(view, entries, skipped, self._supply.now_s, readable)
+        reading = find_hit(view, entries, skipped, self._supply.now_s, readable)
         found = boundaries(view, lease.planned, entries, self._supply.now_s, readable)
         miss = refuse(view)
         if miss is None and readable < skipped:
@@ -107,7 +109,7 @@ class Promises:
         if lease.end is not None:
             self._supply.extend(lease.end, until_s)
 
-    def _hit(self, lease: Lease, reading: Reading) -> Hit | None:
+    def _hit(self, lease: Lease, reading: HitResult) -> Hit | None:
         if reading.position is None:
             return None
         entry = reading.entry

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.constrain.grammar import behind_reasoning, calls_grammar, format_grammar
 from engine.constrain.vocabulary import open_vocabulary
 from engine.errors import BadFormat
-from engine.prompt.speech import PLAIN, Speech
+from engine.prompt.speech import PLAIN, OutputSyntax
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Tool
 from engine.types import Sampling
@@ -37,7 +37,9 @@ class Grammars:
         self._tokenizer = tokenizer
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def constraint(self, sampling: Sampling, tools: Sequence[Tool] = (), speech: Speech = PLAIN) -> GrammarConstraint | None:
+    def constraint(
+        self, sampling: Sampling, tools: Sequence[Tool] = (), speech: OutputSyntax = PLAIN
+    ) -> GrammarConstraint | None:
         """What keeps an answer to what `sampling` asks: calls of `tools` where they are forced, else the output format; None
         where it asks for neither. `speech` is how this model writes calls, and whether it reasons before an answer.
 

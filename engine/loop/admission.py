@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from engine.cache.tree.block import pack
-from engine.loop.request import LoopParts, Request
-from engine.loop.room import Room
+from engine.loop.request import EngineRequest, LoopParts
+from engine.loop.room import PageReservations
 from engine.messages import Started
 from engine.schedule.flights import Beginning, Flights
 from engine.schedule.sequence import Sequence, Status
@@ -27,7 +27,7 @@ MAX_SEEKS: Final = 4
 class Admission:
     """Owned by the step loop; nothing here waits."""
 
-    def __init__(self, parts: LoopParts, room: Room) -> None:
+    def __init__(self, parts: LoopParts, room: PageReservations) -> None:
         self._room = room
         self._cache = parts.cache
         self._scheduler = parts.scheduler
@@ -36,8 +36,8 @@ class Admission:
         self._emit = parts.emit
         self._block_size = parts.limits.block_size
         self._flights = Flights(parts.limits.block_size)
-        self._loading: dict[str, Request] = {}
-        self._restoring: dict[str, Request] = {}
+        self._loading: dict[str, EngineRequest] = {}
+        self._restoring: dict[str, EngineRequest] = {}
 
     @property
     def num_loading(self) -> int:
@@ -51,7 +51,7 @@ class Admission:
 
     # In ------------------------------------------------------------------------------------------------------------------
 
-    def enter(self, request: Request) -> None:
+    def enter(self, request: EngineRequest) -> None:
         """A request that was put into the queue begins to wait for what it needs, and starts if that is nothing."""
         self._begin(request)
         self.admit()
@@ -90,7 +90,7 @@ class Admission:
 
     # On ------------------------------------------------------------------------------------------------------------------
 
-    def computed(self, request: Request) -> None:
+    def computed(self, request: EngineRequest) -> None:
         """More of a prompt is in the cache: whoever waited for that much goes on.
 
         They find the request's entries there too, if those count as read for any of them.
@@ -101,7 +101,7 @@ class Admission:
                 self._cache.promise(request.pages, request.sequence.num_computed)
         self._release(released)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: EngineRequest) -> None:
         """A request has all of its prompt, or has ended: nobody waits for it any more, and it waits for nothing."""
         self._loading.pop(request.request_id, None)
         self._restoring.pop(request.request_id, None)
@@ -124,7 +124,7 @@ class Admission:
 
     # Inside --------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: EngineRequest) -> None:
         """Wait for whoever computes the same, else for what lower tiers have; the sequence may be admitted if for neither."""
         if not self._follow(request):
             self._seek(request)
@@ -136,7 +136,7 @@ class Admission:
             self._scheduler.ready(request.sequence)
             self._begin(request)
 
-    def _follow(self, request: Request) -> bool:
+    def _follow(self, request: EngineRequest) -> bool:
         """Whether the request now waits for another; if not, others may wait for it."""
         submit, rendered = request.job.submit, request.job.rendered
         if submit.plan.single_flight == "off":
@@ -159,7 +159,7 @@ class Admission:
         request.sequence.move(Status.FOLLOWING)
         return True
 
-    def _seek(self, request: Request) -> None:
+    def _seek(self, request: EngineRequest) -> None:
         """Start reading what lower tiers have of the prompt; the sequence is LOADING unless that is settled at once."""
         submit, sequence = request.job.submit, request.sequence
         request.num_seeks += 1
@@ -180,7 +180,7 @@ class Admission:
                 return False
         return self._start(request)
 
-    def _start(self, request: Request) -> bool:
+    def _start(self, request: EngineRequest) -> bool:
         job, sequence = request.job, request.sequence
         begin_s = time.perf_counter()
         with self._stats.timed("engine_cache_seconds_total"):

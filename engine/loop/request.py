@@ -11,7 +11,7 @@ from engine.cache.tiers.fetch import Fetch
 from engine.inbox import RenderedJob
 from engine.loop.limits import StepLimits
 from engine.messages import FromEngine
-from engine.output.parser import Answer
+from engine.output.parser import OutputParser
 from engine.schedule.draft import Drafter
 from engine.schedule.flights import Beginning
 from engine.schedule.runner import Runner
@@ -21,7 +21,7 @@ from engine.stats import Stats
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class EngineRequest:
     """Owned by the step loop; times are on the monotonic clock.
 
     `lease` is None while it has no pages: before it is admitted, and while it is preempted, when `last_lease` is the one
@@ -32,7 +32,7 @@ class Request:
 
     job: RenderedJob
     sequence: Sequence
-    answer: Answer
+    answer: OutputParser
     fetch: Fetch | None = None
     num_seeks: int = 0
     beginning: Beginning | None = None
@@ -71,4 +71,4 @@ class LoopParts:
     scheduler: Scheduler
     emit: Callable[[FromEngine], None]
     stats: Stats = field(default_factory=Stats)
-    requests: dict[str, Request] = field(default_factory=dict)
+    requests: dict[str, EngineRequest] = field(default_factory=dict)

@@ -9,11 +9,11 @@ Only decoding sequences are preempted: by then what their report calls skipped w
 
 from __future__ import annotations
 
-from engine.loop.request import LoopParts, Request
+from engine.loop.request import EngineRequest, LoopParts
 from engine.schedule.sequence import Sequence, Slice, Status
 
 
-class Room:
+class PageReservations:
     """Reserves and preempts, for the engine thread."""
 
     def __init__(self, parts: LoopParts) -> None:
@@ -38,7 +38,7 @@ class Room:
         """How many of a sequence's first `num_tokens` tokens have KV that prompts may share."""
         return num_tokens if self._runner.reuse_decode_kv else min(num_tokens, sequence.num_prompt)
 
-    def resume(self, request: Request) -> bool:
+    def resume(self, request: EngineRequest) -> bool:
         """Let a preempted request go on, if there is room: its next token is sampled once all it had is computed again."""
         sequence = request.sequence
         assert request.last_lease is not None
@@ -93,7 +93,7 @@ class Room:
                 return False
         return True
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: EngineRequest) -> None:
         """Give a decoding request's pages back and queue it again. What it computed stays cached, as long as there is room."""
         sequence, lease = request.sequence, request.pages
         self._cache.release(lease, sequence.token_ids, self.num_reusable(sequence, sequence.num_computed))

@@ -22,10 +22,10 @@ from engine.errors import ContextExceeded, Overloaded
 from engine.inbox import RenderedJob
 from engine.loop.admission import Admission
 from engine.loop.limits import StepLimits
-from engine.loop.request import LoopParts, Request
-from engine.loop.room import Room
+from engine.loop.request import EngineRequest, LoopParts
+from engine.loop.room import PageReservations
 from engine.messages import Failed, FailureKind, Finished, FromEngine, TextDelta, ToolCallDelta
-from engine.output.parser import Answer, Piece
+from engine.output.parser import OutputParser, OutputPiece
 from engine.prompt.tokenizer import Tokenizer
 from engine.schedule.draft import MAX_DRAFTING, Drafter
 from engine.schedule.runner import Runner
@@ -62,7 +62,7 @@ class StepLoop:
         parts = LoopParts(limits, runner, cache, self._scheduler, emit)
         self.stats = parts.stats
         self._requests = parts.requests
-        self._room = Room(parts)
+        self._room = PageReservations(parts)
         self._admission = Admission(parts, self._room)
         self._now_s = 0.0
         self._last_step_failed = False
@@ -124,7 +124,7 @@ class StepLoop:
         except Overloaded as error:
             self._refuse(job, "overloaded", str(error))
             return
-        request = Request(job, sequence, Answer(self._tokenizer, sampling, at_limit, job.rendered.speech))
+        request = EngineRequest(job, sequence, OutputParser(self._tokenizer, sampling, at_limit, job.rendered.speech))
         if self.limits.speculation and job.constraint is None:
             request.drafter = Drafter(sequence.token_ids)
         self._requests[sequence.request_id] = request
@@ -231,7 +231,7 @@ class StepLoop:
         if num_prefill >= self.limits.max_step_tokens // 2:
             self._cache.prefilled(num_prefill, seconds)
 
-    def _advance(self, request: Request, part: Slice, sampled: Sampled | None) -> None:
+    def _advance(self, request: EngineRequest, part: Slice, sampled: Sampled | None) -> None:
         """Take in what the step computed of one sequence."""
         sequence = request.sequence
         if sequence.status is Status.PREFILL:
@@ -267,7 +267,7 @@ class StepLoop:
         self.stats.add("engine_recomputed_tokens_total", part.num_tokens - num_new)
         sequence.num_known = max(sequence.num_known, end)
 
-    def _end_prefill(self, request: Request) -> None:
+    def _end_prefill(self, request: EngineRequest) -> None:
         """All the sequence has is computed: for the first time, or again after a preemption."""
         if request.first_token_s is None:
             request.first_token_s = time.perf_counter()
@@ -276,7 +276,7 @@ class StepLoop:
         request.sequence.move(Status.DECODE)
         self._admission.leave(request)
 
-    def _take(self, request: Request, sampled: Sampled) -> bool:
+    def _take(self, request: EngineRequest, sampled: Sampled) -> bool:
         """Append what was sampled, up to where the answer ends; whether it goes on."""
         sequence = request.sequence
         for i, token_id in enumerate(sampled.token_ids):
@@ -294,7 +294,7 @@ class StepLoop:
                 return False
         return True
 
-    def _send(self, request: Request, piece: Piece) -> None:
+    def _send(self, request: EngineRequest, piece: OutputPiece) -> None:
         request_id, call = request.sequence.request_id, piece.call
         if call is not None and (call.name is not None or call.arguments or piece.token_ids):
             self._emit(ToolCallDelta(request_id, call.index, call.name, call.arguments, piece.token_ids, piece.logprobs))
@@ -305,7 +305,7 @@ class StepLoop:
 
     # Ends ---------------------------------------------------------------------------------------------------------------
 
-    def _finish(self, request: Request, reason: FinishReason, stop: str | None = None) -> None:
+    def _finish(self, request: EngineRequest, reason: FinishReason, stop: str | None = None) -> None:
         now_s = time.perf_counter()
         first_s = request.first_token_s
         started_s = request.started_s or now_s
@@ -327,7 +327,7 @@ class StepLoop:
         self.stats.add("engine_failed_total")
         self._emit(Failed(job.submit.request_id, kind, message, num_prompt, limit))
 
-    def _give_back(self, request: Request) -> None:
+    def _give_back(self, request: EngineRequest) -> None:
         """Leave the schedule and return the pages, keeping the KV that is surely computed."""
         sequence = request.sequence
         del self._requests[sequence.request_id]

@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from engine.memory import buffer, mapping
-from engine.model.runs import Run
+from engine.model.runs import SlotRun
 
 PAD_SLOTS: Final = 512
 """Slots after the last page that are zero and stay zero: a view may run past a sequence's end, up to a multiple of this."""
@@ -37,7 +37,7 @@ class KvShape:
         return self.num_layers * 2 * page_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
-def slots_of(runs: Sequence[Run], device: torch.device) -> slice | torch.Tensor:
+def slots_of(runs: Sequence[SlotRun], device: torch.device) -> slice | torch.Tensor:
     """The slots of `runs` in order, in the form `KvPool.write` takes."""
     if len(runs) == 1:
         return slice(runs[0].first, runs[0].first + runs[0].num_slots)
@@ -126,7 +126,7 @@ class KvPool:
         key, value = (side[: count * self.page_size].unflatten(0, (count, self.page_size)) for side in self._planes[layer])
         return key, value
 
-    def gather(self, layer: int, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, layer: int, runs: Sequence[SlotRun]) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `runs`, shaped as `sides`; see `read` for how long they last."""
         key, value = self.read(layer, runs, sum(run.num_slots for run in runs))
         return key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
@@ -135,7 +135,7 @@ class KvPool:
         """`size` values of the pool's dtype on its device, whatever they are."""
         return torch.empty(size, dtype=self.shape.dtype, device=self.device)
 
-    def read(self, layer: int, runs: Sequence[Run], num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, layer: int, runs: Sequence[SlotRun], num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of `runs`, extended to `num_slots` slots, as `[num_slots, num_kv_heads, head_dim]` each.
 
         One run is a view of the pool, and its extension whatever finite values follow it. Several are copied into scratch

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from engine.model.runs import Run, RunTables
+from engine.model.runs import RunTables, SlotRun
 from engine.schedule.sequence import Slice
 
 Attend: TypeAlias = Literal["free", "prompt", "generated"]
@@ -32,7 +32,7 @@ class RowGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """Consecutive tokens `[start, start + num_rows)` of one sequence on rows from `row` on.
 
     `slots` holds the sequence's tokens `[0, start + num_rows)`; `written` are the slots of the span's own tokens.
@@ -42,8 +42,8 @@ class Span:
     row: int
     start: int
     token_ids: tuple[int, ...]
-    slots: tuple[Run, ...]
-    written: tuple[Run, ...]
+    slots: tuple[SlotRun, ...]
+    written: tuple[SlotRun, ...]
     slice_index: int
     num_sampled: int
 
@@ -62,7 +62,7 @@ class Span:
 class Group:
     """One forward pass: spans back to back, padded to `num_rows` rows; `num_sampled` head rows, padding included."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[RowSpan, ...]
     num_rows: int
     num_sampled: int
     attend: Attend
@@ -70,7 +70,7 @@ class Group:
 
 def one_group(slices: Seq[Slice], tables: RunTables) -> Group:
     """All slices in one unpadded forward pass."""
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     row = 0
     for index, piece in enumerate(slices):
         spans.append(_span(piece, index, (piece.start, piece.end), row, tables))
@@ -90,7 +90,7 @@ def fixed_groups(slices: Seq[Slice], tables: RunTables, rows: RowGroups) -> Iter
 
 def _pack(slices: Seq[Slice], tables: RunTables, rows: RowGroups, *, prompt: bool) -> Iterator[Group]:
     num_rows = rows.prefill if prompt else rows.decode
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     used = sampled = 0
 
     def close() -> Group:
@@ -112,13 +112,13 @@ def _pack(slices: Seq[Slice], tables: RunTables, rows: RowGroups, *, prompt: boo
         yield close()
 
 
-def _span(piece: Slice, index: int, bounds: tuple[int, int], row: int, tables: RunTables) -> Span:
+def _span(piece: Slice, index: int, bounds: tuple[int, int], row: int, tables: RunTables) -> RowSpan:
     """`bounds` never cut between rows that are sampled: those of a draft are one by one in exact mode."""
     start, end = bounds
     sequence = piece.sequence
     num_known = len(sequence.token_ids)
     first_sampled = piece.start + piece.num_tokens - 1 if piece.sample else piece.end
-    return Span(
+    return RowSpan(
         row=row,
         start=start,
         token_ids=(*sequence.token_ids[start:end], *piece.draft[max(start - num_known, 0) : max(end - num_known, 0)]),

@@ -37,7 +37,7 @@ class Forward(Protocol):
         ...
 
 
-class Moves(Protocol):
+class PageMover(Protocol):
     """Brings whole pages of a pool in and out, in the layout of `engine.model.kv_pool`."""
 
     def read_pages(self, pages: Seq[int]) -> memoryview:
@@ -79,7 +79,7 @@ class TorchRunner:
         pool: KvPool,
         identity: Identity,
         logits_sink: LogitsSink | None = None,
-        moves: Moves | None = None,
+        moves: PageMover | None = None,
     ) -> None:
         """Without `moves` the pool itself brings pages in and out."""
         self.name = forward.name

@@ -11,7 +11,7 @@ from engine.schedule.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SlotRun:
     """`num_slots` consecutive slots from `first`: a piece of a sequence that can be read in place."""
 
     first: int
@@ -48,16 +48,16 @@ class RunTable:
                 lengths.append(1)
         self._num_pages = len(table)
 
-    def cover(self, start: int, end: int) -> tuple[Run, ...]:
+    def cover(self, start: int, end: int) -> tuple[SlotRun, ...]:
         """The slots of tokens `[start, end)`, in token order, as the fewest runs."""
         size = self._page_size
-        runs: list[Run] = []
+        runs: list[SlotRun] = []
         position = 0
         for page, length in zip(self._pages, self._lengths, strict=True):
             stop = position + length * size
             first, last = max(start, position), min(end, stop)
             if first < last:
-                runs.append(Run(page * size + first - position, last - first))
+                runs.append(SlotRun(page * size + first - position, last - first))
             position = stop
             if position >= end:
                 break
@@ -104,27 +104,27 @@ class RunTables:
         """Take in what the block tables of `sequences` have got, and forget all others."""
         self._tables = renewed(self._tables, sequences, lambda block_table: RunTable(block_table, self.page_size))
 
-    def cover(self, sequence: Sequence, start: int, end: int) -> tuple[Run, ...]:
+    def cover(self, sequence: Sequence, start: int, end: int) -> tuple[SlotRun, ...]:
         """The slots of tokens `[start, end)` of a sequence that was among those last renewed."""
         return self._tables[sequence].cover(start, end)
 
 
-def cut_runs(runs: Iterable[Run], num_slots: int) -> tuple[Run, ...]:
+def cut_runs(runs: Iterable[SlotRun], num_slots: int) -> tuple[SlotRun, ...]:
     """The first `num_slots` slots of `runs`."""
-    kept: list[Run] = []
+    kept: list[SlotRun] = []
     for run in runs:
         if num_slots <= 0:
             break
-        kept.append(Run(run.first, min(run.num_slots, num_slots)))
+        kept.append(SlotRun(run.first, min(run.num_slots, num_slots)))
         num_slots -= run.num_slots
     return tuple(kept)
 
 
-def skip_runs(runs: Iterable[Run], num_slots: int) -> tuple[Run, ...]:
+def skip_runs(runs: Iterable[SlotRun], num_slots: int) -> tuple[SlotRun, ...]:
     """`runs` without their first `num_slots` slots."""
-    kept: list[Run] = []
+    kept: list[SlotRun] = []
     for run in runs:
         if run.num_slots > num_slots:
-            kept.append(Run(run.first + num_slots, run.num_slots - num_slots))
+            kept.append(SlotRun(run.first + num_slots, run.num_slots - num_slots))
         num_slots = max(0, num_slots - run.num_slots)
     return tuple(kept)

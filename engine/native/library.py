@@ -34,19 +34,19 @@ class Product(ctypes.Structure):
     _fields_ = (("rows", _POINTER), ("out", _POINTER), ("num_rows", _INT), ("stride", _INT), ("kind", _INT))
 
 
-class Span(ctypes.Structure):
+class SpanStruct(ctypes.Structure):
     """`pcg_span`."""
 
     _fields_ = (("row", _INT), ("num_rows", _INT), ("start", _INT), ("num_pages", _INT), ("pages", _POINTER))
 
 
-class Heads(ctypes.Structure):
+class HeadsStruct(ctypes.Structure):
     """`pcg_heads`."""
 
     _fields_ = (("num_heads", _INT), ("num_kv_heads", _INT), ("head_dim", _INT), ("page_size", _INT))
 
 
-class Attention(ctypes.Structure):
+class AttentionStruct(ctypes.Structure):
     """`pcg_attention`."""
 
     _fields_ = (("query", _POINTER), ("key", _POINTER), ("value", _POINTER), ("out", _POINTER))
@@ -67,7 +67,7 @@ class Model(ctypes.Structure):
 
     _fields_ = (
         *(("layers", _POINTER), ("embedding", _POINTER), ("norm", _POINTER), ("turns", _POINTER)),
-        *(("head", Matrix), ("heads", Heads), ("num_layers", _INT), ("hidden", _INT), ("eps", ctypes.c_float)),
+        *(("head", Matrix), ("heads", HeadsStruct), ("num_layers", _INT), ("hidden", _INT), ("eps", ctypes.c_float)),
     )
 
 
@@ -102,9 +102,9 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "pcg_team_free": (None, (_POINTER,)),
     "pcg_team_size": (ctypes.c_int, (_POINTER,)),
     "pcg_pack": (None, (_POINTER, _INT, _INT, _POINTER)),
-    "pcg_plan_new": (_POINTER, (ctypes.POINTER(Span), _INT, ctypes.POINTER(Heads), _INT, _POINTER)),
+    "pcg_plan_new": (_POINTER, (ctypes.POINTER(SpanStruct), _INT, ctypes.POINTER(HeadsStruct), _INT, _POINTER)),
     "pcg_plan_free": (None, (_POINTER,)),
-    "pcg_attend_all": (None, (_POINTER, ctypes.POINTER(Attention), _POINTER)),
+    "pcg_attend_all": (None, (_POINTER, ctypes.POINTER(AttentionStruct), _POINTER)),
     "pcg_matmul": (None, (_POINTER, ctypes.POINTER(Matrix), ctypes.POINTER(Product))),
     "pcg_put_pages": (None, (ctypes.POINTER(Pages), _POINTER, _INT, _POINTER)),
     "pcg_take_pages": (None, (ctypes.POINTER(Pages), _POINTER, _INT, _POINTER)),

@@ -15,8 +15,8 @@ import msgspec
 from engine.output.calls.events import CallArguments, CallBegin, CallEvent, Text
 from engine.output.calls.parser import CallParser
 from engine.output.stops import StopMatcher
-from engine.prompt.reasoning import ReasoningSplitter, Said
-from engine.prompt.speech import PLAIN, Speech
+from engine.prompt.reasoning import ReasoningSplitter, ReasoningText
+from engine.prompt.speech import PLAIN, OutputSyntax
 from engine.prompt.tokenizer import Detokenizer, Tokenizer
 from engine.types import FinishReason, Sampling, TokenLogprob, TokenLogprobs
 
@@ -31,7 +31,7 @@ class CallPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutputPiece:
     """What sampled tokens added to the answer: text, reasoning (`thinking`), or a piece of a `call`, then without text.
 
     `finish` is set on the last piece, `stop` when a stop string ended it. `logprobs` is one per token, where there are any.
@@ -46,7 +46,7 @@ class Piece:
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-class Answer:
+class OutputParser:
     """One answer in the making.
 
     `num_tokens` counts what was sampled, without the end-of-turn token that ends the answer: the number of ids in all
@@ -55,7 +55,7 @@ class Answer:
     calls may not be parallel, the answer ends with `stop` before a second one would begin.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling: Sampling, at_limit: FinishReason, speech: Speech = PLAIN) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling: Sampling, at_limit: FinishReason, speech: OutputSyntax = PLAIN) -> None:
         form = None if sampling.tool_choice.mode == "none" else speech.calls
         reasoning = speech.reasoning
         if reasoning is not None and reasoning.begun and _is_forced(sampling):
@@ -74,10 +74,10 @@ class Answer:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._num_calls = 0
-        self._last = Piece("")
+        self._last = OutputPiece("")
         self.num_tokens = 0
 
-    def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> tuple[Piece, ...]:
+    def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> tuple[OutputPiece, ...]:
         """What to send after one more token: nothing while a character, a tag or a stop string is half done.
 
         Tokens that came with what was held back go out with the next piece, each once. Stop ids never become text, not even
@@ -90,7 +90,7 @@ class Answer:
         self._token_ids.append(token_id)
         if logprobs is not None:
             self._logprobs.append(self._spelled(logprobs))
-        pieces: list[Piece] = []
+        pieces: list[OutputPiece] = []
         text = "" if ends_turn else self._detokenizer.push((token_id,))
         if text and self._hear(self._splitter.push(text), pieces):
             return self._sent(pieces)
@@ -98,7 +98,7 @@ class Answer:
             return self._end(pieces, self._at_limit)
         return self._sent(pieces)
 
-    def _end(self, pieces: list[Piece], reason: FinishReason) -> tuple[Piece, ...]:
+    def _end(self, pieces: list[OutputPiece], reason: FinishReason) -> tuple[OutputPiece, ...]:
         """The last pieces: what was held back. Half a character is no text, and neither is half a tag if the model was
         interrupted in it."""
         cut = reason != "stop"
@@ -113,15 +113,15 @@ class Answer:
 
     # Stages: each appends to `pieces`, and returns whether the answer is over -----------------------------------------------
 
-    def _hear(self, said: Iterable[Said], pieces: list[Piece]) -> bool:
+    def _hear(self, said: Iterable[ReasoningText], pieces: list[OutputPiece]) -> bool:
         for one in said:
             if one.thinking:
-                pieces.append(Piece(one.text, thinking=True))
+                pieces.append(OutputPiece(one.text, thinking=True))
             elif self._take([Text(one.text)] if self._parser is None else self._parser.push(one.text), pieces):
                 return True
         return False
 
-    def _take(self, events: Iterable[CallEvent], pieces: list[Piece]) -> bool:
+    def _take(self, events: Iterable[CallEvent], pieces: list[OutputPiece]) -> bool:
         for event in events:
             match event:
                 case Text():
@@ -133,35 +133,35 @@ class Answer:
                         pieces.append(replace(self._nothing(pieces), finish="stop"))
                         return True
                     self._num_calls += 1
-                    pieces.append(Piece("", call=CallPiece(self._num_calls - 1, event.name, "")))
+                    pieces.append(OutputPiece("", call=CallPiece(self._num_calls - 1, event.name, "")))
                 case CallArguments():
-                    pieces.append(Piece("", call=CallPiece(self._num_calls - 1, None, event.text)))
+                    pieces.append(OutputPiece("", call=CallPiece(self._num_calls - 1, None, event.text)))
         return False
 
-    def _show(self, text: str, pieces: list[Piece]) -> bool:
+    def _show(self, text: str, pieces: list[OutputPiece]) -> bool:
         for tag in self._control_tags:
             text = text.replace(tag, "")
         matched = self._matcher.push(text)
         if matched.stop is not None:
-            pieces.append(Piece(matched.text, finish="stop_sequence", stop=matched.stop))
+            pieces.append(OutputPiece(matched.text, finish="stop_sequence", stop=matched.stop))
         elif matched.text:
-            pieces.append(Piece(matched.text))
+            pieces.append(OutputPiece(matched.text))
         return matched.stop is not None
 
-    def _release(self, pieces: list[Piece]) -> None:
+    def _release(self, pieces: list[OutputPiece]) -> None:
         """What might have become a stop string is text, as no text follows it."""
         if held := self._matcher.flush():
-            pieces.append(Piece(held))
+            pieces.append(OutputPiece(held))
 
     # Tokens ----------------------------------------------------------------------------------------------------------------
 
-    def _nothing(self, pieces: list[Piece]) -> Piece:
+    def _nothing(self, pieces: list[OutputPiece]) -> OutputPiece:
         """An empty piece of the kind of the last one."""
         last = pieces[-1] if pieces else self._last
         call = None if last.call is None else CallPiece(last.call.index, None, "")
-        return Piece("", thinking=last.thinking, call=call)
+        return OutputPiece("", thinking=last.thinking, call=call)
 
-    def _sent(self, pieces: list[Piece]) -> tuple[Piece, ...]:
+    def _sent(self, pieces: list[OutputPiece]) -> tuple[OutputPiece, ...]:
         """The pieces, all tokens since the last ones with the first."""
         if not pieces:
             return ()

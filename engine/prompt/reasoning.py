@@ -22,7 +22,7 @@ KINDS: Final = (THINK, THINK_BRACKETS)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReasoningText:
     """More of the reasoning, or of the answer; never empty."""
 
     text: str
@@ -42,10 +42,10 @@ class ReasoningSplitter:
         self._is_blank = True
         self._may_open = self._tags.begun
 
-    def push(self, text: str) -> list[Said]:
+    def push(self, text: str) -> list[ReasoningText]:
         """What became certain with more of the answer."""
         self._held += text
-        out: list[Said] = []
+        out: list[ReasoningText] = []
         if self._state == "start":
             self._start()
         if self._state == "thinking":
@@ -54,11 +54,11 @@ class ReasoningSplitter:
             self._held = self._held.lstrip("\n")
             self._state = "answer" if self._held else "behind"
         if self._state == "answer" and self._held:
-            out.append(Said(self._held, thinking=False))
+            out.append(ReasoningText(self._held, thinking=False))
             self._held = ""
         return out
 
-    def end(self, *, cut: bool) -> list[Said]:
+    def end(self, *, cut: bool) -> list[ReasoningText]:
         """What is left now that no more comes; of an answer that was cut off, half a tag is no text."""
         held, self._held = self._held, ""
         if self._state == "thinking":
@@ -66,7 +66,7 @@ class ReasoningSplitter:
             held = self._whole(held) if cut else held
         elif cut and self._state == "start" and held.strip():
             held = ""
-        return [Said(held, thinking=self._state == "thinking")] if held and self._state != "behind" else []
+        return [ReasoningText(held, thinking=self._state == "thinking")] if held and self._state != "behind" else []
 
     def _whole(self, thought: str) -> str:
         """Reasoning without half a tag at its end; the opening one may stand at its beginning once more."""
@@ -82,7 +82,7 @@ class ReasoningSplitter:
         elif not self._tags.open.startswith(text):
             self._state = "answer"
 
-    def _think(self, out: list[Said]) -> None:
+    def _think(self, out: list[ReasoningText]) -> None:
         if self._is_blank:
             self._held = self._held.lstrip("\n")
             if self._may_open and self._held.startswith(self._tags.open):
@@ -93,7 +93,7 @@ class ReasoningSplitter:
         num = len(thought) if close else _num_whole(thought, self._tags.close)
         thought = thought[:num].rstrip("\n")
         if thought:
-            out.append(Said(thought, thinking=True))
+            out.append(ReasoningText(thought, thinking=True))
             self._is_blank = False
         if close:
             self._held, self._state = rest, "behind"

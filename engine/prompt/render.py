@@ -23,7 +23,7 @@ from engine.prompt.marks import Located, Mismatch, NoMarks, Owner, PrivateMarks,
 from engine.prompt.reasoning import reasoning_kind
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.shape import TAGS, shape
-from engine.prompt.speech import Speech
+from engine.prompt.speech import OutputSyntax
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Level, Position, Prompt, TextPart, ToolCallPart
@@ -193,13 +193,13 @@ class Renderer:
             ends[position] += len(next(behind, ""))
         return begins, ends
 
-    def _speech(self, prompt: Prompt, layout: _Layout) -> Speech:
+    def _speech(self, prompt: Prompt, layout: _Layout) -> OutputSyntax:
         reasoning = self._reasoning
         if reasoning is not None and not prompt.continue_final:
             tail = layout.text[max(layout.ends.values(), default=0) :]
             reasoning = replace(reasoning, begun=tail.rfind(reasoning.open) > tail.rfind(reasoning.close))
         calls = self._template.abilities.calls if prompt.tools else None
-        return Speech(calls, frozenset(tool.name for tool in prompt.tools), reasoning)
+        return OutputSyntax(calls, frozenset(tool.name for tool in prompt.tools), reasoning)
 
     def _encode_raw(self, prompt: Prompt, raw: str | tuple[int, ...]) -> RenderedPrompt:
         """What the client wrote, control tokens and all. Its positions end before the last token, which is always computed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.prompt.speech import PLAIN, Speech
+from engine.prompt.speech import PLAIN, OutputSyntax
 from engine.prompt.types import Position
 
 
@@ -21,5 +21,5 @@ class RenderedPrompt:
     token_ids: tuple[int, ...]
     offsets: Mapping[Position, int]
     preamble: int
-    speech: Speech = PLAIN
+    speech: OutputSyntax = PLAIN
     clock: range = range(0)

@@ -10,7 +10,7 @@ from engine.prompt.reasoning import Reasoning
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class OutputSyntax:
     """`calls` is how the model writes calls of `tools`; None where the prompt offers none. `reasoning`: if it reasons."""
 
     calls: CallFormat | None = None
@@ -18,5 +18,5 @@ class Speech:
     reasoning: Reasoning | None = None
 
 
-PLAIN: Final = Speech()
+PLAIN: Final = OutputSyntax()
 """Nothing but text."""

@@ -10,10 +10,10 @@ from engine.store.base import StoreStats
 _log = logging.getLogger("engine.store")
 
 QUIET_S: Final = 60.0
-"""The least time between two warnings about one tier, on the clock of `Health.now_s`."""
+"""The least time between two warnings about one tier, on the clock of `ErrorReporter.now_s`."""
 
 
-class Health:
+class ErrorReporter:
     """Keeps `stats.problem` and `stats.num_errors` of one tier. Not thread-safe: the store calls it under its lock.
 
     Problems are kept per operation (`put`, `get`, ...), so that a tier that can be read but not written keeps saying so.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from gateway.backends.prefixes import Trace
+from gateway.backends.prefixes import PrefixTrace
 
 MAX_PREFIXES: Final = 50_000
 """Remembered, of all prompts together: some 20 MB at most."""
@@ -43,7 +43,7 @@ Why: TypeAlias = Literal["held", "spilled", "like", "new"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class Placement:
     """Who gets a request, and why."""
 
     holder: Holder
@@ -81,7 +81,7 @@ class Affinity:
         return self._held.get(digest, {}).get(holder, 0.0) > now_s
 
 
-def choose(trace: Trace, loads: Mapping[Holder, int], affinity: Affinity, now_s: float) -> Pick:
+def choose(trace: PrefixTrace, loads: Mapping[Holder, int], affinity: Affinity, now_s: float) -> Placement:
     """Who gets the request, of those who can serve it now. `loads` are their requests in flight; there is at least one.
 
     Where something is held: whoever has most of the prompt, unless others have so much less to do that it is computed
@@ -94,12 +94,12 @@ def choose(trace: Trace, loads: Mapping[Holder, int], affinity: Affinity, now_s:
     if any(worth.values()):
         able = [who for who in order if loads[who] < max(bound, PATIENCE)]
         best = max(able, key=lambda who: worth[who] - LOAD_NBYTES * loads[who])
-        return Pick(best, "held" if worth[best] else "spilled")
+        return Placement(best, "held" if worth[best] else "spilled")
     first = next(who for who in order if loads[who] < bound)
-    return Pick(first, "like" if affinity.holds(trace.home, first, now_s) else "new")
+    return Placement(first, "like" if affinity.holds(trace.home, first, now_s) else "new")
 
 
-def _worth(trace: Trace, who: Holder, affinity: Affinity, now_s: float) -> int:
+def _worth(trace: PrefixTrace, who: Holder, affinity: Affinity, now_s: float) -> int:
     """Of the longest prefix that `who` is believed to hold, in bytes to compute; 0 without."""
     held = (prefix for prefix in reversed(trace.prefixes) if affinity.holds(prefix.digest, who, now_s))
     longest = next(held, None)

@@ -59,7 +59,7 @@ class HasWorkers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerInfo:
     """One of the backends that do the work for a model. `number` tells it from the others."""
 
     model: str
@@ -67,17 +67,17 @@ class Worker:
     backend: Backend
 
 
-def workers_of(backends: Mapping[str, Backend]) -> list[Worker]:
+def workers_of(backends: Mapping[str, Backend]) -> list[WorkerInfo]:
     """Who does the work for each model: whoever its backend hands requests to, else the backend itself."""
     return [
-        Worker(model, number, worker)
+        WorkerInfo(model, number, worker)
         for model, backend in backends.items()
         for number, worker in enumerate(backend.workers if isinstance(backend, HasWorkers) else (backend,))
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class PassedModel:
+class UpstreamModel:
     """A model that an upstream serves, as `/v1/models` lists it. Nothing else is known of it."""
 
     upstream: str

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 
 from engine.messages import LENGTH, MAX_FRAME_NBYTES, FromEngine, Hello, ToEngine, decode_from_engine, encode_frame
-from gateway.backends.mailbox import Mailbox
+from gateway.backends.mailbox import EventMailbox
 from gateway.errors import InvalidRequest
 
 
@@ -37,7 +37,7 @@ class Link:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._mailboxes: dict[str, EventMailbox] = {}
         self._own: set[str] = set()
         self._serial = itertools.count()
         self._closed: str | None = None
@@ -48,13 +48,13 @@ class Link:
         return len(self._mailboxes) - len(self._own)
 
     @contextmanager
-    def open(self, name: str, *, own: bool = False) -> Iterator[tuple[str, Mailbox]]:
+    def open(self, name: str, *, own: bool = False) -> Iterator[tuple[str, EventMailbox]]:
         """A frame id that is unique on this connection, and its mailbox.
 
         Frames that arrive for the id after the block are dropped. Client-chosen request ids may repeat; frame ids never do.
         """
         frame_id = f"{name}.{next(self._serial)}"
-        mailbox = Mailbox()
+        mailbox = EventMailbox()
         if self._closed is not None:
             mailbox.close(self._closed)
         self._mailboxes[frame_id] = mailbox

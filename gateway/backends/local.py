@@ -36,7 +36,7 @@ from engine.prompt.types import Prompt
 from gateway.backends.base import Event, ModelInfo
 from gateway.backends.link import Link, ProtocolError
 from gateway.backends.mailbox import RETRY_AFTER_S
-from gateway.backends.process import Limits, Worker, run_worker
+from gateway.backends.process import ProcessTimeouts, WorkerProcess, run_worker
 from gateway.backends.watch import EngineHangs, watch
 from gateway.clock import Clock
 from gateway.errors import EngineFailed, Overloaded
@@ -48,7 +48,7 @@ WORKER: Final[tuple[str, ...]] = (sys.executable, "-m", "engine.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WorkerTimeouts:
     """How long things may take, in seconds."""
 
     ready_s: float = 30.0
@@ -74,8 +74,8 @@ class LocalBackend:
         clock: Clock,
         *,
         command: Sequence[str] = WORKER,
-        limits: Limits | None = None,
-        patience: Patience | None = None,
+        limits: ProcessTimeouts | None = None,
+        patience: WorkerTimeouts | None = None,
         on_restart: Callable[[], None] = lambda: None,
         number: int = 0,
     ) -> None:
@@ -83,10 +83,10 @@ class LocalBackend:
         self._config = config
         self._clock = clock
         self._command = command
-        self._limits = limits or Limits()
-        self._patience = patience or Patience()
+        self._limits = limits or ProcessTimeouts()
+        self._patience = patience or WorkerTimeouts()
         self._on_restart = on_restart
-        self._worker: Worker | None = None
+        self._worker: WorkerProcess | None = None
         self._loaded = asyncio.Event()
         self._model: ModelInfo | None = None
         self._life = 0
@@ -164,7 +164,7 @@ class LocalBackend:
                 self._worker = None
                 self._loaded.clear()
 
-    def _serve(self, worker: Worker) -> None:
+    def _serve(self, worker: WorkerProcess) -> None:
         hello = worker.hello
         self._model = ModelInfo(
             name=self._config.model,

@@ -19,7 +19,7 @@ Reply = Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flus
 RETRY_AFTER_S = 1.0
 
 
-class Mailbox:
+class EventMailbox:
     """One writer (the link's reader) and one reader (the request's coroutine), both on the event loop."""
 
     def __init__(self) -> None:

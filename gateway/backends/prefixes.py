@@ -38,7 +38,7 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class PrefixTrace:
     """A prompt by its prefixes, the shortest first. `home` stands for what it has in common with its like: the client's own
     routing key, else the first prefix that may be cached by itself."""
 
@@ -60,7 +60,7 @@ class _Piece:
     where: Where
 
 
-def trace(request: Request) -> Trace:
+def trace_prefixes(request: Request) -> PrefixTrace:
     """The request's prompt, within its tenant. Prefixes too short to be cached are left out; the last one never is."""
     found: list[tuple[Prefix, Where]] = []
     running = hashlib.blake2b(request.tenant.encode() + b"\0", digest_size=DIGEST_NBYTES)
@@ -77,7 +77,7 @@ def trace(request: Request) -> Trace:
     long = [each for each in found if each[0].nbytes >= request.plan.min_tokens] or found[-1:]
     home = next((prefix.digest for prefix, where in long if where != "inside"), running.digest())
     prefixes = [prefix for prefix, _ in long]
-    return Trace((*prefixes[:1], *prefixes[1:][1 - MAX_PREFIXES :]), request.routing_key or home)
+    return PrefixTrace((*prefixes[:1], *prefixes[1:][1 - MAX_PREFIXES :]), request.routing_key or home)
 
 
 def _pieces(prompt: Prompt) -> Iterator[_Piece]:

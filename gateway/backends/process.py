@@ -27,7 +27,7 @@ _WORKER_ENVIRON: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessTimeouts:
     """Bounds on a worker's life, in seconds."""
 
     load_s: float = 900.0
@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerProcess:
     """A process that has said Hello."""
 
     pid: int
@@ -45,7 +45,7 @@ class Worker:
 
 
 @asynccontextmanager
-async def run_worker(command: Sequence[str], config: EngineConfig, limits: Limits) -> AsyncIterator[Worker]:
+async def run_worker(command: Sequence[str], config: EngineConfig, limits: ProcessTimeouts) -> AsyncIterator[WorkerProcess]:
     """A loaded worker for the length of the block; afterwards the process is gone, whatever it takes.
 
     `command` is completed by the path of a Unix socket in a private folder; the configuration, which holds the root
@@ -64,7 +64,7 @@ async def run_worker(command: Sequence[str], config: EngineConfig, limits: Limit
         try:
             hello, link = await _load(process, listener, config, limits.load_s)
             try:
-                yield Worker(process.pid, hello, link)
+                yield WorkerProcess(process.pid, hello, link)
             finally:
                 link.close("the engine restarted; please try again")
         finally:

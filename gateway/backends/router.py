@@ -13,7 +13,7 @@ from typing import Protocol
 from engine.prompt.types import Prompt
 from gateway.backends.affinity import Affinity, Holder, choose
 from gateway.backends.base import Backend, Event, ModelInfo
-from gateway.backends.prefixes import Trace, trace
+from gateway.backends.prefixes import PrefixTrace, trace_prefixes
 from gateway.errors import Overloaded
 from gateway.request import Request
 from gateway.waits import first_of
@@ -22,7 +22,7 @@ READY_S = 30.0
 """A request waits this long while no worker serves, or one is loading for the first time."""
 
 
-class Engine(Backend, Protocol):
+class RoutedWorker(Backend, Protocol):
     """A worker of a model."""
 
     def generate(self, request: Request) -> AsyncGenerator[Event, None]:
@@ -43,7 +43,7 @@ class Router:
     """A `Backend` over the workers of one model. They share nothing but what lies in Redis."""
 
     def __init__(
-        self, workers: Sequence[Engine], *, ready_s: float = READY_S, on_choice: Callable[[str], None] = lambda why: None
+        self, workers: Sequence[RoutedWorker], *, ready_s: float = READY_S, on_choice: Callable[[str], None] = lambda why: None
     ) -> None:
         """`on_choice` is told, for every worker that is asked, why: see `affinity.Why`, or `passed`: another one refused."""
         if not workers:
@@ -65,7 +65,7 @@ class Router:
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """See `Backend.generate`. A worker that refuses before it has begun is as good as none: the next one is asked."""
-        traced, passed = trace(request), set[int]()
+        traced, passed = trace_prefixes(request), set[int]()
         while True:
             await self._wait_ready()
             holder, begun = self._choose(request, traced, passed), False
@@ -96,7 +96,7 @@ class Router:
                 if not self._able(passed):
                     raise
 
-    def _choose(self, request: Request, traced: Trace, passed: set[int]) -> Holder:
+    def _choose(self, request: Request, traced: PrefixTrace, passed: set[int]) -> Holder:
         """Who gets the request, and from now on is believed to hold its prompt: those that follow at once find it there."""
         loads = {holder: self._loads[holder.index] for holder in self._able(passed)}
         pick = choose(traced, loads, self._affinity, request.started_at_s)

@@ -15,13 +15,13 @@ from http_sf import Token
 from http_sf.types import BareItemType
 
 from engine.types import CachePlan, CacheReport
-from gateway.state.response_cache import Lookup, Outcome
-from gateway.upstream.reported import ToldBill
+from gateway.state.response_cache import Outcome, ResponseLookup
+from gateway.upstream.reported import ReportedBill
 from policies.pricing import Charge, Usage, format_usd
 from policies.rules import DialectRules
 
 CacheWord: TypeAlias = Literal["hit", "partial", "miss", "expired", "bypass", "below-min", "response"]
-ToldWord: TypeAlias = Literal["hit", "partial", "miss", "unknown"]
+ReportedWord: TypeAlias = Literal["hit", "partial", "miss", "unknown"]
 
 CACHE_NAME: Final = "pcg-kv"
 RESPONSE_CACHE_NAME: Final = "pcg-resp"
@@ -58,7 +58,7 @@ class Bill:
     charge: Charge
     price_version: str
     final: bool
-    lookup: Lookup | None = None
+    lookup: ResponseLookup | None = None
     kept_s: float | None = None
 
     @property
@@ -95,14 +95,14 @@ def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Itera
     return headers | headers_without_counts(timings=timings, warnings=warnings)
 
 
-def told_headers(
-    upstream: str, bill: ToldBill | None, *, timings: Mapping[str, float], warnings: Iterable[str]
+def reported_headers(
+    upstream: str, bill: ReportedBill | None, *, timings: Mapping[str, float], warnings: Iterable[str]
 ) -> dict[str, str]:
     """Every header of a whole answer that `upstream` gave. `bill` is None where it did not say what it used.
 
     What it did not say is absent. Nothing is known of its tiers, of time left, and of work that was really skipped.
     """
-    word: ToldWord = "unknown" if bill is None else told_word(bill)
+    word: ReportedWord = "unknown" if bill is None else reported_word(bill)
     parameters: dict[str, BareItemType] = {"fwd": Token("bypass"), "detail": Token("usage-unknown")}
     headers: dict[str, str] = {"pcg-cache": word}
     if bill is not None and bill.cache_known:
@@ -165,7 +165,7 @@ def response_status(bill: Bill) -> str | None:
     return _member(parameters, RESPONSE_CACHE_NAME)
 
 
-def told_word(bill: ToldBill) -> ToldWord:
+def reported_word(bill: ReportedBill) -> ReportedWord:
     """`hit`: something was read and nothing written. `unknown`: the upstream did not say, which is not a miss."""
     if not bill.cache_known:
         return "unknown"
@@ -174,9 +174,9 @@ def told_word(bill: ToldBill) -> ToldWord:
     return "partial" if bill.usage.num_written else "hit"
 
 
-def any_word(bill: Bill | ToldBill) -> CacheWord | ToldWord:
+def any_word(bill: Bill | ReportedBill) -> CacheWord | ReportedWord:
     """The word of a bill, whoever made it."""
-    return told_word(bill) if isinstance(bill, ToldBill) else cache_word(bill)
+    return reported_word(bill) if isinstance(bill, ReportedBill) else cache_word(bill)
 
 
 def cache_status(bill: Bill) -> str:
@@ -220,7 +220,7 @@ def _member(parameters: Mapping[str, BareItemType], name: str = CACHE_NAME) -> s
     return http_sf.ser([(Token(name), dict(parameters))]).replace(";", "; ")
 
 
-def _writes_by_class(bill: Bill | ToldBill) -> dict[str, int]:
+def _writes_by_class(bill: Bill | ReportedBill) -> dict[str, int]:
     """Tokens written per class, zeros included, for the classes of a dialect that bills writes."""
     tokens = dict.fromkeys(bill.rules.ttl_classes, 0) if bill.rules.bills_writes else {}
     return tokens | {ttl_name(ttl_s, bill.rules): written for ttl_s, written in bill.usage.cache_write}

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from gateway.bill.headers import Bill
 from gateway.request import WireName
-from gateway.upstream.reported import Note, ToldBill
+from gateway.upstream.reported import Note, ReportedBill
 
 Outcome: TypeAlias = Literal["answered", "failed", "cancelled"]
 Kind: TypeAlias = Literal["engine", "response_cache", "upstream"]
@@ -41,7 +41,7 @@ class Record:
     model: str | None = None
     served_by: str | None = None
     error: str | None = None
-    bill: Bill | ToldBill | None = None
+    bill: Bill | ReportedBill | None = None
     ttft_s: float | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Totals:
     num_noted: int = 0
     """Bills that are not exact, because an upstream did not tell all (`Record.notes`)."""
 
-    def add(self, bill: Bill | ToldBill) -> None:
+    def add(self, bill: Bill | ReportedBill) -> None:
         self.num_requests += 1
         self.saved_usd += bill.charge.saved
         if isinstance(bill, Bill) and bill.replayed:
@@ -83,7 +83,7 @@ class Totals:
         self.cache_write += bill.usage.num_written
         self.output += bill.usage.output
         self.cost_usd += bill.charge.total
-        self.num_noted += isinstance(bill, ToldBill) and bool(bill.notes)
+        self.num_noted += isinstance(bill, ReportedBill) and bool(bill.notes)
 
 
 class Ledger:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from gateway.backends.base import Backend, ModelInfo, PassedModel, Upstream
+from gateway.backends.base import Backend, ModelInfo, Upstream, UpstreamModel
 from gateway.errors import InvalidRequest, UnknownModel
 from gateway.request import WireName
-from policies.backends import Passage, is_pattern
+from policies.backends import UpstreamMatch, is_pattern
 from policies.schema import Policy
 
 MAX_MODEL_ID: Final = 256
@@ -22,14 +22,14 @@ _NONE: Final[Mapping[str, Upstream]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """The model that answers. `name` is the policy's, whatever id was asked for."""
 
     name: str
     backend: Backend
 
 
-class Catalogue:
+class ModelCatalog:
     """The models of a policy with their backends, by model name, and its upstreams."""
 
     def __init__(self, policy: Policy, backends: Mapping[str, Backend], upstreams: Mapping[str, Upstream] = _NONE) -> None:
@@ -46,14 +46,14 @@ class Catalogue:
         """Whether every model would be served now."""
         return all(backend.ready for backend in self._backends.values())
 
-    def find(self, model_id: str) -> Served:
+    def find(self, model_id: str) -> ServedModel:
         """Raises `UnknownModel`."""
         model = self._policy.resolve_model(model_id) if len(model_id) <= MAX_MODEL_ID else None
         if model is None:
             raise UnknownModel(f"model: {model_id[:MAX_MODEL_ID]}", path="model")
-        return Served(model.name, self._backends[model.name])
+        return ServedModel(model.name, self._backends[model.name])
 
-    def passage(self, model_id: str, api: WireName) -> Passage | None:
+    def passage(self, model_id: str, api: WireName) -> UpstreamMatch | None:
         """The way to an upstream that serves the id in the format `api`; None where no upstream does.
 
         Raises `InvalidRequest` for a model that is served in another format only.
@@ -76,7 +76,7 @@ class Catalogue:
         """By the backend's name."""
         return self._upstreams[name]
 
-    def listed(self, api: WireName) -> dict[str, ModelInfo | PassedModel]:
+    def listed(self, api: WireName) -> dict[str, ModelInfo | UpstreamModel]:
         """Ids to show to clients of the format `api`, with who answers to each: own names in the policy's order, then aliases
         that are no patterns, then those of upstreams.
 
@@ -85,17 +85,17 @@ class Catalogue:
         names = [model.name for model in self._policy.models]
         aliases = [alias for model in self._policy.models for alias in model.aliases if not is_pattern(alias)]
         passed = [entry.match for backend in self._policy.backends for entry in backend.models if not is_pattern(entry.match)]
-        found: dict[str, ModelInfo | PassedModel] = {}
+        found: dict[str, ModelInfo | UpstreamModel] = {}
         for name in (*names, *aliases, *passed):
             with suppress(UnknownModel, InvalidRequest):
                 found[name] = self.info(name, api)
         return found
 
-    def info(self, model_id: str, api: WireName) -> ModelInfo | PassedModel:
+    def info(self, model_id: str, api: WireName) -> ModelInfo | UpstreamModel:
         """Raises `UnknownModel`, also for a model that has not been loaded yet, and as `passage` does."""
         passage = self.passage(model_id, api)
         if passage is not None:
-            return PassedModel(passage.backend.name)
+            return UpstreamModel(passage.backend.name)
         info = self.find(model_id).backend.model
         if info is None:
             raise UnknownModel(f"model: {model_id}", path="model")

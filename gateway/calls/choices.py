@@ -27,7 +27,7 @@ SEED_MASK: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChoiceEvent:
     """An event of answer number `index`; `Started` is that of prompt number `index // num_choices`."""
 
     index: int
@@ -62,7 +62,7 @@ class _Merged:
             await reader.close()
 
 
-async def chosen(backend: Backend, request: Request) -> AsyncGenerator[Chosen, None]:
+async def merge_choices(backend: Backend, request: Request) -> AsyncGenerator[ChoiceEvent, None]:
     """The events of every answer as they come, `Started` once per prompt, and that of the first prompt first of all.
 
     Raises as `Backend.generate` does. What one answer fails with ends them all, and closing the generator aborts them all.
@@ -89,7 +89,7 @@ async def chosen(backend: Backend, request: Request) -> AsyncGenerator[Chosen, N
                     merged.await_next(index)
                 merged.begin()
                 if index == first or not isinstance(event, Started):
-                    yield Chosen(index, event)
+                    yield ChoiceEvent(index, event)
     finally:
         await merged.close()
 

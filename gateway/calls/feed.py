@@ -51,7 +51,7 @@ class EventFeed(Generic[E]):
             raise EngineFailed("the engine stopped without finishing the answer") from None
 
 
-class Silence:
+class Keepalive:
     """How long a client has heard nothing: events of which it is told nothing, and pieces of events, do not break it."""
 
     def __init__(self, longest_s: float | None) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.config import ConfigError
-from gateway.operate.cache_admin import Entries, Flushed, FlushRequest, Stat, VerifyLine
+from gateway.operate.cache_admin import Entries, FlushReply, FlushRequest, Stat, VerifyLine
 from gateway.operate.cache_pins import PinDone, PinRequest
 from gateway.operate.inventory import Progress, Verified
 from policies.tenancy import is_loopback
@@ -49,7 +49,7 @@ class Remote:
 
     def flush(self, tenant: str | None) -> int:
         """How many blocks the engines forgot."""
-        return self._whole("POST", "flush", Flushed, msgspec.json.encode(FlushRequest(tenant))).num_blocks
+        return self._whole("POST", "flush", FlushReply, msgspec.json.encode(FlushRequest(tenant))).num_blocks
 
     def pin(self, key: str, *, pinned: bool) -> PinDone:
         """What pinned entries take now."""

@@ -25,7 +25,7 @@ from engine.prompt.tokenizer import HfTokenizer
 from engine.store.errors import StoreError
 from gateway.app import serve as serve_forever
 from gateway.cli.cache import cache_app
-from gateway.cli.startup_banner import paste_block
+from gateway.cli.startup_banner import startup_banner
 from gateway.cli.why import Circumstances, finding_json, finding_lines, model_of
 from gateway.cli.why import explain as explain_miss
 from gateway.config import ConfigError, choose_clock, engine_configs, read_policy, read_settings, root_secret
@@ -85,7 +85,7 @@ def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOpt
     names |= {backend.name: tuple(entry.match for entry in backend.models) for backend in effective.backends}
 
     def tell(url: str) -> None:
-        _out.print(paste_block(url, names), markup=False)
+        _out.print(startup_banner(url, names), markup=False)
 
     asyncio.run(serve_forever(effective, engines, clock, tell, root_secret=secret, batches=settings.home / "batches"))
 

@@ -30,7 +30,7 @@ Stop it with ctrl-C.
 """
 
 
-def paste_block(url: str, models: Mapping[str, Sequence[str]]) -> str:
+def startup_banner(url: str, models: Mapping[str, Sequence[str]]) -> str:
     """Working commands and programs for a gateway at `url`. `models`: names -> further ids served."""
     served = "; ".join(f"{name} (also as {', '.join(aliases)})" if aliases else name for name, aliases in models.items())
     return _BLOCK.format(url=url, models=served)

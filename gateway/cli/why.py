@@ -84,7 +84,7 @@ CHAT_FIELDS: Final = frozenset(
 """Fields of Chat Completions that Anthropic's Messages has not."""
 
 
-class Renders(Protocol):
+class TemplateRenderer(Protocol):
     """Turns a prompt into tokens."""
 
     def render(self, prompt: Prompt) -> RenderedPrompt: ...
@@ -185,7 +185,7 @@ def model_of(body: bytes, policy: Policy) -> ModelPolicy:
     return model
 
 
-def explain(before: bytes, after: bytes, policy: Policy, renderer: Renders, seen: Circumstances) -> Finding:
+def explain(before: bytes, after: bytes, policy: Policy, renderer: TemplateRenderer, seen: Circumstances) -> Finding:
     """Raises `InvalidRequest`, `UnknownModel` or `BadPrompt` for a body the gateway would refuse."""
     a, b = (_side(body, policy, renderer) for body in (before, after))
     difference = first_difference(a.request.prompt, b.request.prompt)
@@ -204,7 +204,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _side(body: bytes, policy: Policy, renderer: Renders) -> _Side:
+def _side(body: bytes, policy: Policy, renderer: TemplateRenderer) -> _Side:
     wire = WIRES[wire_of(body)]
     request = wire.parse(body, {}, request_id="why")
     if isinstance(wire, RememberingWire):

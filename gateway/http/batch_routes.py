@@ -22,7 +22,7 @@ from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
 from gateway.ids import id_headers, native_id, request_id
 from gateway.serve.auth import authenticate
 from gateway.serve.handler import BATCHED, JSON_HEADERS, Handler
-from gateway.state.batches import LIFETIME_S, OUTCOMES, Batch, BatchStore, Full, Item, Outcome, as_json
+from gateway.state.batches import LIFETIME_S, OUTCOMES, Batch, BatchesFull, BatchItem, BatchStore, Outcome, as_json
 from gateway.wire.anthropic.batch import read_items
 from gateway.wire.anthropic.paging import read_page
 from gateway.wire.base import Wire
@@ -59,7 +59,7 @@ class _Captured:
 
 
 @dataclass(slots=True)
-class Batches:
+class BatchRoutes:
     """All batches of a gateway. `run` works through them; without it they only wait."""
 
     handler: Handler
@@ -85,8 +85,8 @@ class Batches:
             counts=dict.fromkeys(OUTCOMES, 0),
         )
         try:
-            self.store.create(batch, [Item(custom_id, params) for custom_id, params in items])
-        except Full:
+            self.store.create(batch, [BatchItem(custom_id, params) for custom_id, params in items])
+        except BatchesFull:
             raise Overloaded("there is no room for further batches; delete some", retry_after_s=60.0) from None
         self._wake.set()
         await self._send(call, client, as_json(batch, base_url(call)))
@@ -175,7 +175,7 @@ class Batches:
         self.store.end(batch, self.clock())
         _log.info("batch ended", id=batch.id, **batch.counts)
 
-    async def _serve(self, batch: Batch, item: Item) -> None:
+    async def _serve(self, batch: Batch, item: BatchItem) -> None:
         if batch.cancelled_at_s is not None:
             return self.store.add(batch, item.custom_id, "canceled", {})
         if self.clock() >= batch.created_at_s + LIFETIME_S:
@@ -183,7 +183,7 @@ class Batches:
         outcome, result = await self._answer(batch, item)
         return self.store.add(batch, item.custom_id, outcome, result)
 
-    async def _answer(self, batch: Batch, item: Item) -> tuple[Outcome, dict[str, Any]]:
+    async def _answer(self, batch: Batch, item: BatchItem) -> tuple[Outcome, dict[str, Any]]:
         """One request through the handler, again while the engine has no room for it."""
         refusal = _refused(item.params)
         if refusal is not None:
@@ -198,7 +198,7 @@ class Batches:
         body = orjson.loads(reply.body)
         return ("succeeded", {"message": body}) if reply.status == 200 else ("errored", {"error": body})
 
-    async def _asked(self, batch: Batch, item: Item) -> Reply:
+    async def _asked(self, batch: Batch, item: BatchItem) -> Reply:
         client = _Captured(orjson.dumps(item.params))
         await self.handler.generate(self._call(batch), client)
         assert client.reply is not None

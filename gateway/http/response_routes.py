@@ -16,11 +16,11 @@ from gateway.errors import InvalidRequest, UnknownResponse
 from gateway.ids import id_headers
 from gateway.serve.auth import authenticate
 from gateway.serve.handler import Handler
-from gateway.wire.base import Kept, RememberingWire
+from gateway.wire.base import RememberingWire, StoredResponse
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class ResponseRoutes:
     """The routes below /v1/responses/{id}."""
 
     handler: Handler
@@ -79,7 +79,7 @@ class Stored:
         if job is not None:
             await self.handler.background.cancel(job)
 
-    def _kept(self, call: Call, tenant: str, response_id: str) -> Kept:
+    def _kept(self, call: Call, tenant: str, response_id: str) -> StoredResponse:
         """Raises `UnknownResponse` also for what was kept without its text."""
         kept = self.handler.archive.find(tenant, response_id, call.started_at_s)
         if kept is None or kept.body is None:

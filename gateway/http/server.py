@@ -11,9 +11,9 @@ from aiohttp import web
 from gateway.calls.exchange import Call, Reply
 from gateway.clock import Clock
 from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
-from gateway.http.batch_routes import Batches
+from gateway.http.batch_routes import BatchRoutes
 from gateway.http.body import read_body
-from gateway.http.response_routes import Stored
+from gateway.http.response_routes import ResponseRoutes
 from gateway.ids import request_id
 from gateway.operate.admin import problem
 from gateway.serve.handler import Handler
@@ -101,7 +101,9 @@ class HttpClient:
 class Server:
     """Turns aiohttp requests into calls of the handler."""
 
-    def __init__(self, handler: Handler, wires: Mapping[WireKey, Wire], clock: Clock, batches: Batches | None = None) -> None:
+    def __init__(
+        self, handler: Handler, wires: Mapping[WireKey, Wire], clock: Clock, batches: BatchRoutes | None = None
+    ) -> None:
         self._handler = handler
         self._batches = batches
         self._wires = wires
@@ -111,7 +113,7 @@ class Server:
 
     def add_routes(self, app: web.Application) -> None:
         """The provider-compatible routes, and the middleware that answers for every other path."""
-        stored = Stored(self._handler)
+        stored = ResponseRoutes(self._handler)
         app.middlewares.append(self._catch)
         app.router.add_post("/v1/messages", self._route("messages", self._handler.generate))
         app.router.add_post("/v1/messages/count_tokens", self._route("count_tokens", self._handler.count))
@@ -133,7 +135,7 @@ class Server:
             self._add_batches(app, self._batches)
         app.on_response_prepare.append(self._sign)
 
-    def _add_batches(self, app: web.Application, batches: Batches) -> None:
+    def _add_batches(self, app: web.Application, batches: BatchRoutes) -> None:
         """The routes of message batches."""
         one = "/v1/messages/batches/{id}"
 

@@ -86,7 +86,7 @@ class FlushRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str | None = None
 
 
-class Flushed(msgspec.Struct, frozen=True):
+class FlushReply(msgspec.Struct, frozen=True):
     """Its answer: how many blocks the engines forgot. By then every tier has, too."""
 
     num_blocks: int
@@ -108,7 +108,7 @@ class CanFlush(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class AdminCaller:
     """Who asks. `tenant` is None for the operator, who may see everything."""
 
     tenant: str | None
@@ -116,7 +116,7 @@ class Caller:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-Route: TypeAlias = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
+Route: TypeAlias = Callable[[web.Request, AdminCaller], Awaitable[web.StreamResponse]]
 
 
 def operator_key(root_secret: bytes) -> str:
@@ -143,7 +143,7 @@ class CacheAdmin:
         app.router.add_post("/admin/cache/unpin", self._guarded(self.unpin))
         app.router.add_post("/admin/cache/verify", self._guarded(self.verify))
 
-    async def stat(self, http: web.Request, caller: Caller) -> web.StreamResponse:
+    async def stat(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
         """Sizes of every place, and every engine's numbers."""
         said = await all_stats(self.backends)
         several = {model for model, number in said if number}
@@ -153,7 +153,7 @@ class CacheAdmin:
         contents = await asyncio.to_thread(self.inventory.contents, self._hash(caller.tenant))
         return json_reply(Stat(engines, [*contents, *self._whole_answers(caller.tenant)]))
 
-    async def entries(self, http: web.Request, caller: Caller) -> web.StreamResponse:
+    async def entries(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
         """What is promised to be cached, as far as it is stored."""
 
         def listed() -> list[EntryLine]:
@@ -167,7 +167,7 @@ class CacheAdmin:
         lines = await asyncio.to_thread(listed)
         return json_reply(Entries(lines[:MAX_ENTRIES], truncated=len(lines) > MAX_ENTRIES))
 
-    async def flush(self, http: web.Request, caller: Caller) -> web.StreamResponse:
+    async def flush(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
         """Forget what is cached for a tenant, or for everyone, in every tier of every engine."""
         wanted = await self._body(http, FlushRequest)
         if caller.tenant is not None and wanted.tenant not in (None, caller.tenant):
@@ -175,17 +175,17 @@ class CacheAdmin:
         tenant = caller.tenant or wanted.tenant
         self.responses.flush(tenant)
         able = [engine for engine in self._engines() if isinstance(engine, CanFlush)]
-        return json_reply(Flushed(sum(await asyncio.gather(*(engine.flush(tenant) for engine in able)))))
+        return json_reply(FlushReply(sum(await asyncio.gather(*(engine.flush(tenant) for engine in able)))))
 
-    async def pin(self, http: web.Request, caller: Caller) -> web.StreamResponse:
+    async def pin(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
         """Keep an entry until it is unpinned."""
         return await self._pin(http, caller, pinned=True)
 
-    async def unpin(self, http: web.Request, caller: Caller) -> web.StreamResponse:
+    async def unpin(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
         """Let an entry expire again."""
         return await self._pin(http, caller, pinned=False)
 
-    async def verify(self, http: web.Request, caller: Caller) -> web.StreamResponse:
+    async def verify(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
         """Read everything stored and check it: lines of JSON, progress first and the outcome last."""
         reached = [0, 0]
 
@@ -202,7 +202,7 @@ class CacheAdmin:
             await response.write_eof()
         return response
 
-    async def _pin(self, http: web.Request, caller: Caller, *, pinned: bool) -> web.StreamResponse:
+    async def _pin(self, http: web.Request, caller: AdminCaller, *, pinned: bool) -> web.StreamResponse:
         digits = (await self._body(http, PinRequest)).key
         if caller.tenant is not None:
             raise Forbidden("pins take from what all tenants share: only the operator's key sets and ends them")
@@ -243,18 +243,18 @@ class CacheAdmin:
         except msgspec.MsgspecError as error:
             raise InvalidRequest(str(error)) from None
 
-    def _caller(self, http: web.Request) -> Caller:
+    def _caller(self, http: web.Request) -> AdminCaller:
         if "Origin" in http.headers:
             raise Forbidden("this route is not for web pages")
         headers = plain_headers(http.headers)
         key = api_key(headers)
         if key and self.root_secret and hmac.compare_digest(key.encode(), operator_key(self.root_secret).encode()):
-            return Caller(None)
+            return AdminCaller(None)
         if self.policy.tenants:
-            return Caller(authenticate(self.policy, headers).name)
+            return AdminCaller(authenticate(self.policy, headers).name)
         if not is_loopback(http.remote or ""):
             raise Forbidden("without tenants this route answers loopback only")
-        return Caller(None)
+        return AdminCaller(None)
 
     def _hash(self, tenant: str | None) -> str | None:
         return None if tenant is None else tenant_hash(self.root_secret or b"", tenant)

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from engine.cache.tiers.object_format import HEADER, NAMESPACE_NBYTES, StoredEntry, decode_entry, is_intact, namespace
 from engine.memory import Payload
 from engine.store.base import PINNED_UNTIL_S
-from gateway.operate.tier_readers import Listed, Reading, Shelf
+from gateway.operate.tier_readers import ListedObject, ObjectReading, TierObjects
 
 MAX_ENTRY_NBYTES: Final = 16 * 1024
 """The object of an entry takes no more than this on any medium, so that larger ones need not be read to find the entries."""
@@ -95,7 +95,7 @@ class Inventory:
     encryption at rest. All methods may block: they are for threads, never for the event loop.
     """
 
-    shelves: tuple[Shelf, ...] = ()
+    shelves: tuple[TierObjects, ...] = ()
     unwrap: Callable[[bytes, Payload], Payload | None] = as_stored
 
     def contents(self, tenant: str | None = None) -> list[Contents]:
@@ -140,7 +140,7 @@ class Inventory:
             progress(done_nbytes, total_nbytes)
         return Verified(num_whole, whole_nbytes, tuple(damaged))
 
-    def _problem(self, key: bytes, reading: Reading) -> str | None:
+    def _problem(self, key: bytes, reading: ObjectReading) -> str | None:
         """What is wrong with an object; None for one that is whole or gone."""
         match reading.condition:
             case "gone":
@@ -154,7 +154,7 @@ class Inventory:
                 is_ours = payload is not None and is_intact(key, payload)
                 return None if is_ours else "not what this gateway stores under this key"
 
-    def _entry(self, shelf: Shelf, listed: Listed) -> StoredEntry | None:
+    def _entry(self, shelf: TierObjects, listed: ListedObject) -> StoredEntry | None:
         if listed.nbytes > MAX_ENTRY_NBYTES:
             return None
         reading = shelf.read(listed.key)
@@ -165,11 +165,11 @@ class Inventory:
         return decode_entry(memoryview(payload)[HEADER.size + fingerprint_nbytes + ids_nbytes :])
 
 
-def _of(shelf: Shelf, tenant: str | None) -> Iterable[Listed]:
+def _of(shelf: TierObjects, tenant: str | None) -> Iterable[ListedObject]:
     return (listed for listed in shelf.list() if tenant is None or _tenant(listed.key) == tenant)
 
 
-def _contents(shelf: Shelf, items: Iterable[Listed]) -> Contents:
+def _contents(shelf: TierObjects, items: Iterable[ListedObject]) -> Contents:
     num_objects, tenants = 0, Counter[str]()
     for item in items:
         num_objects += 1

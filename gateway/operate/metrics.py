@@ -14,7 +14,7 @@ from engine.messages import EngineStats
 from gateway.bill.headers import Bill, any_word, ttl_name
 from gateway.bill.record import Record
 from gateway.operate.engine_metrics import WORKER, Described, engine_metrics, known_values
-from gateway.upstream.reported import ToldBill
+from gateway.upstream.reported import ReportedBill
 
 __all__ = ["CONTENT_TYPE", "Described", "Metrics"]
 
@@ -123,7 +123,7 @@ class Metrics:
             self._lookups.labels(word.replace("-", "_")).inc()
             self._add_bill(bill)
 
-    def _add_bill(self, bill: Bill | ToldBill) -> None:
+    def _add_bill(self, bill: Bill | ReportedBill) -> None:
         usage, charge = bill.usage, bill.charge
         if isinstance(bill, Bill):
             self._skipped.inc(bill.report.skipped)

@@ -17,7 +17,7 @@ from engine.store.errors import StoreError
 from engine.store.memory import MemoryStore
 from engine.store.open import open_tiers
 from gateway.operate.inventory import Inventory
-from gateway.operate.tier_readers import FolderShelf, Shelf, StoreShelf
+from gateway.operate.tier_readers import FolderObjects, StoreObjects, TierObjects
 from policies.redis_url import RedisUrl
 
 try:
@@ -34,16 +34,16 @@ def open_inventory(engines: Iterable[EngineConfig]) -> Iterator[Inventory]:
     answer holds nothing.
     """
     with ExitStack() as stack:
-        shelves: dict[tuple[str, str], Shelf] = {}
+        shelves: dict[tuple[str, str], TierObjects] = {}
         secret = b""
         for config in engines:
             secret = config.root_secret
             if config.ssd_path is not None:
-                shelves["ssd", config.ssd_path] = FolderShelf(Path(config.ssd_path))
+                shelves["ssd", config.ssd_path] = FolderObjects(Path(config.ssd_path))
             if config.redis_url is not None and ("redis", config.redis_url) not in shelves:
                 remote = msgspec.structs.replace(config, ram_nbytes=0, ssd_path=None)
                 (redis,) = stack.enter_context(open_tiers(remote))
-                shelves["redis", config.redis_url] = StoreShelf("redis", RedisUrl.parse(config.redis_url).host, redis.store)
+                shelves["redis", config.redis_url] = StoreObjects("redis", RedisUrl.parse(config.redis_url).host, redis.store)
         yield Inventory(tuple(shelves.values()), lambda key, payload: unwrap(secret, key, payload))
 
 

@@ -22,7 +22,7 @@ Condition: TypeAlias = Literal["whole", "gone", "damaged", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedObject:
     """An object, unread. `nbytes` is what it takes of the medium, about."""
 
     key: bytes
@@ -30,7 +30,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ObjectReading:
     """What came of reading an object: its payload when it is `whole`, by the medium's own checksums."""
 
     condition: Condition
@@ -38,14 +38,14 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class TierHealth:
     """`problem`: why it can't be listed as it should be. `free_nbytes`: room on its file system, None where it has none."""
 
     problem: str | None
     free_nbytes: int | None = None
 
 
-class Shelf(Protocol):
+class TierObjects(Protocol):
     """One place of one tier. `where` names it to the operator, without secrets."""
 
     @property
@@ -54,20 +54,20 @@ class Shelf(Protocol):
     @property
     def where(self) -> str: ...
 
-    def list(self) -> Iterator[Listed]:
+    def list(self) -> Iterator[ListedObject]:
         """Every object, expired ones included, in no order."""
         ...
 
-    def health(self) -> Health:
+    def health(self) -> TierHealth:
         """How it is, as far as the last `list` has seen."""
         ...
 
-    def read(self, key: bytes) -> Reading:
+    def read(self, key: bytes) -> ObjectReading:
         """One object. Raises nothing for one that is gone or damaged."""
         ...
 
 
-class FolderShelf:
+class FolderObjects:
     """The SSD tier of one model."""
 
     tier = "ssd"
@@ -77,35 +77,35 @@ class FolderShelf:
         self._layout = Layout(folder)
         self._files = Files()
 
-    def list(self) -> Iterator[Listed]:
-        """See `Shelf`. A folder that is not there holds nothing."""
+    def list(self) -> Iterator[ListedObject]:
+        """See `TierObjects`. A folder that is not there holds nothing."""
         if self._layout.root.is_dir():
             for found in self._layout.survey().objects:
-                yield Listed(found.key, found.allocated_nbytes)
+                yield ListedObject(found.key, found.allocated_nbytes)
 
-    def health(self) -> Health:
-        """See `Shelf`."""
+    def health(self) -> TierHealth:
+        """See `TierObjects`."""
         root = self._layout.root
         if not root.exists():
-            return Health(None)
+            return TierHealth(None)
         problem = None if root.is_dir() and os.access(root, os.R_OK | os.X_OK) else "cannot be read"
-        return Health(problem, self._files.free_nbytes(root))
+        return TierHealth(problem, self._files.free_nbytes(root))
 
-    def read(self, key: bytes) -> Reading:
-        """See `Shelf`."""
+    def read(self, key: bytes) -> ObjectReading:
+        """See `TierObjects`."""
         try:
             head, payload = self._files.read_object(self._layout.path(key))
         except FileNotFoundError:
-            return Reading("gone")
+            return ObjectReading("gone")
         except OSError:
-            return Reading("unreadable")
+            return ObjectReading("unreadable")
         header = decode_header(head)
         if header is None or header.key != key or not header.describes(payload):
-            return Reading("damaged")
-        return Reading("whole", payload)
+            return ObjectReading("damaged")
+        return ObjectReading("whole", payload)
 
 
-class StoreShelf:
+class StoreObjects:
     """A tier that is read through its store, which must be open: what it will not give back counts as gone."""
 
     def __init__(self, tier: str, where: str, store: BlockStore) -> None:
@@ -113,20 +113,20 @@ class StoreShelf:
         self.where = where
         self._store = store
 
-    def list(self) -> Iterator[Listed]:
-        """See `Shelf`."""
+    def list(self) -> Iterator[ListedObject]:
+        """See `TierObjects`."""
         with suppress(OSError):  # `health` says why not all are listed
             for key, found in self._store.scan():
-                yield Listed(key, found.nbytes)
+                yield ListedObject(key, found.nbytes)
 
-    def health(self) -> Health:
-        """See `Shelf`."""
-        return Health(self._store.stats.problem)
+    def health(self) -> TierHealth:
+        """See `TierObjects`."""
+        return TierHealth(self._store.stats.problem)
 
-    def read(self, key: bytes) -> Reading:
-        """See `Shelf`. Expired objects are gone to a store."""
+    def read(self, key: bytes) -> ObjectReading:
+        """See `TierObjects`. Expired objects are gone to a store."""
         before = self._store.stats.num_damaged
         (payload,) = self._store.get_many([key], 0.0)
         if payload is None:
-            return Reading("damaged" if self._store.stats.num_damaged > before else "gone")
-        return Reading("whole", payload)
+            return ObjectReading("damaged" if self._store.stats.num_damaged > before else "gone")
+        return ObjectReading("whole", payload)

@@ -26,22 +26,22 @@ from gateway import dialects
 from gateway.backends.base import Backend, Event
 from gateway.bill.headers import billing_headers, headers_without_counts
 from gateway.bill.record import Record
-from gateway.calls.catalog import Catalogue
-from gateway.calls.choices import Chosen, chosen
+from gateway.calls.catalog import ModelCatalog
+from gateway.calls.choices import ChoiceEvent, merge_choices
 from gateway.calls.exchange import Call, Client, Reply
-from gateway.calls.feed import EventFeed, Silence, feed
+from gateway.calls.feed import EventFeed, Keepalive, feed
 from gateway.errors import EngineFailed, GatewayError, NotCached, UnknownModel
 from gateway.ids import id_headers, native_id
 from gateway.request import Request
 from gateway.serve.auth import authenticate
 from gateway.serve.limits import InFlight
-from gateway.serve.progress import Choice, Progress
+from gateway.serve.progress import ChoiceBuilder, Progress
 from gateway.session import routing_key
 from gateway.state.archive import Archive
 from gateway.state.background import Background, EventLog
 from gateway.state.diagnoses import Diagnoses
 from gateway.state.response_cache import ResponseCache, replay
-from gateway.upstream.proxy import Crossing, Relay
+from gateway.upstream.proxy import UpstreamExchange, UpstreamProxy
 from gateway.wire.base import RememberingWire, StreamEncoder, ToolCall
 from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
 from policies.schema import Policy
@@ -65,7 +65,7 @@ class Handler:
     """Serves every provider-compatible route. `record` is told of each request once, when it is over."""
 
     policy: Policy
-    catalogue: Catalogue
+    catalogue: ModelCatalog
     in_flight: InFlight
     record: Callable[[Record], None]
     archive: Archive
@@ -74,8 +74,8 @@ class Handler:
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
 
     @property
-    def relay(self) -> Relay:
-        return Relay(self.policy, self.catalogue)
+    def relay(self) -> UpstreamProxy:
+        return UpstreamProxy(self.policy, self.catalogue)
 
     # The routes -------------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Handler:
         with progress.phase("parse"):
             way = self.relay.way(progress.call, body, billed=billed)
         if way is not None:
-            await Crossing(way, progress, client, self.policy.server.sse).run()
+            await UpstreamExchange(way, progress, client, self.policy.server.sse).run()
         return way is not None
 
     def _admit(self, progress: Progress, body: bytes) -> tuple[Request, Backend]:
@@ -208,7 +208,7 @@ class Handler:
             request = msgspec.structs.replace(request, wire_options={**request.wire_options, "service_tier": "batch"})
             prices = prices.times(BATCH_MULTIPLIER)
         progress.request, progress.rules, progress.prices = request, rules, prices
-        progress.choices = [Choice() for _ in range(request.num_answers)]
+        progress.choices = [ChoiceBuilder() for _ in range(request.num_answers)]
         progress.context = None if served.backend.model is None else served.backend.model.context
         return request, served.backend
 
@@ -221,7 +221,7 @@ class Handler:
             else:
                 await self._whole(progress, events, client)
 
-    async def _whole(self, progress: Progress, events: EventFeed[Event | Chosen], client: Client) -> None:
+    async def _whole(self, progress: Progress, events: EventFeed[Event | ChoiceEvent], client: Client) -> None:
         while not progress.finished:
             _note(progress, await events.next())
         call, request = progress.call, progress.request
@@ -232,7 +232,7 @@ class Handler:
         await self.send(call, client, body, _billing(progress))
         progress.answered()
 
-    async def _stream(self, progress: Progress, events: EventFeed[Event | Chosen], client: Client) -> None:
+    async def _stream(self, progress: Progress, events: EventFeed[Event | ChoiceEvent], client: Client) -> None:
         """Headers leave with the exact bill, or without counts when that takes too long; then silence is filled."""
         call, request, sse = progress.call, progress.request, self.policy.server.sse
         assert request is not None
@@ -240,7 +240,7 @@ class Handler:
         event = await events.next(sse.early_headers_after)
         _note(progress, event)
         await client.open(dict(SSE_HEADERS) | id_headers(call.wire.name, call.id) | _billing(progress))
-        silence = Silence(sse.keepalive)
+        silence = Keepalive(sse.keepalive)
         try:
             while not progress.finished:
                 await client.write(silence.broken(_encode(progress, event, encoder), encoder.keepalive()))
@@ -268,7 +268,7 @@ class Handler:
             call=replace(call, route=BACKGROUND),
             request=msgspec.structs.replace(request, stream=True, warnings=()),
             started={},  # of its own: what the engine tells is the answer's to pay, and not again its watcher's
-            choices=[Choice() for _ in progress.choices],
+            choices=[ChoiceBuilder() for _ in progress.choices],
             phases={},
         )
         log = self.background.begin(
@@ -315,7 +315,7 @@ class Handler:
             kept = call.wire.keep(request, progress.answer(), created_at_s=call.started_at_s)
             self.archive.put(request.tenant, kept, call.started_at_s)
 
-    def _answers(self, progress: Progress, request: Request, backend: Backend) -> AsyncIterator[Event | Chosen]:
+    def _answers(self, progress: Progress, request: Request, backend: Backend) -> AsyncIterator[Event | ChoiceEvent]:
         """The events of an answer that was given before, else the backend's, of one answer or of several."""
         model = f"{progress.served_by} {backend.model.fingerprint if backend.model is not None else ''}"
         progress.lookup = lookup = self.responses.look(progress.call, request, model)
@@ -323,7 +323,7 @@ class Handler:
             return replay(lookup.given, request)
         if lookup is not None and lookup.key is not None:
             progress.tape = []
-        return backend.generate(request) if request.num_answers == 1 else chosen(backend, request)
+        return backend.generate(request) if request.num_answers == 1 else merge_choices(backend, request)
 
     def _keep_whole(self, progress: Progress) -> None:
         """For later requests that are the same, where this one's answer may be given to them."""
@@ -361,9 +361,9 @@ def _known(error: Exception, call: Call) -> GatewayError:
     return EngineFailed("internal error")
 
 
-def _note(progress: Progress, event: Event | Chosen | None) -> None:
+def _note(progress: Progress, event: Event | ChoiceEvent | None) -> None:
     index = 0
-    if isinstance(event, Chosen):
+    if isinstance(event, ChoiceEvent):
         index, event = event.index, event.event
     if event is not None and progress.tape is not None:
         progress.tape.append((index, event))
@@ -386,10 +386,10 @@ def _check_cached(progress: Progress) -> None:
         raise NotCached("nothing of this prompt is cached, and the request says only-if-cached")
 
 
-def _encode(progress: Progress, event: Event | Chosen | None, encoder: StreamEncoder) -> bytes:
+def _encode(progress: Progress, event: Event | ChoiceEvent | None, encoder: StreamEncoder) -> bytes:
     """One event as the stream shows it; None is silence."""
     choice = 0
-    if isinstance(event, Chosen):
+    if isinstance(event, ChoiceEvent):
         choice, event = event.index, event.event
     match event:
         case Started():

@@ -18,9 +18,9 @@ from gateway.calls.catalog import MAX_MODEL_ID
 from gateway.calls.exchange import Call
 from gateway.errors import GatewayError
 from gateway.request import REST_OF_CONTEXT, Request
-from gateway.state.response_cache import Lookup, Tape
-from gateway.upstream.reported import Note, Passing, ToldBill
-from gateway.wire.base import Answer, Said, ToolCall
+from gateway.state.response_cache import RecordedEvents, ResponseLookup
+from gateway.upstream.reported import Note, ReportedBill, UpstreamUsage
+from gateway.wire.base import Answer, AnswerRun, ToolCall
 from policies.pricing import NOTHING, Prices, Usage, charge, sum_usage
 from policies.rules import DialectRules
 
@@ -36,7 +36,7 @@ CLAMPED = "max_tokens-clamped-to-context"
 
 
 @dataclass(slots=True)
-class Run:
+class RunBuilder:
     """What was said of one kind without a break, in pieces."""
 
     kind: Literal["thinking", "text", "call"]
@@ -45,10 +45,10 @@ class Run:
 
 
 @dataclass(slots=True)
-class Choice:
+class ChoiceBuilder:
     """One of a request's answers, in the making. `num_output` counts its tokens, `num_thinking` those of reasoning."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RunBuilder] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_output: int = 0
@@ -62,7 +62,7 @@ class Choice:
             self.num_thinking += len(event.token_ids) if event.thinking else 0
             self._say(event)
         elif event.name is not None:
-            self.runs.append(Run("call"))
+            self.runs.append(RunBuilder("call"))
             self.calls.append(ToolCall(event.name, event.arguments))
         else:
             call = self.calls[event.index]
@@ -74,14 +74,14 @@ class Choice:
         if not (event.text or event.logprobs):
             return
         if not self.runs or self.runs[-1].kind != kind:
-            self.runs.append(Run(kind))
+            self.runs.append(RunBuilder(kind))
         self.runs[-1].pieces.append(event.text)
         self.runs[-1].logprobs += event.logprobs
 
     def answer(self, usage: Usage, *, reason: FinishReason | None = None) -> Answer:
         """The whole answer; only once it is finished. `reason` is told instead of the engine's."""
         assert self.finished is not None
-        said = tuple(Said(run.kind, "".join(run.pieces), tuple(run.logprobs)) for run in self.runs)
+        said = tuple(AnswerRun(run.kind, "".join(run.pieces), tuple(run.logprobs)) for run in self.runs)
         return Answer(
             text="".join(run.text for run in said if run.kind == "text"),
             reason=reason or self.finished.reason,
@@ -107,16 +107,16 @@ class Progress:
     call: Call
     tenant: str | None = None
     request: Request | None = None
-    passing: Passing | None = None
+    passing: UpstreamUsage | None = None
     rules: DialectRules | None = None
     prices: Prices | None = None
     served_by: str | None = None
     context: int | None = None
-    lookup: Lookup | None = None
-    tape: Tape | None = None
+    lookup: ResponseLookup | None = None
+    tape: RecordedEvents | None = None
     kept_s: float | None = None
     started: dict[int, Started] = field(default_factory=dict)
-    choices: list[Choice] = field(default_factory=lambda: [Choice()])
+    choices: list[ChoiceBuilder] = field(default_factory=lambda: [ChoiceBuilder()])
     ttft_s: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
     outcome: Outcome = "cancelled"
@@ -242,7 +242,7 @@ class Progress:
     def record(self) -> Record:
         """The request as it is remembered. A failed request owes nothing, but what an upstream told of it."""
         passing = self.passing
-        bill: Bill | ToldBill | None = None if self.outcome == "failed" else self.bill()
+        bill: Bill | ReportedBill | None = None if self.outcome == "failed" else self.bill()
         model, stream = (self.request.model, self.request.stream) if self.request is not None else (None, False)
         notes: tuple[Note, ...] = ()
         if passing is not None:

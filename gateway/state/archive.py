@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from gateway.wire.base import Kept
+from gateway.wire.base import StoredResponse
 
 
 @dataclass(slots=True)
 class _Shelf:
     """One tenant's responses, oldest first, with the time each was kept."""
 
-    held: OrderedDict[str, tuple[float, Kept]] = field(default_factory=OrderedDict)
+    held: OrderedDict[str, tuple[float, StoredResponse]] = field(default_factory=OrderedDict)
     nbytes: int = 0
 
 
@@ -27,7 +27,7 @@ class Archive:
         self._max_age_s = max_age_s
         self._shelves: dict[str, _Shelf] = {}
 
-    def put(self, tenant: str, kept: Kept, now_s: float) -> None:
+    def put(self, tenant: str, kept: StoredResponse, now_s: float) -> None:
         """Keep one more, in the place of the oldest ones where there is no room. What is larger than all room is not kept."""
         shelf = self._shelves.setdefault(tenant, _Shelf())
         self._drop(shelf, kept.id)
@@ -36,7 +36,7 @@ class Archive:
         while shelf.held and (shelf.nbytes > self._max_nbytes or self._expired(next(iter(shelf.held.values()))[0], now_s)):
             self._drop(shelf, next(iter(shelf.held)))
 
-    def find(self, tenant: str, response_id: str, now_s: float) -> Kept | None:
+    def find(self, tenant: str, response_id: str, now_s: float) -> StoredResponse | None:
         """What `tenant` kept under the id, unless it is too old."""
         shelf = self._shelves.get(tenant)
         found = shelf.held.get(response_id) if shelf is not None else None

@@ -84,19 +84,19 @@ Work: TypeAlias = Callable[[EventLog], Coroutine[Any, Any, None]]
 """Makes an answer and writes its events; has told everybody of whatever ended it when it returns."""
 
 
-class State(Protocol):
+class EncodeState(Protocol):
     """Shows a response before its end."""
 
     def __call__(self, *, begun: bool) -> bytes: ...
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class BackgroundJob:
     """One answer in the making: `task` makes it, `state` shows it."""
 
     tenant: str
     id: str
-    state: State
+    state: EncodeState
     log: EventLog
     task: asyncio.Task[None]
 
@@ -119,7 +119,7 @@ class Background:
     def __init__(self, clock: Clock, *, max_kept_nbytes: int = MAX_KEPT_NBYTES) -> None:
         self._clock = clock
         self._max_kept_nbytes = max_kept_nbytes
-        self._open: dict[tuple[str, str], Job] = {}
+        self._open: dict[tuple[str, str], BackgroundJob] = {}
         self._ended: OrderedDict[tuple[str, str], tuple[float, EventLog]] = OrderedDict()
         self._ended_nbytes = 0
         self._group: asyncio.TaskGroup | None = None
@@ -129,17 +129,17 @@ class Background:
         async with asyncio.TaskGroup() as self._group:
             await asyncio.Event().wait()
 
-    def begin(self, tenant: str, job_id: str, state: State, work: Work) -> EventLog:
+    def begin(self, tenant: str, job_id: str, state: EncodeState, work: Work) -> EventLog:
         """Have `work` make an answer, whose events can be followed at once. Raises `Overloaded` where there are too many."""
         if self._group is None or len(self._open) >= MAX_JOBS:
             raise Overloaded("too many background responses are in progress; please try again", retry_after_s=10.0)
         log = EventLog()
-        job = Job(tenant, job_id, state, log, self._group.create_task(_safely(work(log), job_id)))
+        job = BackgroundJob(tenant, job_id, state, log, self._group.create_task(_safely(work(log), job_id)))
         self._open[tenant, job_id] = job
         job.task.add_done_callback(lambda _: self._end(job))
         return log
 
-    def running(self, tenant: str, job_id: str) -> Job | None:
+    def running(self, tenant: str, job_id: str) -> BackgroundJob | None:
         """The tenant's job that is not over."""
         return self._open.get((tenant, job_id))
 
@@ -156,13 +156,13 @@ class Background:
         _, log = self._ended.pop((tenant, job_id), (0.0, None))
         self._ended_nbytes -= 0 if log is None else log.nbytes
 
-    async def cancel(self, job: Job) -> bool:
+    async def cancel(self, job: BackgroundJob) -> bool:
         """Afterwards it is over. Whether it was ended by this, and not by its own end."""
         job.task.cancel()
         await asyncio.wait((job.task,))
         return job.task.cancelled()
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: BackgroundJob) -> None:
         job.log.end()
         del self._open[job.tenant, job.id]
         self._ended[job.tenant, job.id] = (self._clock(), job.log)

@@ -30,7 +30,7 @@ Outcome: TypeAlias = Literal["succeeded", "errored", "canceled", "expired"]
 OUTCOMES: Final[tuple[Outcome, ...]] = ("succeeded", "errored", "canceled", "expired")
 
 
-class Full(Exception):
+class BatchesFull(Exception):
     """The folder may hold no more bytes."""
 
 
@@ -57,14 +57,14 @@ class Batch(msgspec.Struct, kw_only=True):
         return "in_progress" if self.cancelled_at_s is None else "canceling"
 
 
-class Item(msgspec.Struct):
+class BatchItem(msgspec.Struct):
     """One request of a batch: the client's name for it, and the body of a `/v1/messages` request."""
 
     custom_id: str
     params: dict[str, Any]
 
 
-class _Kind(msgspec.Struct):
+class _LineKind(msgspec.Struct):
     type: Outcome
 
 
@@ -72,7 +72,7 @@ class _Result(msgspec.Struct):
     """What is read back of a line of results."""
 
     custom_id: str
-    result: _Kind
+    result: _LineKind
 
 
 class BatchStore:
@@ -85,11 +85,11 @@ class BatchStore:
         self._batches = {batch.id: batch for batch in self._load()}
         self._nbytes = self._measured()
 
-    def create(self, batch: Batch, items: list[Item]) -> None:
-        """Take a batch in. Raises `Full` where the bound or the disk leaves no room, and nothing is kept."""
+    def create(self, batch: Batch, items: list[BatchItem]) -> None:
+        """Take a batch in. Raises `BatchesFull` where the bound or the disk leaves no room, and nothing is kept."""
         lines = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
         if self._nbytes + len(lines) > self._max_nbytes:
-            raise Full
+            raise BatchesFull
         folder = self._folder_of(batch)
         try:
             folder.mkdir(parents=True, mode=0o700)
@@ -97,7 +97,7 @@ class BatchStore:
             self.save(batch)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
-            raise Full from None
+            raise BatchesFull from None
         self._nbytes += len(lines)
         self._batches[batch.id] = batch
 
@@ -114,11 +114,11 @@ class BatchStore:
         """Batches of all tenants that have not ended, the oldest first."""
         return sorted((b for b in self._batches.values() if b.ended_at_s is None), key=lambda b: b.created_at_s)
 
-    def left(self, batch: Batch) -> Iterator[Item]:
+    def left(self, batch: Batch) -> Iterator[BatchItem]:
         """The requests that have no result yet, in order."""
         folder = self._folder_of(batch)
         done = {found.custom_id for found in _read(folder / "results.jsonl", _Result)}
-        return (item for item in _read(folder / "requests.jsonl", Item) if item.custom_id not in done)
+        return (item for item in _read(folder / "requests.jsonl", BatchItem) if item.custom_id not in done)
 
     def add(self, batch: Batch, custom_id: str, outcome: Outcome, result: dict[str, Any]) -> None:
         """Write one result down, past any limit: what was accepted is answered. Raises `OSError`, and then it was not."""

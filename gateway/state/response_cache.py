@@ -18,7 +18,7 @@ import msgspec
 
 from engine.messages import TextDelta, ToolCallDelta
 from gateway.backends.base import Event
-from gateway.calls.choices import Chosen
+from gateway.calls.choices import ChoiceEvent
 from gateway.calls.exchange import Call
 from gateway.request import Request
 from policies.pricing import Usage
@@ -42,7 +42,7 @@ DAY_S: Final = 86400.0
 OVERHEAD_NBYTES: Final = 1024
 """What an answer takes besides its events, about."""
 
-Tape: TypeAlias = list[tuple[int, Event]]
+RecordedEvents: TypeAlias = list[tuple[int, Event]]
 """The events of one request as they came, each with the number of the answer it belongs to."""
 
 Outcome: TypeAlias = Literal["hit", "miss", "stale", "request", "bypass"]
@@ -50,7 +50,7 @@ Outcome: TypeAlias = Literal["hit", "miss", "stale", "request", "bypass"]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CachedAnswer:
     """An answer that was given. `events` are the engine's, joined and packed; `usage` and `cost_usd` what it cost then."""
 
     tenant: str
@@ -65,14 +65,14 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class ResponseLookup:
     """What became of one request here. Without a `key` its answer is not kept. `detail` says why it was not looked up, or
     not read; `ttl_left_s` how long what was found can be given."""
 
     outcome: Outcome
     detail: str | None = None
     key: bytes | None = None
-    given: Given | None = None
+    given: CachedAnswer | None = None
     ttl_left_s: float = 0.0
     era: int = 0
     """Answers to requests from before the last flush are not kept."""
@@ -83,7 +83,7 @@ class ResponseCache:
 
     def __init__(self, policy: ResponseCachePolicy) -> None:
         self._policy = policy
-        self._given: OrderedDict[bytes, Given] = OrderedDict()
+        self._given: OrderedDict[bytes, CachedAnswer] = OrderedDict()
         self._era = 0
         self._swept_at_s = 0.0
         self.nbytes = 0
@@ -95,16 +95,16 @@ class ResponseCache:
     def enabled(self) -> bool:
         return self._policy.enabled
 
-    def look(self, call: Call, request: Request, model: str) -> Lookup | None:
+    def look(self, call: Call, request: Request, model: str) -> ResponseLookup | None:
         """What is there for a request that `model`, named with all that tells it from others, would answer; None when the
         cache is off."""
         if not self._policy.enabled:
             return None
         unfit = self._unfit(request)
         if unfit is not None:
-            return Lookup("bypass", unfit)
+            return ResponseLookup("bypass", unfit)
         key = request_key(call, request, model, apart=self._policy.end_users == "apart")
-        found = Lookup("miss", None, key, era=self._era)
+        found = ResponseLookup("miss", None, key, era=self._era)
         given = self._given.get(key)
         if not request.read_cache:
             return replace(found, outcome="request", detail="no-cache")
@@ -118,11 +118,13 @@ class ResponseCache:
         self._given.move_to_end(key)
         return replace(found, outcome="hit", given=given, ttl_left_s=self._policy.ttl - age_s)
 
-    def keep(self, lookup: Lookup, request: Request, tape: Tape, usage: Usage, cost_usd: Decimal) -> float | None:
+    def keep(
+        self, lookup: ResponseLookup, request: Request, tape: RecordedEvents, usage: Usage, cost_usd: Decimal
+    ) -> float | None:
         """Keep a whole answer, in the place of those used longest ago; for how many seconds, None where it may not be kept:
         it is too large, or everything was to be forgotten meanwhile."""
         assert lookup.key is not None
-        given = Given(request.tenant, msgspec.msgpack.encode(list(joined(tape))), usage, cost_usd, request.started_at_s)
+        given = CachedAnswer(request.tenant, msgspec.msgpack.encode(list(joined(tape))), usage, cost_usd, request.started_at_s)
         self._sweep(request.started_at_s)
         self._drop(lookup.key)
         if given.nbytes > self._policy.bytes or lookup.era != self._era:
@@ -139,7 +141,7 @@ class ResponseCache:
         for key in [key for key, given in self._given.items() if tenant in (None, given.tenant)]:
             self._drop(key)
 
-    def given_to(self, tenant: str | None) -> list[Given]:
+    def given_to(self, tenant: str | None) -> list[CachedAnswer]:
         """What is kept of a tenant's answers, or of everyone's."""
         return [given for given in self._given.values() if tenant in (None, given.tenant)]
 
@@ -168,10 +170,10 @@ class ResponseCache:
             self.nbytes -= given.nbytes
 
 
-async def replay(given: Given, request: Request) -> AsyncGenerator[Event | Chosen, None]:
+async def replay(given: CachedAnswer, request: Request) -> AsyncGenerator[Event | ChoiceEvent, None]:
     """The events of an answer that was given, in their order, as a backend would say them again."""
     for index, event in msgspec.msgpack.decode(given.events, type=list[tuple[int, Event]]):
-        yield event if request.num_answers == 1 else Chosen(index, event)
+        yield event if request.num_answers == 1 else ChoiceEvent(index, event)
 
 
 def request_key(call: Call, request: Request, model: str, *, apart: bool) -> bytes:

@@ -16,23 +16,23 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from gateway.backends.base import Head, Outgoing, Tail, Upstream
-from gateway.bill.headers import headers_without_counts, told_headers
-from gateway.calls.catalog import Catalogue
+from gateway.bill.headers import headers_without_counts, reported_headers
+from gateway.calls.catalog import ModelCatalog
 from gateway.calls.exchange import Call, Client, Reply
-from gateway.calls.feed import EventFeed, Silence, feed
+from gateway.calls.feed import EventFeed, Keepalive, feed
 from gateway.errors import GatewayError, InvalidRequest, NotCached, UpstreamFailed
 from gateway.ids import id_headers, native_id
 from gateway.serve.progress import Progress
 from gateway.upstream.header_filter import to_client, to_upstream
-from gateway.upstream.reported import Passing
-from gateway.upstream.splice import wanted, with_model
+from gateway.upstream.reported import UpstreamUsage
+from gateway.upstream.splice import summarize, with_model
 from gateway.wire.anthropic import reported as anthropic
 from gateway.wire.directives import cache_directives
 from gateway.wire.openai import reported as openai
 from gateway.wire.plain import plain_headers
 from gateway.wire.reported import UsageFormat
 from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
-from policies.backends import Passage
+from policies.backends import UpstreamMatch
 from policies.schema import Policy
 from policies.sections import SsePolicy
 
@@ -49,27 +49,27 @@ Events: TypeAlias = EventFeed[Head | bytes | Tail]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class UpstreamRoute:
     """Where one request goes and what it is then."""
 
     upstream: Upstream
-    passing: Passing
+    passing: UpstreamUsage
     sent: Outgoing
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class UpstreamProxy:
     """The part of a handler that is for upstreams."""
 
     policy: Policy
-    catalogue: Catalogue
+    catalogue: ModelCatalog
 
-    def way(self, call: Call, body: bytes, *, billed: bool) -> Way | None:
+    def way(self, call: Call, body: bytes, *, billed: bool) -> UpstreamRoute | None:
         """None for requests that no upstream serves. Raises `InvalidRequest` where one does in another format only.
 
         `billed`: the answer tells usage that is owed for.
         """
-        asked = wanted(body) if self.policy.backends else None
+        asked = summarize(body) if self.policy.backends else None
         if asked is None:
             return None
         passage = self.catalogue.passage(asked.model, call.wire.name)
@@ -80,7 +80,7 @@ class Relay:
         if cache_directives(call.headers).only_if_cached:
             raise NotCached("what an upstream has cached is not known before it answers, and the request says only-if-cached")
         backend = passage.backend
-        passing = Passing(
+        passing = UpstreamUsage(
             upstream=backend.name,
             model=asked.model,
             stream=asked.stream,
@@ -95,14 +95,14 @@ class Relay:
             to_upstream(call.headers, with_credentials=backend.pass_client_key),
             with_model(body, passage.model) if passage.renamed else body,
         )
-        return Way(self.catalogue.upstream(backend.name), passing, sent)
+        return UpstreamRoute(self.catalogue.upstream(backend.name), passing, sent)
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class UpstreamExchange:
     """One request between its client and its upstream."""
 
-    way: Way
+    way: UpstreamRoute
     progress: Progress
     client: Client
     sse: SsePolicy
@@ -134,7 +134,7 @@ class Crossing:
         if head.status == 200 and passing.billed:
             passing.take_whole(body)
             timings, bill = self.progress.timings(), passing.bill()
-            ours = told_headers(passing.upstream, bill, timings=timings, warnings=passing.notes(bill))
+            ours = reported_headers(passing.upstream, bill, timings=timings, warnings=passing.notes(bill))
             headers |= _beside(head.headers, ours)
         else:
             headers |= self._timing(head.headers)
@@ -143,7 +143,7 @@ class Crossing:
 
     async def _stream(self, events: Events) -> None:
         """Whole events as they come, so that a comment, or an error, stands between two of them."""
-        passing, silence = self.way.passing, Silence(self.sse.keepalive)
+        passing, silence = self.way.passing, Keepalive(self.sse.keepalive)
         while not isinstance(piece := await events.next(silence.left_s), Tail):
             data = passing.take_piece(piece) if isinstance(piece, bytes) else b""
             if data:
@@ -244,7 +244,7 @@ def _error_body(body: bytes) -> bytes | None:
     return orjson.dumps(told) if isinstance(told, dict) and isinstance(told.get("error"), dict) else None
 
 
-def _format(passage: Passage) -> UsageFormat:
+def _format(passage: UpstreamMatch) -> UsageFormat:
     if passage.backend.api == "openai":
         return openai.USAGE
     return anthropic.INCLUSIVE if passage.backend.preset == "qwen" else anthropic.EXCLUSIVE

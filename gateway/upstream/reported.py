@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from gateway.wire.reported import ToldUsage, UsageFormat, merged
+from gateway.wire.reported import ReportedUsage, UsageFormat, merged
 from gateway.wire.sse import EventReader
 from policies.pricing import Charge, Prices, Usage, charge
 from policies.rules import DialectRules
@@ -24,7 +24,7 @@ did not add up and were made to.
 
 
 @dataclass(frozen=True, slots=True)
-class ToldBill:
+class ReportedBill:
     """One request's usage as `upstream` told it, priced here. Where not `cache_known`, `usage` is all input and output."""
 
     upstream: str
@@ -36,7 +36,7 @@ class ToldBill:
     notes: tuple[Note, ...] = ()
 
 
-def told_bill(upstream: str, told: ToldUsage, rules: DialectRules, prices: Prices) -> ToldBill:
+def reported_bill(upstream: str, told: ReportedUsage, rules: DialectRules, prices: Prices) -> ReportedBill:
     """Every written token is priced at its own class, and at the default one where that was not told."""
     lifetimes = {name: rules.ttl_classes.get(name, parse_duration(name)) for name in told.writes}
     written = {lifetimes[name]: tokens for name, tokens in told.writes.items()}
@@ -54,7 +54,7 @@ def told_bill(upstream: str, told: ToldUsage, rules: DialectRules, prices: Price
         notes.append("price_estimated")
     if told.anomaly:
         notes.append("usage_anomaly")
-    return ToldBill(
+    return ReportedBill(
         upstream=upstream,
         usage=usage,
         cache_known=known,
@@ -66,7 +66,7 @@ def told_bill(upstream: str, told: ToldUsage, rules: DialectRules, prices: Price
 
 
 @dataclass(slots=True)
-class Passing:
+class UpstreamUsage:
     """One request on its way through an upstream; `bill` may be asked for at any time.
 
     `model` is the id the client asked for. `billed`: its answer tells usage. `upstream_id` is the upstream's own name for the
@@ -106,12 +106,12 @@ class Passing:
         """Whether what was passed on so far ends with an event."""
         return self._events.between
 
-    def bill(self) -> ToldBill | None:
+    def bill(self) -> ReportedBill | None:
         """What is owed as far as it was told; None while nothing was told of the prompt."""
         told = self.format.read(self._fields) if self.billed else None
-        return None if told is None else told_bill(self.upstream, told, self.rules, self.prices)
+        return None if told is None else reported_bill(self.upstream, told, self.rules, self.prices)
 
-    def notes(self, bill: ToldBill | None) -> tuple[Note, ...]:
+    def notes(self, bill: ReportedBill | None) -> tuple[Note, ...]:
         """Of its bill, or that there is none though there should be."""
         if bill is not None:
             return bill.notes

@@ -23,14 +23,14 @@ _ESCAPED_LETTER: Final = b"\\u006"
 """Begins the escapes of m, o, d, e and l: a key may be written with them."""
 
 
-class Wanted(NamedTuple):
+class BodySummary(NamedTuple):
     """What a body asks for, as far as a gateway must know it to pass it on."""
 
     model: str
     stream: bool
 
 
-def wanted(body: bytes) -> Wanted | None:
+def summarize(body: bytes) -> BodySummary | None:
     """None for what is no JSON object or names no model. Raises `InvalidRequest` where it names two."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -42,7 +42,7 @@ def wanted(body: bytes) -> Wanted | None:
     num_keys = body.count(_KEY) - sum(bytes(value).count(_KEY) for value in fields.values())
     if (num_keys != 1 or _ESCAPED_LETTER in body) and len(_model_spans(body)) != 1:
         raise InvalidRequest("given more than once: which one is meant depends on who reads it", path="model")
-    return Wanted(model, stream is True)
+    return BodySummary(model, stream is True)
 
 
 def with_model(body: bytes, model: str) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from engine.types import FinishReason, TokenLogprobs
-from gateway.backends.base import ModelInfo, PassedModel
+from gateway.backends.base import ModelInfo, UpstreamModel
 from gateway.errors import GatewayError
 from gateway.request import Request, WireName
 from policies.pricing import Usage
@@ -22,7 +22,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AnswerRun:
     """A run of one kind in an answer: of a `call` it is only told that it stands here."""
 
     kind: Literal["thinking", "text", "call"]
@@ -48,19 +48,19 @@ class Answer:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_thinking: int = 0
     others: tuple[Answer, ...] = ()
-    said: tuple[Said, ...] = ()
+    said: tuple[AnswerRun, ...] = ()
 
-    def in_order(self) -> tuple[Said, ...]:
+    def in_order(self) -> tuple[AnswerRun, ...]:
         """`said`, or what it is where it says nothing else."""
         if self.said:
             return self.said
-        thinking = (Said("thinking", self.thinking),) if self.thinking else ()
-        text = (Said("text", self.text, self.logprobs),) if self.text else ()
-        return (*thinking, *text, *(Said("call") for _ in self.calls))
+        thinking = (AnswerRun("thinking", self.thinking),) if self.thinking else ()
+        text = (AnswerRun("text", self.text, self.logprobs),) if self.text else ()
+        return (*thinking, *text, *(AnswerRun("call") for _ in self.calls))
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """What a finished request leaves for later ones to refer to by `id`.
 
     `body` is its answer and `items` its input as the client may ask for them again, `prompt` the conversation up to and with
@@ -137,11 +137,11 @@ class Wire(Protocol):
 
     def encode_count(self, num_prompt: int) -> bytes: ...
 
-    def encode_models(self, models: Mapping[str, ModelInfo | PassedModel], query: Mapping[str, str]) -> bytes:
+    def encode_models(self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]) -> bytes:
         """The list of `models` by id, or the page of it that `query` asks for. Raises `InvalidRequest` for a wrong query."""
         ...
 
-    def encode_model(self, model: ModelInfo | PassedModel, requested: str) -> bytes: ...
+    def encode_model(self, model: ModelInfo | UpstreamModel, requested: str) -> bytes: ...
 
     def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply: ...
 
@@ -154,16 +154,16 @@ class Wire(Protocol):
 class RememberingWire(Wire, Protocol):
     """A format whose requests may refer to earlier ones."""
 
-    def resume(self, request: Request, find: Callable[[str], Kept | None]) -> Request:
+    def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
         """The request with what it refers to filled in. `find` knows what this tenant's requests left.
 
         Raises `InvalidRequest` for a conversation that is not there.
         """
         ...
 
-    def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> Kept: ...
+    def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> StoredResponse: ...
 
-    def keep_unanswered(self, request: Request, error: GatewayError | None, *, created_at_s: float) -> Kept:
+    def keep_unanswered(self, request: Request, error: GatewayError | None, *, created_at_s: float) -> StoredResponse:
         """As `keep`, for a request that failed, or was cancelled where there is no error."""
         ...
 
@@ -171,8 +171,8 @@ class RememberingWire(Wire, Protocol):
         """The answer before its end, as one may ask for it that is made in the background."""
         ...
 
-    def encode_items(self, kept: Kept, query: Mapping[str, str]) -> bytes:
+    def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
         """A page of what `kept` was asked. Raises `InvalidRequest` for a query that makes no sense."""
         ...
 
-    def encode_deleted(self, kept: Kept) -> bytes: ...
+    def encode_deleted(self, kept: StoredResponse) -> bytes: ...

@@ -17,7 +17,7 @@ BEYOND_COUNTING: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class ToldUsage:
+class ReportedUsage:
     """Tokens of one request in disjoint parts, none negative.
 
     `cache_read` is None where the answer says nothing of a cache: unknown, not zero. `writes` are tokens by TTL class as the
@@ -40,7 +40,7 @@ class UsageFormat:
 
     usages: Callable[[Fields], Iterator[Fields]]
     failed: Callable[[Fields], bool]
-    read: Callable[[Fields], ToldUsage | None]
+    read: Callable[[Fields], ReportedUsage | None]
 
 
 def merged(old: Fields, new: Fields) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def count(*candidates: object) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class UsageCounts:
     """Numbers as they were told, before they are made to agree. `uncached` is what was neither read nor written."""
 
     uncached: int
@@ -79,7 +79,7 @@ class Counts:
     split: Mapping[str, int | None]
     output: int | None
 
-    def settled(self) -> ToldUsage:
+    def settled(self) -> ReportedUsage:
         """Negative numbers become 0; a split that is more than its total raises the total."""
         writes = {name: tokens for name, tokens in self.split.items() if tokens is not None and tokens > 0}
         split = sum(writes.values())
@@ -87,7 +87,7 @@ class Counts:
         negative = any(tokens is not None and tokens < 0 for tokens in told)
         written = split if self.written is None else max(0, self.written)
         is_split = any(tokens is not None for tokens in self.split.values())
-        return ToldUsage(
+        return ReportedUsage(
             input=max(0, self.uncached),
             cache_read=None if self.cache_read is None else max(0, self.cache_read),
             writes=writes,
@@ -97,9 +97,9 @@ class Counts:
         )
 
 
-def summed(parts: Sequence[Counts]) -> Counts:
+def summed(parts: Sequence[UsageCounts]) -> UsageCounts:
     """The numbers of several computations together; what none of them told is unknown."""
-    return Counts(
+    return UsageCounts(
         uncached=sum(part.uncached for part in parts),
         cache_read=_sum(part.cache_read for part in parts),
         written=_sum(part.written for part in parts),

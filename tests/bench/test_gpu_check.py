@@ -15,7 +15,7 @@ import torch
 from bench import gpu_check
 from bench.gpu_check import CHECKS, FAST_BOUND, Outcome, check_model, is_bit_equal, is_close, main
 from bench.gpu_speed import FULL, QUICK, SpeedCheck
-from engine.model.paged.cuda import Kit
+from engine.model.paged.cuda import DeviceFeatures
 from tests.fakes.paged_device import FakeCopies, FakeRecorder, eager_varlen
 from tests.fakes.tiny_models import FAMILIES, LEAN_FAMILIES, save_tiny_model
 
@@ -39,7 +39,7 @@ def test_a_tiny_model_passes_on_a_processor(tmp_path: Path) -> None:
 def test_a_paged_device_passes(tmp_path: Path) -> None:
     """Over large pages, with recorded steps and staged copies: hits within the bound of fast mode."""
     copies, recorder = FakeCopies(), FakeRecorder()
-    kit = Kit(large_pages, recorder, copies)
+    kit = DeviceFeatures(large_pages, recorder, copies)
     outcome = check_model(save_tiny_model("mistral", tmp_path), "cpu", "lean", "off", bound=FAST_BOUND, kit=kit)
     assert outcome.good, outcome
     assert copies.num_held > 0
@@ -49,7 +49,7 @@ def test_a_paged_device_passes(tmp_path: Path) -> None:
 def test_a_device_that_loses_copies_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: steps that do not wait for the pages they read give other logits, and the check sees it."""
     monkeypatch.setattr("engine.model.paged.staging.StagedPages.settle", lambda self, pages: None)
-    kit = Kit(large_pages, FakeRecorder(), FakeCopies())
+    kit = DeviceFeatures(large_pages, FakeRecorder(), FakeCopies())
     assert not check_model(save_tiny_model("llama", tmp_path), "cpu", "lean", "off", bound=FAST_BOUND, kit=kit).good
 
 
@@ -98,7 +98,7 @@ def test_the_shape_is_that_of_an_8b_model() -> None:
 @pytest.mark.parametrize("paged", [False, True])
 def test_speeds_of_a_tiny_model(*, paged: bool) -> None:
     """Every figure is there and makes sense, on a processor's own path and over a paged device."""
-    kit = Kit(large_pages, FakeRecorder(), FakeCopies()) if paged else None
+    kit = DeviceFeatures(large_pages, FakeRecorder(), FakeCopies()) if paged else None
     scale = dataclasses.replace(QUICK, lengths=(64, 96), max_step_tokens=256, num_decoded=2)
     check = SpeedCheck("cpu", scale, kit)
     speeds = check.run()

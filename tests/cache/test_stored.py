@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from engine.cache.tiers.object_format import (
     HEADER,
     KEY_NBYTES,
-    Label,
-    Seal,
+    ObjectKey,
+    ObjectNamespace,
     StoredEntry,
     decode_entry,
     decode_object,
@@ -26,8 +26,8 @@ from engine.cache.tiers.object_format import (
 from engine.cache.tree.block import pack
 
 SECRET = b"0123456789abcdef"
-SEAL = Seal(namespace(SECRET, "ada"), b"r" * 32, b"model-bf16")
-LABEL = Label(span_key(SEAL, b"k" * 32), pack(range(256)))
+SEAL = ObjectNamespace(namespace(SECRET, "ada"), b"r" * 32, b"model-bf16")
+LABEL = ObjectKey(span_key(SEAL, b"k" * 32), pack(range(256)))
 BODY = bytes(range(256)) * 8
 PAYLOAD = encode_object(LABEL, SEAL, BODY)
 
@@ -41,15 +41,15 @@ def test_the_body_comes_back() -> None:
 @pytest.mark.parametrize(
     ("label", "seal"),
     [
-        pytest.param(Label(b"x" * 32, LABEL.ids), SEAL, id="another key"),
-        pytest.param(Label(LABEL.key, pack(range(1, 257))), SEAL, id="other tokens"),
-        pytest.param(Label(LABEL.key, pack(range(255))), SEAL, id="fewer tokens"),
-        pytest.param(LABEL, Seal(SEAL.namespace, b"s" * 32, SEAL.fingerprint), id="another tenant or secret"),
-        pytest.param(LABEL, Seal(SEAL.namespace, SEAL.root_key, b"model-fp32"), id="another dtype"),
-        pytest.param(LABEL, Seal(SEAL.namespace, SEAL.root_key, b"model"), id="another model"),
+        pytest.param(ObjectKey(b"x" * 32, LABEL.ids), SEAL, id="another key"),
+        pytest.param(ObjectKey(LABEL.key, pack(range(1, 257))), SEAL, id="other tokens"),
+        pytest.param(ObjectKey(LABEL.key, pack(range(255))), SEAL, id="fewer tokens"),
+        pytest.param(LABEL, ObjectNamespace(SEAL.namespace, b"s" * 32, SEAL.fingerprint), id="another tenant or secret"),
+        pytest.param(LABEL, ObjectNamespace(SEAL.namespace, SEAL.root_key, b"model-fp32"), id="another dtype"),
+        pytest.param(LABEL, ObjectNamespace(SEAL.namespace, SEAL.root_key, b"model"), id="another model"),
     ],
 )
-def test_what_was_stored_for_others_is_refused(label: Label, seal: Seal) -> None:
+def test_what_was_stored_for_others_is_refused(label: ObjectKey, seal: ObjectNamespace) -> None:
     """A whole object under the right name is a miss unless it is this tenant's, of this model and these tokens."""
     assert decode_object(PAYLOAD, label, seal) is None
 
@@ -90,7 +90,7 @@ def test_an_entry_comes_back() -> None:
 
 def test_keys_tell_kinds_and_tenants_apart() -> None:
     """One place gives three different keys; a tenant's keys begin alike under every model, two tenants' never."""
-    other = Seal(namespace(SECRET, "bob"), SEAL.root_key, SEAL.fingerprint)
+    other = ObjectNamespace(namespace(SECRET, "bob"), SEAL.root_key, SEAL.fingerprint)
     keys = [span_key(SEAL, b"p" * 32), tail_key(SEAL, b"p" * 32, b""), stored_entry_key(SEAL, b"p" * 32)]
     assert len({*keys, *(span_key(other, b"p" * 32),)}) == 4
     assert {len(key) for key in keys} == {KEY_NBYTES}

@@ -11,7 +11,7 @@ import anthropic
 import orjson
 import pytest
 
-from gateway.upstream.reported import ToldBill
+from gateway.upstream.reported import ReportedBill
 from tests.fakes.upstream import SSE, Say, say_events, say_json
 from tests.gateway.passing import CLAUDE, GPT, Passed, passing
 
@@ -57,10 +57,10 @@ def asking(model: str = CLAUDE, **more: Any) -> dict[str, Any]:
     return {"model": model, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]} | more
 
 
-def bill(passed: Passed) -> ToldBill:
+def bill(passed: Passed) -> ReportedBill:
     """Of the last request that is over."""
     told = passed.served.records[-1].bill
-    assert isinstance(told, ToldBill)
+    assert isinstance(told, ReportedBill)
     return told
 
 

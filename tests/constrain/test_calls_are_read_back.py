@@ -9,9 +9,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from engine.constrain.grammars import Grammars
-from engine.output.parser import Answer, Piece
+from engine.output.parser import OutputParser, OutputPiece
 from engine.prompt.call_format import FORMATS
-from engine.prompt.speech import Speech
+from engine.prompt.speech import OutputSyntax
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool
 from engine.types import Sampling, ToolChoice
@@ -33,12 +33,12 @@ def test_forced_calls_are_read_back(grammars: Grammars, tokenizer: HfTokenizer, 
         tools = tuple(Tool(f"tool_{i}", "", random_schema(100 * seed + i)) for i in range(1 + seed % 3))
         form = list(FORMATS.values())[seed % len(FORMATS)]
         sampling = Sampling(max_tokens=ROOM, tool_choice=CHOICES[seed % len(CHOICES)])
-        constraint = grammars.constraint(sampling, tools, Speech(form))
+        constraint = grammars.constraint(sampling, tools, OutputSyntax(form))
         assert constraint is not None
         written = client.write(constraint, seed, max_tokens=ROOM)
         assert written.is_over
-        answer = Answer(tokenizer, sampling, "length", Speech(form, frozenset(tool.name for tool in tools)))
-        pieces: list[Piece] = []
+        answer = OutputParser(tokenizer, sampling, "length", OutputSyntax(form, frozenset(tool.name for tool in tools)))
+        pieces: list[OutputPiece] = []
         for token_id in (*written.token_ids, min(tokenizer.stop_ids)):
             pieces += answer.push(token_id)
         assert pieces[-1].finish == "stop"
@@ -52,7 +52,7 @@ def test_forced_calls_are_read_back(grammars: Grammars, tokenizer: HfTokenizer, 
             assert bones(arguments) == bones(json.dumps(value, ensure_ascii=False)), arguments
 
 
-def read(pieces: list[Piece]) -> list[tuple[str, str]]:
+def read(pieces: list[OutputPiece]) -> list[tuple[str, str]]:
     """Names and arguments."""
     calls: list[tuple[str, str]] = []
     for piece in pieces:

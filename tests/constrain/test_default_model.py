@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
 from engine.model.load.load import load_runner
 from engine.prompt.call_format import HERMES
-from engine.prompt.speech import Speech
+from engine.prompt.speech import OutputSyntax
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool
 from engine.types import OutputFormat, Sampling, ToolChoice
@@ -45,7 +45,7 @@ def answer_all(model: RealModel, grammars: Grammars, asked: list[tuple[Sampling,
     prompt = model.tokenizer.encode("<|im_start|>user\nFill in the form.<|im_end|>\n<|im_start|>assistant\n")
     outcomes = []
     for seed, (sampling, tools) in zip(seeds, asked, strict=True):
-        constraint = grammars.constraint(sampling, tools, Speech(HERMES))
+        constraint = grammars.constraint(sampling, tools, OutputSyntax(HERMES))
         outcomes.append(stepper.submit(prompt, max_tokens=MAX_TOKENS, seed=seed, temperature=0.8, constraint=constraint))
     stepper.run()
     return outcomes

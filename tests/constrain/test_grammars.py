@@ -17,7 +17,7 @@ from engine.constrain.grammars import Grammars
 from engine.errors import BadFormat
 from engine.prompt.call_format import FORMATS, HERMES, CallFormat
 from engine.prompt.reasoning import THINK
-from engine.prompt.speech import Speech
+from engine.prompt.speech import OutputSyntax
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool
 from engine.schedule.sequence import Constraint
@@ -45,7 +45,7 @@ def formed(grammars: Grammars, kind: Any, definition: str = "") -> Constraint:
 
 def forced(grammars: Grammars, calls: CallFormat, tools: Sequence[Tool], choice: ToolChoice) -> Constraint:
     """The constraint of an answer that has to call tools."""
-    constraint = grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), tools, Speech(calls))
+    constraint = grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), tools, OutputSyntax(calls))
     assert constraint is not None
     return constraint
 
@@ -206,7 +206,7 @@ def test_reasoning_comes_before_the_form(special: tuple[str, ...], begun: bool, 
     tokenizer = ByteTokenizer(special)
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
     sampling = Sampling(max_tokens=1, output_format=OutputFormat("json_schema", json.dumps(schema)))
-    constraint = Grammars(tokenizer).constraint(sampling, (), Speech(reasoning=replace(THINK, begun=begun)))
+    constraint = Grammars(tokenizer).constraint(sampling, (), OutputSyntax(reasoning=replace(THINK, begun=begun)))
     assert constraint is not None
     for token_id in tokenizer.encode(text):
         if token_id not in allowed_ids(constraint):
@@ -220,7 +220,7 @@ def test_reasoning_comes_before_the_form(special: tuple[str, ...], begun: bool, 
 def test_every_language_goes_behind_reasoning(kind: Any) -> None:
     """Whatever its kind."""
     tokenizer = ByteTokenizer()
-    grammars, speech = Grammars(tokenizer), Speech(reasoning=THINK)
+    grammars, speech = Grammars(tokenizer), OutputSyntax(reasoning=THINK)
     definition = "ab" if kind == "regex" else 'start: "ab"'
     constraint = grammars.constraint(Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)), (), speech)
     assert constraint is not None
@@ -323,7 +323,7 @@ def test_some_of_the_tools(grammars: Grammars, client: RandomClient) -> None:
 )
 def test_nothing_is_forced_unasked(grammars: Grammars, choice: ToolChoice) -> None:
     """With no call forced and no format asked for there is no constraint; nor is there one for a tool that isn't there."""
-    assert grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), [Tool("f", "", {})], Speech(HERMES)) is None
+    assert grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), [Tool("f", "", {})], OutputSyntax(HERMES)) is None
 
 
 def test_a_grammar_is_compiled_once_and_shared_by_no_two_answers(grammars: Grammars, tokenizer: HfTokenizer) -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.output.parser import Answer, CallPiece, Piece
+from engine.output.parser import CallPiece, OutputParser, OutputPiece
 from engine.output.stops import StopMatcher
 from engine.prompt.call_format import FORMATS, HERMES, MISTRAL_ARGS, CallFormat
 from engine.prompt.reasoning import THINK
-from engine.prompt.speech import PLAIN, Speech
+from engine.prompt.speech import PLAIN, OutputSyntax
 from engine.types import OutputFormat, Sampling, TokenLogprob, TokenLogprobs, ToolChoice
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -84,14 +84,14 @@ def play(
     token_ids: list[int],
     *,
     at_limit: str = "length",
-    speech: Speech = PLAIN,
+    speech: OutputSyntax = PLAIN,
     tokenizer: ByteTokenizer = TOKENIZER,
     **sampling: object,
-) -> list[Piece]:
+) -> list[OutputPiece]:
     """The pieces of an answer, up to the last; every token is in one of them."""
     options = {"max_tokens": 100, **sampling}
-    answer = Answer(tokenizer, Sampling(**options), at_limit, speech)  # type: ignore[arg-type]
-    pieces: list[Piece] = []
+    answer = OutputParser(tokenizer, Sampling(**options), at_limit, speech)  # type: ignore[arg-type]
+    pieces: list[OutputPiece] = []
     for token_id in token_ids:
         pieces += answer.push(token_id)
         if pieces and pieces[-1].finish is not None:
@@ -102,26 +102,26 @@ def play(
 
 def test_the_end_of_turn_is_neither_text_nor_output() -> None:
     """The token that ends the answer is in no piece and is not counted."""
-    assert play([*b"hi", STOP_ID]) == [Piece("h", (104,)), Piece("i", (105,)), Piece("", (), "stop")]
+    assert play([*b"hi", STOP_ID]) == [OutputPiece("h", (104,)), OutputPiece("i", (105,)), OutputPiece("", (), "stop")]
 
 
 def test_ignoring_the_end_of_turn_counts_it_but_never_shows_it() -> None:
     """With `ignore_eos` the token is output like any other, without text."""
     assert play([104, STOP_ID, 105], ignore_eos=True, max_tokens=3) == [
-        Piece("h", (104,)),
-        Piece("i", (STOP_ID, 105), "length"),
+        OutputPiece("h", (104,)),
+        OutputPiece("i", (STOP_ID, 105), "length"),
     ]
 
 
 @pytest.mark.parametrize("at_limit", ["length", "context"])
 def test_the_limit_ends_the_answer(at_limit: str) -> None:
     """The token that reaches `max_tokens` is still shown, with the reason that was given for the limit."""
-    assert play([*b"abc"], max_tokens=2, at_limit=at_limit)[-1] == Piece("b", (98,), at_limit)  # type: ignore[arg-type]
+    assert play([*b"abc"], max_tokens=2, at_limit=at_limit)[-1] == OutputPiece("b", (98,), at_limit)  # type: ignore[arg-type]
 
 
 def test_a_stop_string_on_the_last_token_wins_over_the_limit() -> None:
     """A client that asked for a stop string learns that it was there."""
-    assert play([*b"ab."], stop=(".",), max_tokens=3)[-1] == Piece("", (46,), "stop_sequence", ".")
+    assert play([*b"ab."], stop=(".",), max_tokens=3)[-1] == OutputPiece("", (46,), "stop_sequence", ".")
 
 
 def test_text_held_back_for_a_stop_string_is_shown_at_the_end() -> None:
@@ -143,16 +143,16 @@ def test_a_stop_string_may_end_inside_a_long_piece() -> None:
 
 def test_an_unfinished_character_at_the_limit_is_left_out() -> None:
     """An answer cut inside a character ends before it; the token still counts."""
-    assert play([*"é".encode()], max_tokens=1) == [Piece("", (0xC3,), "length")]
+    assert play([*"é".encode()], max_tokens=1) == [OutputPiece("", (0xC3,), "length")]
 
 
 # Calls, reasoning and who carries which token ---------------------------------------------------------------------------
 
-HERMES_SPEECH = Speech(HERMES, frozenset({"f"}), THINK)
+HERMES_SPEECH = OutputSyntax(HERMES, frozenset({"f"}), THINK)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "END"}}\n</tool_call>'
 
 
-def told(pieces: Iterable[Piece]) -> tuple[str, str, list[tuple[str, str]]]:
+def told(pieces: Iterable[OutputPiece]) -> tuple[str, str, list[tuple[str, str]]]:
     """Reasoning, text, and calls as name and arguments. A call's name comes once, with its first piece."""
     thoughts, text, calls = "", "", []
     for piece in pieces:
@@ -178,9 +178,9 @@ def test_a_whole_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speech", "choice"), [(Speech(), ToolChoice()), (Speech(HERMES, frozenset({"f"})), ToolChoice("none"))]
+    ("speech", "choice"), [(OutputSyntax(), ToolChoice()), (OutputSyntax(HERMES, frozenset({"f"})), ToolChoice("none"))]
 )
-def test_what_looks_like_a_call_is_text_where_none_is_wanted(speech: Speech, choice: ToolChoice) -> None:
+def test_what_looks_like_a_call_is_text_where_none_is_wanted(speech: OutputSyntax, choice: ToolChoice) -> None:
     """Without tools, and with `tool_choice: none`."""
     pieces = play([*CALL.encode(), STOP_ID], speech=speech, tool_choice=choice)
     assert told(pieces) == ("", CALL, [])
@@ -188,7 +188,7 @@ def test_what_looks_like_a_call_is_text_where_none_is_wanted(speech: Speech, cho
 
 def test_a_call_of_a_tool_that_was_not_chosen_is_text() -> None:
     """Of two tools offered only the one that may be called is; its own calls go on being calls."""
-    speech = Speech(HERMES, frozenset({"f", "g"}))
+    speech = OutputSyntax(HERMES, frozenset({"f", "g"}))
     others = CALL.replace('"f"', '"g"')
     played = f"{CALL}\n{others}"
     pieces = play([*played.encode(), STOP_ID], speech=speech, tool_choice=ToolChoice(names=("f",)), max_tokens=999)
@@ -236,7 +236,7 @@ def test_tokens_left_over_at_the_end_belong_to_what_was_last() -> None:
 
 def test_reasoning_that_the_prompt_opened() -> None:
     """The first token is reasoning already, also in front of a form, unless the answer has to be a call."""
-    speech = Speech(HERMES, frozenset({"f"}), replace(THINK, begun=True))
+    speech = OutputSyntax(HERMES, frozenset({"f"}), replace(THINK, begun=True))
     assert told(play([*b"hm</think>a", STOP_ID], speech=speech)) == ("hm", "a", [])
     forced = play([*CALL.encode(), STOP_ID], speech=speech, tool_choice=ToolChoice("required"))
     assert told(forced) == ("", "", [("f", '{"a": "END"}')])
@@ -247,7 +247,7 @@ def test_reasoning_that_the_prompt_opened() -> None:
 def test_control_tokens_open_calls_and_never_show() -> None:
     """`[TOOL_CALLS]` is one token that shows as nothing, and means a call all the same; also where no call follows."""
     tokenizer = ByteTokenizer(("</s>", "[TOOL_CALLS]", "[ARGS]"), stops=("</s>",))
-    speech = Speech(MISTRAL_ARGS, frozenset({"f"}))
+    speech = OutputSyntax(MISTRAL_ARGS, frozenset({"f"}))
     ids = tokenizer.encode('a[TOOL_CALLS]f[ARGS]{"x": 1}</s>')
     assert told(play([*ids], speech=speech, tokenizer=tokenizer)) == ("", "a", [("f", '{"x": 1}')])
     ids = tokenizer.encode("a[TOOL_CALLS] b</s>")
@@ -257,8 +257,8 @@ def test_control_tokens_open_calls_and_never_show() -> None:
 
 def test_probabilities_stay_with_their_tokens() -> None:
     """One per token, in order, in the piece that has the token, with the bytes that the token stands for."""
-    answer = Answer(TOKENIZER, Sampling(max_tokens=99), "length", Speech(HERMES, frozenset({"f"})))
-    pieces: list[Piece] = []
+    answer = OutputParser(TOKENIZER, Sampling(max_tokens=99), "length", OutputSyntax(HERMES, frozenset({"f"})))
+    pieces: list[OutputPiece] = []
     ids = [*f"é\n{CALL}".encode()]
     for token_id in ids:
         rival = TokenLogprob(STOP_ID, -2.0)
@@ -282,7 +282,7 @@ def test_tokens_of_any_size(data: st.DataObject, form: CallFormat, cut: bool) ->
     num = data.draw(st.integers(1, len(ids))) if cut else len(ids)
     pieces = play(
         [*ids[:num], *([] if cut else [256])],
-        speech=Speech(form, frozenset({"f"})),
+        speech=OutputSyntax(form, frozenset({"f"})),
         tokenizer=tokenizer,
         max_tokens=num + (not cut),
     )

@@ -11,7 +11,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.messages import Finished, Submit
 from engine.model.load.load import load_runner
-from engine.model.paged.cuda import Kit
+from engine.model.paged.cuda import DeviceFeatures
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.store.memory import MemoryStore
 from engine.types import CachePlan, PlannedEntry, Sampling
@@ -54,7 +54,7 @@ def test_hits_from_the_tier_above_answer_as_misses(tmp_path: Path) -> None:
     """Read through pinned memory while others decode, on and off a page's border: the answers of requests alone."""
     copies, recorder = FakeCopies(), FakeRecorder()
     folder = save_tiny_model("llama", tmp_path)
-    runner = load_runner(config(folder), kit=Kit(large_pages, recorder, copies))
+    runner = load_runner(config(folder), kit=DeviceFeatures(large_pages, recorder, copies))
     model = RealModel(runner, ByteTokenizer(), runner.page_size)
     assert (runner.page_size, max(PROMPT) < VOCABULARY) == (256, True)
     options: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0}
@@ -83,7 +83,7 @@ def test_an_engine_takes_the_pages_that_its_device_needs(small_model: Path) -> N
     """Blocks of its cache are pages of the runner, whatever size was asked for: it answers, and reads to the token."""
     log = EventLog()
     settings = config(small_model)
-    runner = load_runner(settings, kit=Kit(large_pages, FakeRecorder(), FakeCopies()))
+    runner = load_runner(settings, kit=DeviceFeatures(large_pages, FakeRecorder(), FakeCopies()))
     assert (settings.block_size, runner.page_size) == (16, 256)
     system = Position("system", 0)
     plan = CachePlan(readable=(system,), writable=(PlannedEntry(system, 300.0),))

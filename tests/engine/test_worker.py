@@ -46,7 +46,7 @@ from engine.messages import (
 from engine.native.library import why_not_native
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.types import CachePlan, CacheReport, PlannedEntry, Sampling
-from engine.worker import Exit, serve, stop_reading
+from engine.worker import ExitReason, serve, stop_reading
 from tests.fakes.harness import MakeEngine, Wiring
 from tests.fakes.runner import FakeRunner
 
@@ -101,7 +101,7 @@ class Served:
     def __init__(self, make_engine: MakeEngine, **options: object) -> None:
         ours, theirs = socket.socketpair()
         self.peer = Peer(theirs)
-        self.exit: Exit | None = None
+        self.exit: ExitReason | None = None
         self._sock = ours
         self._writer = FrameWriter(ours)
         self.harness = make_engine(
@@ -188,14 +188,14 @@ def test_the_end_of_the_peer_is_the_end(served: Served) -> None:
     assert isinstance(served.peer.receive(), Started)
     served.peer.close()
     served.join()
-    assert served.exit is Exit.CLEAN
+    assert served.exit is ExitReason.CLEAN
 
 
 def test_an_unreadable_frame_is_the_end(served: Served) -> None:
     """A peer that speaks something else can't be followed."""
     served.peer._sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
     served.join()
-    assert served.exit is Exit.PROTOCOL
+    assert served.exit is ExitReason.PROTOCOL
 
 
 def test_a_fatal_error_ends_serving(served: Served) -> None:
@@ -209,7 +209,7 @@ def test_a_fatal_error_ends_serving(served: Served) -> None:
     events = served.peer.receive_answer("a")
     assert isinstance(events[-1], Failed)
     served.join()
-    assert served.exit is Exit.FATAL
+    assert served.exit is ExitReason.FATAL
 
 
 # Real processes ---------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_what_cannot_be_loaded_is_said(config_json: bytes) -> None:
         assert (failed.request_id, failed.kind) == ("", "internal")
         assert failed.message
         assert peer.receive() is None
-        assert process.wait(PATIENCE_S) == Exit.LOAD_FAILED
+        assert process.wait(PATIENCE_S) == ExitReason.LOAD_FAILED
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
         assert [msgspec.json.decode(line)["event"] for line in lines] == ["loading failed"]
@@ -302,7 +302,7 @@ def test_a_process_serves_the_default_model(default_model: Path) -> None:
         assert isinstance(peer.receive(), Started)
         begin_s = time.monotonic()
         process.terminate()
-        assert process.wait(PATIENCE_S) == Exit.CLEAN
+        assert process.wait(PATIENCE_S) == ExitReason.CLEAN
         assert time.monotonic() - begin_s < 10
 
 
@@ -314,7 +314,7 @@ def test_a_worker_never_outlives_its_parent(served_model: Path) -> None:
         peer.send(submit("long", max_tokens=500))
         assert isinstance(peer.receive(), Started)
         peer.close()
-        assert process.wait(PATIENCE_S) == Exit.CLEAN
+        assert process.wait(PATIENCE_S) == ExitReason.CLEAN
 
 
 @pytest.mark.engine

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from engine.core import Renders
+from engine.core import PromptRenderer
 from engine.messages import (
     Abort,
     Capabilities,
@@ -40,7 +40,7 @@ class EngineBackend:
         self,
         name: str = "smollm2-135m-instruct",
         runner: FakeRunner | None = None,
-        renderer: Renders | None = None,
+        renderer: PromptRenderer | None = None,
         **options: Any,
     ) -> None:
         self.runner = runner or FakeRunner(num_pages=4000)

@@ -10,7 +10,7 @@ from engine.cache.prefix_cache import PrefixCache
 from engine.cache.tiers.tiers import Tiers
 from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
-from engine.core import Engine, EngineParts, Renders
+from engine.core import Engine, EngineParts, PromptRenderer
 from engine.messages import Capabilities, FromEngine
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
@@ -23,7 +23,7 @@ from tests.fakes.tokenizer import ByteTokenizer
 class Wiring:
     """What may take the place of the harness's own renderer, log and list of fatal errors, and tiers below the device."""
 
-    renderer: Renders | None = None
+    renderer: PromptRenderer | None = None
     emit: Callable[[FromEngine], None] | None = None
     on_fatal: Callable[[BaseException], None] | None = None
     tiers: Tiers | None = None

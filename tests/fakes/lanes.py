@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.cache.tiers.client import Lane
-from engine.cache.tiers.io import InlineIo, Io, Job, Mailbox
+from engine.cache.tiers.client import TierClient
+from engine.cache.tiers.io import CompletionQueue, InlineIo, Io, Job
 from engine.cache.tiers.tiers import Tiers
 from engine.store.base import BlockStore, NamedStore
 
@@ -63,9 +63,10 @@ def inline_tiers(*stores: tuple[str, BlockStore], clock: Callable[[], float] | N
 def manual_tiers(*tiers: tuple[str, BlockStore, Io, Io], clock: Callable[[], float] | None = None) -> Tiers:
     """Each tier with its name, store, reader and writer."""
 
-    def open_all(stores: Sequence[NamedStore], mailbox: Mailbox, clock: Callable[[], float]) -> tuple[Lane, ...]:
+    def open_all(stores: Sequence[NamedStore], mailbox: CompletionQueue, clock: Callable[[], float]) -> tuple[TierClient, ...]:
         return tuple(
-            Lane(store, mailbox, reader, writer, clock) for store, (_, _, reader, writer) in zip(stores, tiers, strict=True)
+            TierClient(store, mailbox, reader, writer, clock)
+            for store, (_, _, reader, writer) in zip(stores, tiers, strict=True)
         )
 
     return Tiers([NamedStore(name, store) for name, store, _, _ in tiers], clock=clock or StillClock(), open_all=open_all)

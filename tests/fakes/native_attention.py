@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.native.library import Attention, Heads, Span, Team, library
+from engine.native.library import AttentionStruct, HeadsStruct, SpanStruct, Team, library
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Planned:
     def __init__(self, team: Team, pool: Pool, spans: Seq[Rows]) -> None:
         self._team, self._pool = team, pool
         self._pages = [(ctypes.c_int32 * len(rows.pages))(*rows.pages) for rows in spans]
-        native, row = (Span * len(spans))(), 0
+        native, row = (SpanStruct * len(spans))(), 0
         for span, rows, pages in zip(native, spans, self._pages, strict=True):
             span.row, span.num_rows, span.start, span.num_pages = row, rows.num_rows, rows.start, len(rows.pages)
             span.pages = ctypes.addressof(pages)
             row += rows.num_rows
-        heads = Heads(pool.num_heads, pool.key.shape[1], pool.head_dim, pool.page_size)
+        heads = HeadsStruct(pool.num_heads, pool.key.shape[1], pool.head_dim, pool.page_size)
         self._plan = library().pcg_plan_new(native, len(spans), heads, pool.window, team.handle)
         assert self._plan is not None
 
@@ -59,7 +59,7 @@ class Planned:
         assert query.is_contiguous()
         assert query.dtype == torch.bfloat16
         out = torch.empty_like(query)
-        layer = Attention(query.data_ptr(), self._pool.key.data_ptr(), self._pool.value.data_ptr(), out.data_ptr())
+        layer = AttentionStruct(query.data_ptr(), self._pool.key.data_ptr(), self._pool.value.data_ptr(), out.data_ptr())
         library().pcg_attend_all(self._plan, layer, self._team.handle)
         return out
 

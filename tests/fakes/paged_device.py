@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.model.paged.cuda import Kit
-from engine.model.paged.staging import Mark
+from engine.model.paged.cuda import DeviceFeatures
+from engine.model.paged.staging import CopyEvent
 
 
 def eager_varlen(
@@ -102,7 +102,7 @@ class FakeCopies:
     def pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def launch(self, work: Callable[[], None]) -> Mark:
+    def launch(self, work: Callable[[], None]) -> CopyEvent:
         self._queue.append(work)
         return _FakeMark(self, len(self._queue))
 
@@ -129,6 +129,6 @@ class _FakeMark:
         return self.copies.num_done >= self.at
 
 
-def fake_kit(recorder: FakeRecorder | None = None, copies: FakeCopies | None = None) -> Kit:
+def fake_kit(recorder: FakeRecorder | None = None, copies: FakeCopies | None = None) -> DeviceFeatures:
     """A device with all of it."""
-    return Kit(eager_varlen, recorder or FakeRecorder(), copies or FakeCopies())
+    return DeviceFeatures(eager_varlen, recorder or FakeRecorder(), copies or FakeCopies())

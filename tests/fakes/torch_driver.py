@@ -11,7 +11,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.model.load.load import load_runner
-from engine.model.paged.cuda import Kit
+from engine.model.paged.cuda import DeviceFeatures
 from engine.schedule.sequence import Sampled, Sequence, Slice
 from engine.types import Sampling
 
@@ -24,7 +24,7 @@ SAME_LOGITS: Final = 1e-4
 class Driver:
     """One runner, on a device that offers `kit`. `logits[request_id][n]` is the row that saw the request's first n tokens."""
 
-    def __init__(self, folder: Path, kit: Kit | None = None, **options: Any) -> None:
+    def __init__(self, folder: Path, kit: DeviceFeatures | None = None, **options: Any) -> None:
         settings: dict[str, Any] = {
             "model": "test",
             "model_path": str(folder),

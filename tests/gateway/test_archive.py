@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.state.archive import Archive
-from gateway.wire.base import Kept
+from gateway.wire.base import StoredResponse
 
 
-def kept(name: str, nbytes: int = 10) -> Kept:
-    return Kept(name, None, nbytes, body=b"{}")
+def kept(name: str, nbytes: int = 10) -> StoredResponse:
+    return StoredResponse(name, None, nbytes, body=b"{}")
 
 
 def test_only_the_tenant_finds_it() -> None:

@@ -14,7 +14,7 @@ from gateway.cli.admin_client import is_gateway
 from gateway.cli.main import main
 from gateway.config import read_settings, root_secret
 from gateway.operate.inventory import Inventory
-from gateway.operate.tier_readers import FolderShelf
+from gateway.operate.tier_readers import FolderObjects
 from tests.gateway.serving import serving
 from tests.gateway.stocked import CAP, fill, flip, objects, path_of
 from tests.gateway.test_cache_admin import FlushableBackend
@@ -146,7 +146,7 @@ async def test_a_running_gateway_pins(home: Path, capsys: pytest.CaptureFixture[
     capsys.readouterr()
     backend = FlushableBackend()
     stored = contents("zeta")[-1]
-    async with serving(backend, POLICY, inventory=Inventory((FolderShelf(folder(home)),)), root_secret=secret()) as served:
+    async with serving(backend, POLICY, inventory=Inventory((FolderObjects(folder(home)),)), root_secret=secret()) as served:
         options = ["--url", served.url]
         assert await asyncio.to_thread(run, "ls", *options) == 0
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "system/0" in line)
@@ -172,7 +172,7 @@ def test_ls_shows_what_is_pinned(home: Path, capsys: pytest.CaptureFixture[str])
 async def test_a_running_gateway_is_asked(home: Path, capsys: pytest.CaptureFixture[str], key: str | None) -> None:
     """With the operator's key from the secret file, or with a tenant's: then about that tenant alone."""
     backend = FlushableBackend()
-    inventory = Inventory((FolderShelf(folder(home)),))
+    inventory = Inventory((FolderObjects(folder(home)),))
     more = ["--key", key] if key else []
     async with serving(backend, POLICY, inventory=inventory, root_secret=secret()) as served:
         for verb, number in (("stat", "cache_hits_total"), ("ls", "system/0"), ("verify", f"{3 if key else 6} objects whole")):

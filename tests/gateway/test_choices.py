@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from engine.messages import Finished, Started, TextDelta
-from gateway.calls.choices import MAX_AT_ONCE, chosen, variant
+from gateway.calls.choices import MAX_AT_ONCE, merge_choices, variant
 from gateway.errors import EngineFailed
 from gateway.request import Request
 from gateway.wire.openai import OpenAIWire
@@ -38,7 +38,7 @@ def scripts() -> ScriptedBackend:
 async def test_every_answer_is_whole_and_the_prompt_starts_once() -> None:
     """The others are asked for when the first has its first token: what they share is cached by then."""
     backend, texts, events = scripts(), defaultdict(str), []
-    async for event in chosen(backend, a_request(3)):
+    async for event in merge_choices(backend, a_request(3)):
         events.append(event)
         if isinstance(event.event, TextDelta):
             texts[event.index] += event.event.text
@@ -68,7 +68,7 @@ async def test_one_failure_ends_them_all() -> None:
 
     backend = ScriptedBackend(script)
     with pytest.raises(EngineFailed):
-        async for _ in chosen(backend, a_request(3)):
+        async for _ in merge_choices(backend, a_request(3)):
             pass
     assert backend.num_open == 0
     assert len(backend.requests) == 3
@@ -77,7 +77,7 @@ async def test_one_failure_ends_them_all() -> None:
 async def test_many_answers_leave_room_for_others() -> None:
     """A few are in the engine at a time, and every one is given in the end."""
     backend, most, finished = scripts(), 0, []
-    async for event in chosen(backend, a_request(40)):
+    async for event in merge_choices(backend, a_request(40)):
         most = max(most, backend.num_open)
         finished += [event.index] if isinstance(event.event, Finished) else []
     assert most == MAX_AT_ONCE
@@ -89,7 +89,7 @@ async def test_leaving_aborts_them_all() -> None:
     """Closing the merged stream closes every engine request."""
     gate = asyncio.Event()
     backend = ScriptedBackend(Script(before_text={1: gate}))
-    merged = chosen(backend, a_request(3))
+    merged = merge_choices(backend, a_request(3))
     seen = [await anext(merged) for _ in range(4)]
     assert {event.index for event in seen} == {0, 1, 2}
     assert backend.num_open == 3
@@ -113,7 +113,7 @@ async def test_several_prompts_are_asked_each_once_and_then_for_more() -> None:
         asked.append((request.prompt.raw, request.sampling.seed))
         return Script(texts=(request.prompt.raw, str(request.sampling.seed)))
 
-    events = [event async for event in chosen(ScriptedBackend(script), several(3, 2))]
+    events = [event async for event in merge_choices(ScriptedBackend(script), several(3, 2))]
     started = [event.index for event in events if isinstance(event.event, Started)]
     assert started[0] == 0
     assert sorted(started) == [0, 2, 4]
@@ -131,7 +131,7 @@ async def test_many_prompts_leave_room_for_others() -> None:
     """A few are in the engine at a time, and none is forgotten."""
     backend = ScriptedBackend()
     most, ended = 0, set[int]()
-    async for event in chosen(backend, several(40, 3)):
+    async for event in merge_choices(backend, several(40, 3)):
         most = max(most, backend.num_open)
         if isinstance(event.event, Finished):
             ended.add(event.index)

@@ -17,8 +17,8 @@ from engine.errors import ModelError
 from engine.messages import PROTOCOL_VERSION, Finished, Started, TextDelta
 from engine.prompt.types import Message, Prompt, TextPart
 from engine.types import Sampling
-from gateway.backends.local import LocalBackend, Patience
-from gateway.backends.process import Limits
+from gateway.backends.local import LocalBackend, WorkerTimeouts
+from gateway.backends.process import ProcessTimeouts
 from gateway.errors import BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
 from gateway.request import Request
 from tests.fakes.clock import FakeClock
@@ -29,7 +29,7 @@ FAKE = Path(__file__).with_name("fake_worker.py")
 def make_backend(folder: Path, mode: str = "good", **options: object) -> LocalBackend:
     """A backend whose workers are `fake_worker.py MODE`."""
     config = EngineConfig(model="fake", model_path=str(folder), root_secret=b"0123456789abcdef", context=100)
-    options.setdefault("patience", Patience(ready_s=20.0, tick_s=0.01, backoff_s=(0.0,)))
+    options.setdefault("patience", WorkerTimeouts(ready_s=20.0, tick_s=0.01, backoff_s=(0.0,)))
     return LocalBackend(config, FakeClock(1000.0), command=(sys.executable, str(FAKE), mode), **options)  # type: ignore[arg-type]
 
 
@@ -166,8 +166,8 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path, order: str) -> Non
 
 async def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
     """Alive and connected but getting nowhere: its requests are told to try again, and the next one is served."""
-    patience = Patience(ready_s=20.0, tick_s=0.01, watch_s=0.05, hang_s=1.5, backoff_s=(0.0,))
-    backend = make_backend(tmp_path, patience=patience, limits=Limits(term_s=0.1))
+    patience = WorkerTimeouts(ready_s=20.0, tick_s=0.01, watch_s=0.05, hang_s=1.5, backoff_s=(0.0,))
+    backend = make_backend(tmp_path, patience=patience, limits=ProcessTimeouts(term_s=0.1))
     async with running(backend):
         first = backend.pid
         with pytest.raises(Overloaded, match="restarted"):
@@ -204,7 +204,7 @@ async def test_loading_has_an_end(tmp_path: Path) -> None:
     """A worker that never says Hello is given up, and gone."""
     os.mkfifo(tmp_path / "go")
     with pytest.raises(ModelError, match="within"):
-        await make_backend(tmp_path, "slow", limits=Limits(load_s=0.5, term_s=5.0)).run()
+        await make_backend(tmp_path, "slow", limits=ProcessTimeouts(load_s=0.5, term_s=5.0)).run()
 
 
 async def test_requests_wait_for_a_slow_start(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_requests_wait_for_a_slow_start(tmp_path: Path) -> None:
 
 async def test_waiting_for_a_start_is_bounded(tmp_path: Path) -> None:
     """A request does not wait for ever for a worker."""
-    backend = make_backend(tmp_path, patience=Patience(ready_s=0.01))
+    backend = make_backend(tmp_path, patience=WorkerTimeouts(ready_s=0.01))
     with pytest.raises(Overloaded, match="loading"):
         await collect(backend, "early")
     assert not backend.ready
@@ -230,7 +230,7 @@ async def test_waiting_for_a_start_is_bounded(tmp_path: Path) -> None:
 
 async def test_a_replacement_that_cannot_load_leaves_the_gateway_up(tmp_path: Path) -> None:
     """Only the first failure to load ends `run`; later ones are retried while requests are told to wait."""
-    backend = make_backend(tmp_path, "once", patience=Patience(ready_s=0.3, tick_s=1.0, backoff_s=(0.0,)))
+    backend = make_backend(tmp_path, "once", patience=WorkerTimeouts(ready_s=0.3, tick_s=1.0, backoff_s=(0.0,)))
     async with running(backend):
         with pytest.raises(Overloaded):
             await collect(backend, "die")
@@ -243,7 +243,7 @@ async def test_a_replacement_that_cannot_load_leaves_the_gateway_up(tmp_path: Pa
 
 async def test_a_replacement_that_cannot_start_leaves_the_gateway_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that has no process or no folder to give is asked again, as after any death."""
-    backend = make_backend(tmp_path, patience=Patience(ready_s=0.3, tick_s=1.0, backoff_s=(0.0, 0.01)))
+    backend = make_backend(tmp_path, patience=WorkerTimeouts(ready_s=0.3, tick_s=1.0, backoff_s=(0.0, 0.01)))
     async with running(backend):
         with monkeypatch.context() as full:
             full.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))

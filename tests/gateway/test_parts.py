@@ -20,9 +20,9 @@ from engine.types import CachePlan, CacheReport
 from gateway.backends.base import Event
 from gateway.bill.headers import Bill
 from gateway.bill.record import Ledger, Record
-from gateway.calls.catalog import Catalogue
+from gateway.calls.catalog import ModelCatalog
 from gateway.calls.feed import feed
-from gateway.cli.startup_banner import paste_block
+from gateway.cli.startup_banner import startup_banner
 from gateway.errors import EngineFailed, Overloaded, UnknownModel
 from gateway.http.server import wire_for
 from gateway.ids import id_headers, request_id
@@ -193,7 +193,7 @@ def test_models_by_name_and_alias() -> None:
     policy = make_policy("models: [{name: a, aliases: ['claude-*']}, {name: b, aliases: []}]")
     first, second = ScriptedBackend(), ScriptedBackend()
     second.model = None
-    catalogue = Catalogue(policy, {"a": first, "b": second})
+    catalogue = ModelCatalog(policy, {"a": first, "b": second})
     assert catalogue.find("claude-x").backend is first
     assert catalogue.find("b").backend is second
     assert list(catalogue.listed("openai")) == ["a"]
@@ -203,7 +203,7 @@ def test_models_by_name_and_alias() -> None:
     with pytest.raises(UnknownModel):
         catalogue.info("b", "openai")
     with pytest.raises(ValueError, match="b"):
-        Catalogue(policy, {"a": first})
+        ModelCatalog(policy, {"a": first})
 
 
 def test_the_list_says_of_each_id_which_model_answers() -> None:
@@ -211,7 +211,7 @@ def test_the_list_says_of_each_id_which_model_answers() -> None:
     aliases = ("['claude-*', mine, 'gpt-?']", "[b, mine, claude-x, 'o[0-9]', yours]")
     policy = make_policy(f"models: [{{name: a, aliases: {aliases[0]}}}, {{name: b, aliases: {aliases[1]}}}]")
     first, second = ScriptedBackend(), ScriptedBackend()
-    catalogue = Catalogue(policy, {"a": first, "b": second})
+    catalogue = ModelCatalog(policy, {"a": first, "b": second})
     shown = {"a": first, "b": second, "mine": first, "claude-x": first, "yours": second}
     listed = catalogue.listed("openai")
     assert [(name, id(info)) for name, info in listed.items()] == [(name, id(b.model)) for name, b in shown.items()]
@@ -340,6 +340,6 @@ def test_a_log_that_cannot_be_written_costs_its_lines_alone() -> None:
 
 def test_what_to_paste_names_the_address() -> None:
     """Each command and program points at the gateway."""
-    text = paste_block("http://127.0.0.1:1", {"m": ("claude-*",)})
+    text = startup_banner("http://127.0.0.1:1", {"m": ("claude-*",)})
     assert text.count("http://127.0.0.1:1") >= 5
     assert "m (also as claude-*)" in text

@@ -15,7 +15,7 @@ from engine.messages import Finished, TextDelta
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart, ThinkingPart, Tool
 from engine.types import CachePlan, PlannedEntry, Sampling
 from gateway.backends.affinity import LOAD_FACTOR, PATIENCE, Affinity, Holder, Why, choose
-from gateway.backends.prefixes import MAX_PREFIXES, SLICE_NBYTES, Prefix, Trace, trace
+from gateway.backends.prefixes import MAX_PREFIXES, SLICE_NBYTES, Prefix, PrefixTrace, trace_prefixes
 from gateway.backends.router import Router
 from gateway.errors import EngineFailed, InvalidRequest, Overloaded
 from gateway.request import Request
@@ -36,7 +36,7 @@ def asked(*messages: Message, system: str = "", tools: tuple[Tool, ...] = (), **
 
 
 def digests(request: Request) -> list[bytes]:
-    return [prefix.digest for prefix in trace(request).prefixes]
+    return [prefix.digest for prefix in trace_prefixes(request).prefixes]
 
 
 # What prompts have in common ------------------------------------------------------------------------------------------------
@@ -81,12 +81,12 @@ def test_what_comes_first_changes_everything(change: dict[str, Any]) -> None:
 def test_a_long_part_is_hashed_in_slices() -> None:
     """Questions about one document in one part share the document; so do raw texts."""
     document = "word " * SLICE_NBYTES
-    one, other = (trace(asked(said(document + question))) for question in ("Why?", "How?"))
+    one, other = (trace_prefixes(asked(said(document + question))) for question in ("Why?", "How?"))
     shared = {prefix.digest for prefix in one.prefixes} & {prefix.digest for prefix in other.prefixes}
     assert len(shared) >= 5
     assert one.home == other.home
     raw = [msgspec.structs.replace(asked(said("")), prompt=Prompt((said(""),), raw=document + end)) for end in "ab"]
-    assert trace(raw[0]).home == trace(raw[1]).home
+    assert trace_prefixes(raw[0]).home == trace_prefixes(raw[1]).home
     assert digests(raw[0])[-1] != digests(raw[1])[-1]
 
 
@@ -109,7 +109,7 @@ def test_what_is_too_short_to_be_cached_is_left_out() -> None:
 def test_promised_is_what_a_planned_entry_ends_in() -> None:
     """From the first planned position on."""
     plan = CachePlan(writable=(PlannedEntry(Position("messages", 0), 300.0),))
-    told = trace(asked(said("a"), said("b"), system="s", plan=plan)).prefixes
+    told = trace_prefixes(asked(said("a"), said("b"), system="s", plan=plan)).prefixes
     assert [prefix.promised for prefix in told] == [False, True, True]
 
 
@@ -127,7 +127,7 @@ def test_promised_is_what_a_planned_entry_ends_in() -> None:
 )
 def test_where_requests_start_from(one: Request, other: Request, alike: bool) -> None:
     """The client's key; else what is marked in the head, the head, or the beginning of the conversation."""
-    assert (trace(one).home == trace(other).home) == alike
+    assert (trace_prefixes(one).home == trace_prefixes(other).home) == alike
 
 
 def test_reasoning_and_empty_messages_have_hashes() -> None:
@@ -160,9 +160,9 @@ def test_a_session_has_one_key(headers: dict[str, str], parameters: dict[str, st
 A, B, C = (Holder(i, 1) for i in range(3))
 
 
-def traced(*sizes: int, home: str = "home", promised: bool = False) -> Trace:
+def traced(*sizes: int, home: str = "home", promised: bool = False) -> PrefixTrace:
     """A prompt with prefixes of these sizes, which are their names as well."""
-    return Trace(tuple(Prefix(str(nbytes).encode(), nbytes, promised) for nbytes in sizes), home.encode())
+    return PrefixTrace(tuple(Prefix(str(nbytes).encode(), nbytes, promised) for nbytes in sizes), home.encode())
 
 
 def believed(held: dict[str, tuple[Holder, ...]]) -> Affinity:
@@ -245,7 +245,7 @@ def test_nobody_is_overloaded(numbers: list[int], holding: set[int], promised: b
     asks for."""
     loads = {Holder(i, 1): load for i, load in enumerate(numbers)}
     holders = tuple(holder for holder in loads if holder.index in holding)
-    chosen = choose(Trace((Prefix(b"9000", 9000, promised),), home), loads, believed({"9000": holders}), 1.0).holder
+    chosen = choose(PrefixTrace((Prefix(b"9000", 9000, promised),), home), loads, believed({"9000": holders}), 1.0).holder
     bound = LOAD_FACTOR * (sum(numbers) + 1) / len(numbers) + 1
     assert loads[chosen] < (max(bound, PATIENCE) if chosen in holders else bound)
 

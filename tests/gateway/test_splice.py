@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.upstream.splice import wanted, with_model
+from gateway.upstream.splice import summarize, with_model
 
 KEYS = st.sampled_from(["model", "a", "mod", 'mo"del', "stream", "é"])
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -29,7 +29,7 @@ def test_only_the_model_changes(parts: tuple[Any, Any], model: str, new: str, as
     """Whatever else is in a body, and however it is written: what is read is the model, and the rest keeps its bytes."""
     content = parts[0] | {"model": model} | parts[1]
     body = json.dumps(content, ensure_ascii=ascii, indent=indent).encode("utf-8", "replace")
-    asked = wanted(body)
+    asked = summarize(body)
     if asked is None:  # a text that is no Unicode
         return
     assert asked.model == orjson.loads(body)["model"]
@@ -58,7 +58,7 @@ def test_only_the_model_changes(parts: tuple[Any, Any], model: str, new: str, as
 )
 def test_what_a_body_wants(body: bytes, expected: tuple[str, bool] | None) -> None:
     """The top level's own model and stream; None for what is no such body."""
-    assert wanted(body) == expected
+    assert summarize(body) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_what_a_body_wants(body: bytes, expected: tuple[str, bool] | None) -> No
 def test_two_models_are_none(body: bytes) -> None:
     """Readers differ in which one they take: what is checked here must be what is served there."""
     with pytest.raises(InvalidRequest, match="more than once"):
-        wanted(body)
+        summarize(body)

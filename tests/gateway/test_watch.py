@@ -11,7 +11,7 @@ import pytest
 
 from engine.messages import EngineStats
 from gateway.backends.link import Link
-from gateway.backends.mailbox import Mailbox
+from gateway.backends.mailbox import EventMailbox
 from gateway.backends.watch import EngineHangs, watch
 
 EVERY_S, HANG_S = 0.01, 0.5
@@ -29,8 +29,8 @@ class JumpingLink:
         monkeypatch.setattr(self._loop, "time", lambda: real() + self._jumped_s)
 
     @contextmanager
-    def open(self, name: str, *, own: bool) -> Iterator[tuple[str, Mailbox]]:
-        self._mailbox = Mailbox()
+    def open(self, name: str, *, own: bool) -> Iterator[tuple[str, EventMailbox]]:
+        self._mailbox = EventMailbox()
         yield name, self._mailbox
 
     async def send(self, message: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.model.kv_pool import PAD_SLOTS, KvPool, KvShape, slots_of
-from engine.model.runs import Run
+from engine.model.runs import SlotRun
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +43,7 @@ def test_layout_is_as_documented() -> None:
     """Layer, K or V, slot, head, dimension: the bytes of a page in that order."""
     pool = filled()
     page = torch.frombuffer(bytearray(pool.read_pages([2])), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)
-    keys, values = pool.read(1, (Run(8, 4),), 4)
+    keys, values = pool.read(1, (SlotRun(8, 4),), 4)
     assert torch.equal(page[1, 0], keys)
     assert torch.equal(page[1, 1], values)
 
@@ -55,7 +55,7 @@ def test_copy_page_copies_slots_in_every_layer() -> None:
     pool.copy_page(1, 3, 3)
     for layer in (0, 1):
         for side in (0, 1):
-            assert torch.equal(pool.read(layer, (Run(12, 3),), 3)[side], pool.read(layer, (Run(4, 3),), 3)[side])
+            assert torch.equal(pool.read(layer, (SlotRun(12, 3),), 3)[side], pool.read(layer, (SlotRun(4, 3),), 3)[side])
     pool.copy_page(3, 5, 4)
     assert pool.read_pages([5]) == pool.read_pages([3]) != before
     kept = torch.frombuffer(bytearray(before), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)[:, :, 3]
@@ -66,9 +66,9 @@ def test_copy_page_copies_slots_in_every_layer() -> None:
 def test_one_run_is_a_view_and_several_are_gathered() -> None:
     """Reading in place copies nothing; scattered runs give the same values, zeros after them."""
     pool = filled()
-    keys, _ = pool.read(0, (Run(4, 8),), 8)
-    assert keys.data_ptr() == pool.read(0, (Run(4, 1),), 1)[0].data_ptr()
-    gathered, _ = pool.read(0, (Run(8, 4), Run(4, 4)), 20)
+    keys, _ = pool.read(0, (SlotRun(4, 8),), 8)
+    assert keys.data_ptr() == pool.read(0, (SlotRun(4, 1),), 1)[0].data_ptr()
+    gathered, _ = pool.read(0, (SlotRun(8, 4), SlotRun(4, 4)), 20)
     assert torch.equal(gathered[:8], torch.cat([keys[4:], keys[:4]]))
     assert gathered.shape[0] == 20
     assert not gathered[8:].any()
@@ -76,7 +76,7 @@ def test_one_run_is_a_view_and_several_are_gathered() -> None:
 
 def test_view_past_the_last_page_is_zero() -> None:
     """A run at the pool's end can be extended by the padding, which stays zero."""
-    keys, values = filled().read(0, (Run(20, 4),), PAD_SLOTS)
+    keys, values = filled().read(0, (SlotRun(20, 4),), PAD_SLOTS)
     assert not keys[4:].any()
     assert not values[4:].any()
 
@@ -86,13 +86,13 @@ def test_nothing_but_finite_values_gets_in(bad: float) -> None:
     """What is written or loaded as NaN or infinity is zero in the pool."""
     pool = filled()
     rows = torch.full((3, 3, 4), bad, dtype=torch.bfloat16)
-    pool.write(0, rows, rows, slots_of([Run(0, 1), Run(9, 2)], CPU))
+    pool.write(0, rows, rows, slots_of([SlotRun(0, 1), SlotRun(9, 2)], CPU))
     whole = torch.full((pool.page_nbytes // 2,), bad, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
     pool.write_pages([4], memoryview(whole))
     for layer in (0, 1):
-        for side in pool.read(layer, (Run(0, 24),), 24):
+        for side in pool.read(layer, (SlotRun(0, 24),), 24):
             assert bool(side.isfinite().all())
-    assert not pool.read(0, (Run(9, 2),), 2)[0].any()
+    assert not pool.read(0, (SlotRun(9, 2),), 2)[0].any()
     assert not any(pool.read_pages([4]))
 
 

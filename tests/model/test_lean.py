@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from engine.errors import ModelUnsupported
 from engine.model.lean.linear import INT4_GROUP, INT4_ROWS, Int4Linear
-from engine.model.lean.rows import MAX_RUNS, MIN_SHARED, Rows, Together, plan_parts
-from engine.model.runs import Run
+from engine.model.lean.rows import MAX_RUNS, MIN_SHARED, SequenceRows, SharedPrefixRows, plan_parts
+from engine.model.runs import SlotRun
 from engine.schedule.sequence import Slice
 from tests.fakes.tiny_models import VOCABULARY
 from tests.fakes.torch_driver import MIXED_ROWS, Driver, check_same, mixed_step
@@ -90,23 +90,23 @@ def test_parts_hold_every_visible_slot_once(data: st.DataObject) -> None:
     window = data.draw(st.sampled_from([None, 5, 200]))
     spans = []
     for row in range(data.draw(st.integers(1, 6))):
-        shared = data.draw(st.sampled_from([Run(0, 100), Run(0, 70), Run(500, MIN_SHARED - 1)]))
-        own = tuple(Run(1000 * (row + 1) + 50 * i, 7) for i in range(data.draw(st.integers(0, MAX_RUNS + 1))))
+        shared = data.draw(st.sampled_from([SlotRun(0, 100), SlotRun(0, 70), SlotRun(500, MIN_SHARED - 1)]))
+        own = tuple(SlotRun(1000 * (row + 1) + 50 * i, 7) for i in range(data.draw(st.integers(0, MAX_RUNS + 1))))
         runs = (shared, *own)
-        spans.append(Rows(row, 1, sum(run.num_slots for run in runs) - 1, runs))
-    spans.append(Rows(len(spans), 9, 20, (Run(9000, 29),)))
+        spans.append(SequenceRows(row, 1, sum(run.num_slots for run in runs) - 1, runs))
+    spans.append(SequenceRows(len(spans), 9, 20, (SlotRun(9000, 29),)))
     parts = plan_parts(spans, window, max_together=3)
     assert parts[-1] == spans[-1]
     seen: list[list[int]] = []
     for part in parts[:-1]:
-        assert isinstance(part, Together)
+        assert isinstance(part, SharedPrefixRows)
         assert part.num_rows <= 3
         assert part.row == len(seen)
         seen += [slots((part.shared, *own)) for own in part.own]
     assert seen == [slots(span.runs)[-window if window else 0 :] for span in spans[:-1]]
 
 
-def slots(runs: tuple[Run, ...]) -> list[int]:
+def slots(runs: tuple[SlotRun, ...]) -> list[int]:
     """All slots of the runs, in order."""
     return [slot for run in runs for slot in range(run.first, run.first + run.num_slots)]
 

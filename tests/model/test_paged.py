@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.errors import ModelError, ModelUnsupported
-from engine.model.paged.cuda import Kit
+from engine.model.paged.cuda import DeviceFeatures
 from engine.schedule.sequence import Sequence, Slice
 from tests.fakes.paged_device import FakeCopies, FakeRecorder, eager_varlen, fake_kit
 from tests.fakes.tiny_models import VOCABULARY
@@ -31,7 +31,7 @@ def trio(request: pytest.FixtureRequest, tiny_folder: Folder) -> Iterator[tuple[
     folder = tiny_folder(request.param)
     drivers = (
         Driver(folder, fake_kit(recorder), runner="lean", **OPTIONS),
-        Driver(folder, Kit(eager_varlen, None, None), runner="lean", **OPTIONS),
+        Driver(folder, DeviceFeatures(eager_varlen, None, None), runner="lean", **OPTIONS),
         Driver(folder, runner="generic", **OPTIONS),
     )
     yield *drivers, recorder
@@ -110,7 +110,8 @@ def test_a_device_that_takes_only_large_pages(tiny_folder: Folder) -> None:
         return eager_varlen(query, key, *rest, **options)
 
     drivers = [
-        Driver(tiny_folder("llama"), Kit(attend, None, None), runner="lean", **OPTIONS) for attend in (large, eager_varlen)
+        Driver(tiny_folder("llama"), DeviceFeatures(attend, None, None), runner="lean", **OPTIONS)
+        for attend in (large, eager_varlen)
     ]
     assert [driver.runner.page_size for driver in drivers] == [256, 16]
     for driver in drivers:
@@ -122,7 +123,7 @@ def test_a_device_that_takes_only_large_pages(tiny_folder: Folder) -> None:
 
 def test_fingerprint_names_the_kernel(tiny_folder: Folder) -> None:
     """KV of one attention kernel is not another's, nor the processor's."""
-    kits = [None, Kit(None, None, None), Kit(eager_varlen, None, None), fake_kit()]
+    kits = [None, DeviceFeatures(None, None, None), DeviceFeatures(eager_varlen, None, None), fake_kit()]
     drivers = [Driver(tiny_folder("llama"), kit, runner="lean", **OPTIONS) for kit in kits]
     prints = [driver.runner.fingerprint for driver in drivers]
     assert len(set(prints)) == 3
@@ -144,7 +145,7 @@ def test_the_generic_runner_has_staged_copies_too(tiny_folder: Folder) -> None:
 
 def test_a_share_of_memory_is_the_devices_own(tiny_folder: Folder) -> None:
     """A device with memory of its own holds that share of it; without a share, and on a processor, the bytes that were said."""
-    kit = Kit(eager_varlen, None, None, memory_nbytes=40 * 1024**2)
+    kit = DeviceFeatures(eager_varlen, None, None, memory_nbytes=40 * 1024**2)
     sizes = []
     for device, share in ((kit, 0.5), (kit, 0.0), (None, 0.5)):
         runner = Driver(tiny_folder("llama"), device, kv_nbytes=10 * 1024**2, kv_share=share, runner="lean", **OPTIONS).runner

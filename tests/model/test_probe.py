@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.varlen import varlen_attn
 
 from engine.model.paged.attention import GatheredKernel, PagedRows, VarlenKernel
-from engine.model.paged.probe import Heads, choose_kernel, why_not
+from engine.model.paged.probe import HeadShape, choose_kernel, why_not
 from tests.fakes.paged_device import eager_varlen
 
 pytestmark = pytest.mark.engine
 
 CPU: Final = torch.device("cpu")
-HEADS: Final = Heads(num_heads=4, num_kv_heads=2, head_dim=8, dtype=torch.float32, windows=(None, 24))
+HEADS: Final = HeadShape(num_heads=4, num_kv_heads=2, head_dim=8, dtype=torch.float32, windows=(None, 24))
 
 
 def choose(attend: Any, sizes: tuple[int, ...] = (16, 256)) -> tuple[str, int, int]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.model.rows import RowGroups, fixed_groups, one_group
-from engine.model.runs import Run, RunTable, RunTables
+from engine.model.runs import RunTable, RunTables, SlotRun
 from engine.schedule.sequence import Sequence, Slice
 from engine.types import Sampling
 
@@ -30,7 +30,7 @@ def tables_of(slices: list[Slice]) -> RunTables:
     return tables
 
 
-def runs_of(table: list[int], start: int, end: int) -> list[Run]:
+def runs_of(table: list[int], start: int, end: int) -> list[SlotRun]:
     """The runs of tokens `[start, end)` of a sequence on these pages."""
     made = RunTable(table, PAGE)
     made.extend()
@@ -40,16 +40,16 @@ def runs_of(table: list[int], start: int, end: int) -> list[Run]:
 @pytest.mark.parametrize(
     ("table", "start", "end", "expected"),
     [
-        ([0, 1, 2], 0, 12, [Run(0, 12)]),
-        ([0, 1, 2], 3, 7, [Run(3, 4)]),
-        ([5, 6, 2], 0, 10, [Run(20, 8), Run(8, 2)]),
-        ([5, 3, 4], 2, 9, [Run(22, 2), Run(12, 5)]),
-        ([2, 1, 0], 0, 12, [Run(8, 4), Run(4, 4), Run(0, 4)]),
+        ([0, 1, 2], 0, 12, [SlotRun(0, 12)]),
+        ([0, 1, 2], 3, 7, [SlotRun(3, 4)]),
+        ([5, 6, 2], 0, 10, [SlotRun(20, 8), SlotRun(8, 2)]),
+        ([5, 3, 4], 2, 9, [SlotRun(22, 2), SlotRun(12, 5)]),
+        ([2, 1, 0], 0, 12, [SlotRun(8, 4), SlotRun(4, 4), SlotRun(0, 4)]),
         ([7], 1, 1, []),
-        ([0, 1, 9], 0, 8, [Run(0, 8)]),
+        ([0, 1, 9], 0, 8, [SlotRun(0, 8)]),
     ],
 )
-def test_runs(table: list[int], start: int, end: int, expected: list[Run]) -> None:
+def test_runs(table: list[int], start: int, end: int, expected: list[SlotRun]) -> None:
     """Consecutive pages are one run, cut at the tokens asked for."""
     assert runs_of(table, start, end) == expected
 
@@ -81,7 +81,7 @@ def test_other_pages_are_noticed() -> None:
     tables.renew([sequence])
     sequence.block_table = [7, 3]
     tables.renew([sequence])
-    assert tables.cover(sequence, 0, 8) == (Run(28, 4), Run(12, 4))
+    assert tables.cover(sequence, 0, 8) == (SlotRun(28, 4), SlotRun(12, 4))
 
 
 def test_one_group_packs_everything() -> None:

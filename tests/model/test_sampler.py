@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.sampling.sampler import probabilities, sample, uniform
-from engine.model.sampling.shaping import Row, most_probable, shape_logits
+from engine.model.sampling.shaping import SamplingRow, most_probable, shape_logits
 from engine.schedule.sequence import Sampled, Sequence, Slice
 from engine.types import Sampling
 from tests.fakes.constraint import OnlyThese
@@ -131,7 +131,7 @@ def test_the_most_probable_values(size: int) -> None:
 def test_penalties(sampling: dict[str, Any], expected: list[float]) -> None:
     """Prompt [0, 1], output [2, 2]: repetition covers both, presence and frequency the output only."""
     logits = torch.tensor([[1.0, -2.0, 3.0, -1.0], [1.0, -2.0, 3.0, -1.0]])
-    rows = [Row(sequence([0, 1], [2, 2], **sampling)), Row(sequence([3], [3]))]
+    rows = [SamplingRow(sequence([0, 1], [2, 2], **sampling)), SamplingRow(sequence([3], [3]))]
     assert shape_logits(logits, rows)[0].tolist() == pytest.approx(expected)
     assert shape_logits(logits, rows)[1].tolist() == [1.0, -2.0, 3.0, -1.0]
     assert logits[0].tolist() == [1.0, -2.0, 3.0, -1.0]
@@ -250,11 +250,11 @@ def test_counts_kept_are_counts_made_anew(prompt: list[int], output: list[int]) 
     logits = noise(1, 601, seed=len(prompt))
     for i, token in enumerate(output):
         if i % 3 == 0:
-            shape_logits(logits, [Row(grown)])
+            shape_logits(logits, [SamplingRow(grown)])
         grown.token_ids.append(token)
     fresh = sequence(prompt, output, **options)
-    shaped = shape_logits(logits, [Row(grown)])
-    assert torch.equal(shaped, shape_logits(logits, [Row(fresh)]))
+    shaped = shape_logits(logits, [SamplingRow(grown)])
+    assert torch.equal(shaped, shape_logits(logits, [SamplingRow(fresh)]))
     counts, seen = Counter(output), {*prompt, *output}
     for token in range(0, 601, 7):
         score = float(logits[0, token])

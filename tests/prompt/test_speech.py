@@ -9,7 +9,7 @@ import pytest
 
 from engine.prompt.call_format import HERMES
 from engine.prompt.render import Renderer
-from engine.prompt.speech import PLAIN, Speech
+from engine.prompt.speech import PLAIN, OutputSyntax
 from engine.prompt.template import ChatTemplate
 from engine.prompt.types import Prompt
 from tests.fakes.tokenizer import ByteTokenizer
@@ -26,7 +26,7 @@ def test_calls_of_the_tools_that_are_offered() -> None:
     """The template's format and the tools' names; without tools, in a model that does not reason, there is only text."""
     plain = ByteTokenizer()
     renderer = Renderer(plain, ChatTemplate.load("chatml", Path(), plain))
-    assert renderer.render(ASKED).speech == Speech(HERMES, frozenset({"weather", "clock"}))
+    assert renderer.render(ASKED).speech == OutputSyntax(HERMES, frozenset({"weather", "clock"}))
     assert renderer.render(msgspec.structs.replace(ASKED, tools=())).speech == PLAIN
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.store.base import PINNED_UNTIL_S
-from engine.store.disk.index import SCORES, DiskIndex, Record
+from engine.store.disk.index import SCORES, DiskIndex, ObjectRecord
 
 EXPIRIES = st.integers(0, 20) | st.just(PINNED_UNTIL_S)
 STEPS = st.lists(
@@ -19,12 +19,12 @@ STEPS = st.lists(
 def test_any_history(steps: list[tuple[str, int, float]], eviction: str) -> None:
     """Order of use, next to expire and the victim are what a search of all records says; memory stays in proportion."""
     index = DiskIndex(eviction)
-    order: list[Record] = []
+    order: list[ObjectRecord] = []
     for step, n, expires_at_s in steps:
         key = bytes([n])
         held = index.get(key)
         if step == "add":
-            record = Record(key, 1, 1, float(expires_at_s), worth=float(n % 3))
+            record = ObjectRecord(key, 1, 1, float(expires_at_s), worth=float(n % 3))
             index.add(record)
             order = [*(other for other in order if other.key != key), record]
         elif held is not None and step == "remove":
@@ -57,7 +57,7 @@ def test_any_history(steps: list[tuple[str, int, float]], eviction: str) -> None
 def test_a_replaced_record_is_not_removed_twice() -> None:
     """Removing the old record of a key leaves the new one."""
     index = DiskIndex()
-    old, new = Record(b"k", 1, 1, 1.0), Record(b"k", 2, 2, 2.0)
+    old, new = ObjectRecord(b"k", 1, 1, 1.0), ObjectRecord(b"k", 2, 2, 2.0)
     index.add(old)
     index.add(new)
     index.remove(old)
@@ -68,17 +68,17 @@ def test_a_replaced_record_is_not_removed_twice() -> None:
 def test_what_is_dear_stays_until_others_were_used_more() -> None:
     """By cost: a byte that takes long to make outlives one used as often, until the clock of what went has passed it."""
     index = DiskIndex("cost")
-    dear = Record(b"dear", 1, 1, 99.0, worth=3.0)
+    dear = ObjectRecord(b"dear", 1, 1, 99.0, worth=3.0)
     index.add(dear)
     for n in range(4):
-        index.add(Record(bytes([n]), 1, 1, 99.0, worth=1.0))
+        index.add(ObjectRecord(bytes([n]), 1, 1, 99.0, worth=1.0))
     gone = []
     for n in range(4, 14):
         victim = index.victim(0.0)
         assert victim is not None
         index.remove(victim)
         gone.append(victim)
-        index.add(Record(bytes([n]), 1, 1, 99.0, worth=1.0))
+        index.add(ObjectRecord(bytes([n]), 1, 1, 99.0, worth=1.0))
     assert gone[0].key == b"\0"
     assert gone.index(dear) == 8
 
@@ -93,9 +93,9 @@ def test_a_score_of_another_name_is_refused() -> None:
 def test_pinned_records_are_the_last_victims(eviction: str) -> None:
     """Whatever was used more often or later goes first; unpinned it is a victim like any other."""
     index = DiskIndex(eviction)
-    pinned = Record(b"p", 1, 8, PINNED_UNTIL_S)
+    pinned = ObjectRecord(b"p", 1, 8, PINNED_UNTIL_S)
     index.add(pinned)
-    others = [Record(bytes([n]), 1, 1, 99.0, worth=9.0) for n in range(3)]
+    others = [ObjectRecord(bytes([n]), 1, 1, 99.0, worth=9.0) for n in range(3)]
     for other in others:
         index.add(other)
         index.touch(other)
@@ -109,5 +109,5 @@ def test_pinned_records_are_the_last_victims(eviction: str) -> None:
     index.expire_at(pinned, PINNED_UNTIL_S)
     index.remove(others[2])
     assert index.victim(0.0) is pinned
-    index.add(Record(b"p", 1, 3, PINNED_UNTIL_S))
+    index.add(ObjectRecord(b"p", 1, 3, PINNED_UNTIL_S))
     assert index.pinned_nbytes == 3

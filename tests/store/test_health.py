@@ -9,7 +9,7 @@ import os
 import pytest
 
 from engine.store.base import StoreStats
-from engine.store.health import QUIET_S, Health
+from engine.store.health import QUIET_S, ErrorReporter
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _hear_all(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_one_line_and_one_more_when_it_works(caplog: pytest.LogCaptureFixture) -> None:
     """A thousand failures are one warning; the end is one line; success without failure is none."""
-    health = Health("ssd", StoreStats())
+    health = ErrorReporter("ssd", StoreStats())
     health.worked("put")
     for _ in range(1000):
         health.failed("put", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/secret/path"))
@@ -34,7 +34,7 @@ def test_one_line_and_one_more_when_it_works(caplog: pytest.LogCaptureFixture) -
 
 def test_a_flapping_tier_speaks_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """A tier that fails and works by turns is one warning per minute of its clock."""
-    health = Health("redis", StoreStats())
+    health = ErrorReporter("redis", StoreStats())
     for second in range(int(3 * QUIET_S)):
         health.now_s = float(second)
         health.failed("answer", "TimeoutError")
@@ -46,7 +46,7 @@ def test_a_flapping_tier_speaks_once_a_minute(caplog: pytest.LogCaptureFixture) 
 
 def test_problems_of_operations_are_apart() -> None:
     """That reads work does not hide that writes don't."""
-    health = Health("ssd", StoreStats())
+    health = ErrorReporter("ssd", StoreStats())
     health.failed("put", "full")
     health.failed("get", "broken")
     health.worked("get")

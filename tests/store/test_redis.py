@@ -11,7 +11,7 @@ import pytest
 from engine.store.base import Found, Item
 from engine.store.errors import StoreUnsupported
 from engine.store.object import HEADER_NBYTES, encode_header
-from engine.store.redis.server import Server
+from engine.store.redis.server import RedisConnection
 from engine.store.redis.store import OPEN_S, UNKNOWN_TIME_PX_MS, RedisStore
 from tests.fakes.clock import FakeClock
 from tests.fakes.redis_server import RedisServer
@@ -251,4 +251,4 @@ def test_tls(server: RedisServer, tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:1/2", "valkey://h", "valkeys://h", "redis+cluster://h:7000"])
 def test_urls_that_are_known(url: str) -> None:
     """Each kind of URL makes a client, which has not connected."""
-    Server(url, timeout_s=0.05).close()
+    RedisConnection(url, timeout_s=0.05).close()

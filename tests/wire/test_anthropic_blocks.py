@@ -13,7 +13,7 @@ from engine.prompt.types import ThinkingPart
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
-from gateway.wire.base import Answer, Said, ToolCall
+from gateway.wire.base import Answer, AnswerRun, ToolCall
 from gateway.wire.sse import SSE_HEADERS
 from policies.pricing import Usage
 
@@ -160,7 +160,13 @@ def test_blocks_alternate_in_a_stream() -> None:
 
 def test_blocks_of_a_whole_answer_keep_their_order() -> None:
     """As in a stream: text behind a call stays there, and text around reasoning that is not shown is one block."""
-    said = (Said("text", "b"), Said("thinking", "c"), Said("text", "d"), Said("call"), Said("text", "e"))
+    said = (
+        AnswerRun("text", "b"),
+        AnswerRun("thinking", "c"),
+        AnswerRun("text", "d"),
+        AnswerRun("call"),
+        AnswerRun("text", "e"),
+    )
     answer = Answer("bde", "stop", None, USAGE, thinking="c", calls=(ToolCall("find", "{}"),), said=said)
     assert [block["type"] for block in shape(whole(a_request(thinking=THINKING), answer))] == [
         *("text", "thinking", "text", "tool_use", "text"),

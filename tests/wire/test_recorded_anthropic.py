@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway import dialects
-from gateway.calls.catalog import Catalogue
+from gateway.calls.catalog import ModelCatalog
 from gateway.errors import InvalidRequest, UnknownModel
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
@@ -66,7 +66,7 @@ def test_recorded_requests_are_understood() -> None:
 
 def test_recorded_errors_of_unknown_models() -> None:
     """The provider's 404s, word for word."""
-    catalogue = Catalogue(POLICY, {"smollm2-135m-instruct": ScriptedBackend()})
+    catalogue = ModelCatalog(POLICY, {"smollm2-135m-instruct": ScriptedBackend()})
     rows = [row for row in ROWS if row["status"] == 404]
     assert len(rows) == 2
     for row in rows:

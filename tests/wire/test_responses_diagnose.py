@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from gateway.request import Request
-from gateway.wire.base import Answer, Kept
+from gateway.wire.base import Answer, StoredResponse
 from gateway.wire.openai.responses import ResponsesWire
 from policies.pricing import Usage
 
@@ -27,7 +27,7 @@ def diagnosed(earlier: Request | None, read: int = 0, **changes: Any) -> dict[st
     """What a prompt of 1,000 tokens of which `read` were read is told about `earlier`."""
     kept = None if earlier is None else WIRE.keep(earlier, Answer("x", "stop", None, Usage(1)), created_at_s=0.0)
 
-    def find(name: str) -> Kept | None:
+    def find(name: str) -> StoredResponse | None:
         assert name == "resp_1"
         return kept
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.wire.anthropic import reported as anthropic
 from gateway.wire.openai import reported as openai
-from gateway.wire.reported import ToldUsage, UsageFormat, merged
+from gateway.wire.reported import ReportedUsage, UsageFormat, merged
 from gateway.wire.sse import MAX_EVENT_NBYTES, EventReader
 
 EXCLUSIVE, INCLUSIVE, USAGE = anthropic.EXCLUSIVE, anthropic.INCLUSIVE, openai.USAGE
@@ -19,11 +19,11 @@ EXCLUSIVE, INCLUSIVE, USAGE = anthropic.EXCLUSIVE, anthropic.INCLUSIVE, openai.U
 
 def told(
     input: int, read: int | None, writes: dict[str, int] | None = None, unclassed: int = 0, output: int = 0, odd: bool = False
-) -> ToldUsage:
-    return ToldUsage(input, read, writes or {}, unclassed, output, odd)
+) -> ReportedUsage:
+    return ReportedUsage(input, read, writes or {}, unclassed, output, odd)
 
 
-CASES: dict[str, tuple[UsageFormat, dict[str, Any], ToldUsage | None]] = {
+CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
     "anthropic": (
         EXCLUSIVE,
         {
@@ -189,7 +189,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ToldUsage | None]] = {
 
 
 @pytest.mark.parametrize(("format", "fields", "expected"), CASES.values(), ids=CASES)
-def test_usage_is_read(format: UsageFormat, fields: dict[str, Any], expected: ToldUsage | None) -> None:
+def test_usage_is_read(format: UsageFormat, fields: dict[str, Any], expected: ReportedUsage | None) -> None:
     """Disjoint parts, none negative; unknown is None; what did not add up is marked."""
     assert format.read(fields) == expected
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from engine.cache.lease import Lease
-from engine.cache.lookup import Space
+from engine.cache.lookup import TenantCache
 from engine.cache.stats import TierStats
 from engine.cache.tiers.fetch import Fetch
-from engine.cache.tiers.pieces import Piece
+from engine.cache.tiers.pieces import SpanRead
 from engine.cache.tiers.tiers import Tiers
 from engine.cache.tiers.writeback import WriteBack
 from engine.cache.tree.block import Block
@@ -19,7 +19,7 @@ from engine.cache.tree.geometry import Geometry
 from engine.cache.tree.radix import Match
 
 
-class Below:
+class LowerTiers:
     """Tiers, and what of the device they should have. Owned by the cache; nothing here waits but `close`."""
 
     def __init__(self, tiers: Tiers, write_back: WriteBack, geometry: Geometry) -> None:
@@ -49,7 +49,7 @@ class Below:
         return self._tiers.reads.staged_nbytes
 
     @property
-    def spaces(self) -> list[Space]:
+    def spaces(self) -> list[TenantCache]:
         """The tenants for whom something is being fetched."""
         return [fetch.space for fetch in self._fetches]
 
@@ -69,7 +69,7 @@ class Below:
             del self._fetches[fetch]
             self._tiers.reads.abandon(fetch)
 
-    def arrived(self, fetch: Fetch, space: Space, match: Match, now_s: float) -> list[Piece]:
+    def arrived(self, fetch: Fetch, space: TenantCache, match: Match, now_s: float) -> list[SpanRead]:
         """What was fetched, and has not expired while the request waited, that makes a device match longer."""
         if fetch.space is not space:  # flushed meanwhile
             return []
@@ -78,7 +78,7 @@ class Below:
         pieces = list(takewhile(lambda piece: piece.expires_at_s > now_s or piece.start < promised, fetched))
         return pieces if pieces and pieces[-1].end > match.num_tokens else []
 
-    def expect(self, lease: Lease, pieces: Sequence[Piece]) -> None:
+    def expect(self, lease: Lease, pieces: Sequence[SpanRead]) -> None:
         """Count what was fetched as cached; it comes onto the device with `restore`."""
         lease.arrivals.extend(pieces)
         lease.num_cached = min(pieces[-1].end, lease.view.limit)
@@ -106,13 +106,13 @@ class Below:
                 self._tiers.refresh(piece.label.key, entry.expires_at_s)
         self._write_back.entry(lease.space, entry)
 
-    def pin(self, space: Space, entry: Entry, path: Sequence[Block]) -> None:
+    def pin(self, space: TenantCache, entry: Entry, path: Sequence[Block]) -> None:
         """Have the tiers know a pinned entry at the end of `path`, and keep its KV as long."""
         self._write_back.spans(space, path)
         self._write_back.entry(space, entry)
         self._tiers.tell_refreshes()  # at once: a kill must not leave a pinned entry whose KV expires
 
-    def unpin(self, space: Space, entry: Entry, path: Sequence[Block], until_s: float) -> None:
+    def unpin(self, space: TenantCache, entry: Entry, path: Sequence[Block], until_s: float) -> None:
         """The opposite: from here on nothing of it is kept longer than `until_s` or than the device keeps it."""
         self._write_back.curtail(space, entry, path, until_s)
 
@@ -124,7 +124,7 @@ class Below:
         """Hand about `max_nbytes` over to the tiers, if they keep up."""
         self._write_back.copy(max_nbytes)
 
-    def forget(self, space: Space) -> None:
+    def forget(self, space: TenantCache) -> None:
         """Write nothing more of a tenant."""
         self._write_back.forget(space)
 

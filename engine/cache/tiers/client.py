@@ -13,8 +13,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from engine.cache.stats import TierCounters, TierGauges
-from engine.cache.tiers.io import InlineIo, Io, Mailbox, ThreadIo
-from engine.cache.tiers.object_format import Label, Seal, StoredEntry, decode_entry, decode_object
+from engine.cache.tiers.io import CompletionQueue, InlineIo, Io, ThreadIo
+from engine.cache.tiers.object_format import ObjectKey, ObjectNamespace, StoredEntry, decode_entry, decode_object
 from engine.memory import Payload
 from engine.store.base import Found, Item, NamedStore, delete_prefix
 from engine.store.memory import MemoryStore
@@ -44,17 +44,17 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Question:
+class TierQuery:
     """What a request wants to know of a tier: which of `objects` it has, and the entries under `entries`."""
 
     objects: Sequence[bytes]
-    entries: Sequence[Label]
-    seal: Seal
+    entries: Sequence[ObjectKey]
+    seal: ObjectNamespace
     now_s: float
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Answer:
+class TierQueryResult:
     """One answer per object and one per entry; None for what is not there or not acceptable. `num_corrupt` of them
     were damaged or foreign; those under `refused` are in the store still."""
 
@@ -65,7 +65,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Got:
+class TierReadResult:
     """A read that ended: `body` is None when the object was gone, or was not what it should be (`is_corrupt`)."""
 
     body: memoryview | None
@@ -73,7 +73,7 @@ class Got:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Unmade:
+class PendingWrite:
     """An object to be stored, whose payload of about `nbytes` the tier's own thread makes; `worth` as in `Item`. `replaces`:
     it is not always the same, so what is under the key is overwritten."""
 
@@ -98,10 +98,10 @@ class Average:
         self._is_guess = False
 
 
-class Lane:
+class TierClient:
     """A store, the `reader` that runs its finds and gets, and the `writer` that runs everything else, strictly in order."""
 
-    def __init__(self, tier: NamedStore, mailbox: Mailbox, reader: Io, writer: Io, clock: Callable[[], float]) -> None:
+    def __init__(self, tier: NamedStore, mailbox: CompletionQueue, reader: Io, writer: Io, clock: Callable[[], float]) -> None:
         self.name = tier.name
         self.counters = TierCounters()
         self.queued_nbytes = 0
@@ -164,10 +164,10 @@ class Lane:
 
     # Reads ----------------------------------------------------------------------------------------------------------------
 
-    def ask(self, question: Question, then: Callable[[Answer | None], None]) -> None:
+    def ask(self, question: TierQuery, then: Callable[[TierQueryResult | None], None]) -> None:
         """Find out what is there; None when the store failed."""
 
-        def look() -> Answer:
+        def look() -> TierQueryResult:
             num_damaged = self._store.stats.num_damaged
             found = self._store.find_many(question.objects, question.now_s)
             keys = [label.key for label in question.entries]
@@ -178,9 +178,9 @@ class Lane:
             entries = [_open_entry(payload, label, question.seal) for payload, label in pairs]
             triples = zip(keys, payloads, entries, strict=True)
             refused = [key for key, payload, entry in triples if payload is not None and entry is None]
-            return Answer(found, entries, num_damaged + len(refused), refused)
+            return TierQueryResult(found, entries, num_damaged + len(refused), refused)
 
-        def told(answer: Answer | None, seconds: float) -> None:
+        def told(answer: TierQueryResult | None, seconds: float) -> None:
             self._answered()
             if answer is not None:
                 self.latency.add(seconds)
@@ -190,20 +190,20 @@ class Lane:
         self._owe()
         self._run(self._reader, look, told, urgent=True)
 
-    def read(self, label: Label, seal: Seal, now_s: float, then: Callable[[Got], None]) -> None:
+    def read(self, label: ObjectKey, seal: ObjectNamespace, now_s: float, then: Callable[[TierReadResult], None]) -> None:
         """Get one object's body."""
 
-        def get() -> Got:
+        def get() -> TierReadResult:
             num_damaged = self._store.stats.num_damaged
             (payload,) = self._store.get_many([label.key], now_s)
             if payload is None:
-                return Got(None, is_corrupt=self._store.stats.num_damaged > num_damaged)
+                return TierReadResult(None, is_corrupt=self._store.stats.num_damaged > num_damaged)
             body = decode_object(payload, label, seal)
-            return Got(body, is_corrupt=body is None)
+            return TierReadResult(body, is_corrupt=body is None)
 
-        def told(got: Got | None, seconds: float) -> None:
+        def told(got: TierReadResult | None, seconds: float) -> None:
             self._answered()
-            got = got or Got(None, is_corrupt=False)
+            got = got or TierReadResult(None, is_corrupt=False)
             if got.body is not None:
                 self.counters.num_hits += 1
                 self.counters.read_nbytes += len(got.body)
@@ -222,7 +222,7 @@ class Lane:
 
     # Writes ---------------------------------------------------------------------------------------------------------------
 
-    def put(self, item: Unmade, then: Callable[[bool], None]) -> None:
+    def put(self, item: PendingWrite, then: Callable[[bool], None]) -> None:
         """Store an object, and then say whether the store has it. The caller saw that there is room for its bytes.
 
         One that is there already is not written again, unless it may have changed, and none is ever kept shorter: another
@@ -367,7 +367,7 @@ class Lane:
         self.progress_s = self._clock()
 
 
-def open_lanes(tiers: Sequence[NamedStore], mailbox: Mailbox, clock: Callable[[], float]) -> tuple[Lane, ...]:
+def open_clients(tiers: Sequence[NamedStore], mailbox: CompletionQueue, clock: Callable[[], float]) -> tuple[TierClient, ...]:
     """A lane per tier: in the engine thread where the store is memory, else with threads of its own."""
     lanes = []
     for tier in tiers:
@@ -377,11 +377,11 @@ def open_lanes(tiers: Sequence[NamedStore], mailbox: Mailbox, clock: Callable[[]
         else:
             reader = ThreadIo(f"{tier.name}-read", NUM_READERS)
             writer = ThreadIo(f"{tier.name}-write", 1, niceness=WRITER_NICENESS)
-        lanes.append(Lane(tier, mailbox, reader, writer, clock))
+        lanes.append(TierClient(tier, mailbox, reader, writer, clock))
     return tuple(lanes)
 
 
-def _open_entry(payload: Payload | None, label: Label, seal: Seal) -> StoredEntry | None:
+def _open_entry(payload: Payload | None, label: ObjectKey, seal: ObjectNamespace) -> StoredEntry | None:
     body = None if payload is None else decode_object(payload, label, seal)
     return None if body is None else decode_entry(body)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from engine.cache.lookup import Space, View
-from engine.cache.tiers.client import Lane
-from engine.cache.tiers.object_format import Label, span_key, stored_entry_key, tail_key
-from engine.cache.tiers.pieces import Piece
+from engine.cache.lookup import PromptLookup, TenantCache
+from engine.cache.tiers.client import TierClient
+from engine.cache.tiers.object_format import ObjectKey, span_key, stored_entry_key, tail_key
+from engine.cache.tiers.pieces import SpanRead
 from engine.cache.tree.block import Block
 from engine.cache.tree.geometry import Geometry, cut
 from engine.prompt.types import Position
@@ -21,7 +21,7 @@ Cause: TypeAlias = Literal["late", "corrupt"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Place:
+class UnknownEntry:
     """A position whose entry is not known here: `key` and `ancestor`, `tail` as in `Entry`; `label` of the stored object."""
 
     key: bytes
@@ -29,7 +29,7 @@ class Place:
     tail: bytes
     position: Position
     offset: int
-    label: Label
+    label: ObjectKey
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -41,16 +41,16 @@ class Fetch:
     the pieces end sooner than they should have.
     """
 
-    space: Space
-    view: View
+    space: TenantCache
+    view: PromptLookup
     now_s: float
     last: Block
     num_matched: int
-    spans: list[Piece] = field(default_factory=list)
-    tails: dict[int, Piece] = field(default_factory=dict)
-    places: tuple[Place, ...] = ()
-    unanswered: list[Lane] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    spans: list[SpanRead] = field(default_factory=list)
+    tails: dict[int, SpanRead] = field(default_factory=dict)
+    places: tuple[UnknownEntry, ...] = ()
+    unanswered: list[TierClient] = field(default_factory=list)
+    pieces: list[SpanRead] = field(default_factory=list)
     num_missing: int = 0
     is_chosen: bool = False
     is_over: bool = False
@@ -67,7 +67,7 @@ class Fetch:
         """Whether the device has lost what it held of the prompt, so that the pieces may not join it any more."""
         return self.last.parent is None and self.last is not self.space.root
 
-    def arrived(self, at: int) -> Iterator[Piece]:
+    def arrived(self, at: int) -> Iterator[SpanRead]:
         """The pieces that continue a device match of `at` tokens, up to the first gap."""
         for piece in self.pieces:
             if piece.body is None or piece.start > at:
@@ -82,9 +82,9 @@ def look_for(fetch: Fetch, geometry: Geometry, knows: Callable[[bytes], bool]) -
     view, seal, span = fetch.view, fetch.space.seal, geometry.span_tokens
     first = geometry.border(min(fetch.num_matched, view.num_prompt))
     for start in range(first, view.num_prompt - span + 1, span):
-        label = Label(span_key(seal, view.keys.ancestor(start + span)), cut(view.ids, start, start + span))
-        fetch.spans.append(Piece(label, start, start + span))
-    places: dict[bytes, Place] = {}
+        label = ObjectKey(span_key(seal, view.keys.ancestor(start + span)), cut(view.ids, start, start + span))
+        fetch.spans.append(SpanRead(label, start, start + span))
+    places: dict[bytes, UnknownEntry] = {}
     for position in _positions(view):
         offset = view.offset(position)
         if not offset:
@@ -92,23 +92,23 @@ def look_for(fetch: Fetch, geometry: Geometry, knows: Callable[[bytes], bool]) -
         ancestor, tail = view.keys.ancestor(offset), view.keys.tail(offset)
         start = geometry.border(offset)
         if offset > max(start, fetch.num_matched) and offset not in fetch.tails:
-            label = Label(tail_key(seal, ancestor, tail), cut(view.ids, start, offset))
-            fetch.tails[offset] = Piece(label, start, offset)
+            label = ObjectKey(tail_key(seal, ancestor, tail), cut(view.ids, start, offset))
+            fetch.tails[offset] = SpanRead(label, start, offset)
         key = view.key(position)
         if key not in places and not knows(key):
-            places[key] = Place(key, ancestor, tail, position, offset, Label(stored_entry_key(seal, key), tail))
+            places[key] = UnknownEntry(key, ancestor, tail, position, offset, ObjectKey(stored_entry_key(seal, key), tail))
     fetch.places = tuple(places.values())
 
 
 def choose(
-    fetch: Fetch, geometry: Geometry, is_live: Callable[[Position], bool], is_worth: Callable[[Piece], bool]
-) -> list[Piece]:
+    fetch: Fetch, geometry: Geometry, is_live: Callable[[Position], bool], is_worth: Callable[[SpanRead], bool]
+) -> list[SpanRead]:
     """The pieces to read, in token order: all that the entry to be read needs, and beyond it what is worth its time."""
     chain = list(_contiguous(fetch.spans))
     chain_end = chain[-1].end if chain else geometry.border(min(fetch.num_matched, fetch.view.num_prompt))
     live = _reachable(fetch, geometry, is_live, chain_end)
     promised = _promised(fetch, live)
-    chosen: list[Piece] = []
+    chosen: list[SpanRead] = []
     for piece in chain:
         if piece.start >= promised and not is_worth(piece):
             break
@@ -122,7 +122,7 @@ def choose(
     return chosen
 
 
-def _contiguous(pieces: list[Piece]) -> Iterator[Piece]:
+def _contiguous(pieces: list[SpanRead]) -> Iterator[SpanRead]:
     for piece in pieces:
         if not piece.is_there:
             return
@@ -152,7 +152,7 @@ def _promised(fetch: Fetch, live: dict[Position, int]) -> int:
     return next((live[position] for position in plan.readable if live.get(position, 0) >= least), 0)
 
 
-def _positions(view: View) -> list[Position]:
+def _positions(view: PromptLookup) -> list[Position]:
     """At most `MAX_PLACES` of the prompt's positions, in the plan's order and then from the last to the first."""
     known = view.rendered.offsets
     named = [*view.plan.readable, *(planned.position for planned in view.plan.writable), *reversed(list(known))]

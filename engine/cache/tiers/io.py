@@ -88,7 +88,7 @@ class ThreadIo:
             job()
 
 
-class Mailbox:
+class CompletionQueue:
     """What I/O threads have for the engine thread. `post` may be called from any thread, the rest from the engine's alone."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Seal:
+class ObjectNamespace:
     """What every object of one tenant under one model is bound to."""
 
     namespace: bytes
@@ -57,7 +57,7 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Label:
+class ObjectKey:
     """What an object says of itself besides its body: its key and its own packed token ids."""
 
     key: bytes
@@ -85,22 +85,22 @@ def namespace(root_secret: bytes, tenant: str) -> bytes:
     return hmac.digest(root_secret, b"stored\0" + len(name).to_bytes(8, "little") + name, "sha256")[:NAMESPACE_NBYTES]
 
 
-def span_key(seal: Seal, last_block: bytes) -> bytes:
+def span_key(seal: ObjectNamespace, last_block: bytes) -> bytes:
     """Key of the span whose last full block has the key `last_block`."""
     return _key(seal, Kind.SPAN, last_block)
 
 
-def tail_key(seal: Seal, ancestor: bytes, tail: bytes) -> bytes:
+def tail_key(seal: ObjectNamespace, ancestor: bytes, tail: bytes) -> bytes:
     """Key of the tail that ends `tail` (packed ids, less than a block) after the full block with key `ancestor`."""
     return _key(seal, Kind.TAIL, ancestor + tail)
 
 
-def stored_entry_key(seal: Seal, entry: bytes) -> bytes:
+def stored_entry_key(seal: ObjectNamespace, entry: bytes) -> bytes:
     """Key of the object that keeps the entry with key `entry`."""
     return _key(seal, Kind.ENTRY, entry)
 
 
-def encode_object(label: Label, seal: Seal, body: Payload) -> Payload:
+def encode_object(label: ObjectKey, seal: ObjectNamespace, body: Payload) -> Payload:
     """A payload with this body."""
     checksum = xxhash.xxh3_64(seal.fingerprint + label.ids)
     checksum.update(body)
@@ -110,7 +110,7 @@ def encode_object(label: Label, seal: Seal, body: Payload) -> Payload:
     return joined((open_header[:-MAC_NBYTES], mac, seal.fingerprint, label.ids, body))
 
 
-def decode_object(payload: Payload, label: Label, seal: Seal) -> memoryview | None:
+def decode_object(payload: Payload, label: ObjectKey, seal: ObjectNamespace) -> memoryview | None:
     """The body, a view of the payload; None when that is damaged, or of another key, tenant, model, layout or other tokens."""
     header = bytes(payload[: HEADER.size])
     ids_at = HEADER.size + len(seal.fingerprint)
@@ -156,11 +156,11 @@ def decode_entry(body: memoryview) -> StoredEntry | None:
         return None
 
 
-def _key(seal: Seal, kind: Kind, place: bytes) -> bytes:
+def _key(seal: ObjectNamespace, kind: Kind, place: bytes) -> bytes:
     digest = hashlib.sha256(kind.name.encode() + b"\0" + place).digest()
     return seal.namespace + digest[: KEY_NBYTES - NAMESPACE_NBYTES]
 
 
-def _mac(seal: Seal, open_header: bytes, ids: bytes) -> bytes:
+def _mac(seal: ObjectNamespace, open_header: bytes, ids: bytes) -> bytes:
     message = open_header + seal.fingerprint + ids
     return hashlib.blake2b(message, key=seal.root_key, digest_size=MAC_NBYTES).digest()

@@ -14,10 +14,10 @@ from functools import partial
 from typing import Final, Protocol
 
 from engine.cache.stats import CacheCounters
-from engine.cache.tiers.client import STALL_S, Answer, Average, Got, Lane, Question
-from engine.cache.tiers.fetch import Fetch, Place, choose, look_for
+from engine.cache.tiers.client import STALL_S, Average, TierClient, TierQuery, TierQueryResult, TierReadResult
+from engine.cache.tiers.fetch import Fetch, UnknownEntry, choose, look_for
 from engine.cache.tiers.object_format import StoredEntry
-from engine.cache.tiers.pieces import Piece
+from engine.cache.tiers.pieces import SpanRead
 from engine.cache.tree.entries import Entry
 from engine.cache.tree.geometry import Geometry
 from engine.memory import Payload
@@ -32,7 +32,7 @@ LEAST_WAIT_S: Final = 0.02
 """What is left to wait for the bytes of a tier after another one has used up the request's patience."""
 
 
-class Passing(Protocol):
+class InTransit(Protocol):
     """Bytes on their way to the tiers, which can be read meanwhile. `tier` is the first they go to."""
 
     body: Payload
@@ -44,7 +44,7 @@ class Passing(Protocol):
 class _Read:
     """Who waits for a read under way."""
 
-    waiters: list[tuple[Fetch, Piece]]
+    waiters: list[tuple[Fetch, SpanRead]]
 
 
 @dataclass(slots=True)
@@ -58,17 +58,17 @@ class Speed:
         return num_tokens / self.average.value if self.average.value else float("inf")
 
 
-class Reads:
+class TierReader:
     """The fetches of one cache. `passing(key)` is what is on its way to the tiers under a key; `tell()` has them know at once
     until when objects are kept, before they hear of a time at which they would think them over."""
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        lanes: Sequence[TierClient],
         geometry: Geometry,
         counters: CacheCounters,
         clock: Callable[[], float],
-        passing: Callable[[bytes], Passing | None],
+        passing: Callable[[bytes], InTransit | None],
         tell: Callable[[], None],
     ) -> None:
         self.speed = Speed()
@@ -81,7 +81,7 @@ class Reads:
         self._tell = tell
         self._fetches: dict[Fetch, None] = {}
         self._queue: deque[Fetch] = deque()
-        self._reads: dict[tuple[Lane, bytes], _Read] = {}
+        self._reads: dict[tuple[TierClient, bytes], _Read] = {}
 
     def start(self, fetch: Fetch) -> None:
         """Ask every tier that answers at all, and has nothing to forget of the tenant, what it has of the prompt. `fetch` is
@@ -98,7 +98,7 @@ class Reads:
             fetch.is_over = True
             return
         self._tell()
-        question = Question(objects, [place.label for place in fetch.places], fetch.space.seal, fetch.now_s)
+        question = TierQuery(objects, [place.label for place in fetch.places], fetch.space.seal, fetch.now_s)
         self._fetches[fetch] = None
         fetch.unanswered = list(lanes)
         for lane in lanes:
@@ -143,10 +143,10 @@ class Reads:
     # A fetch's life -------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _askable(fetch: Fetch) -> list[Piece]:
+    def _askable(fetch: Fetch) -> list[SpanRead]:
         return [*fetch.spans, *fetch.tails.values()]
 
-    def _told(self, fetch: Fetch, lane: Lane, answer: Answer | None) -> None:
+    def _told(self, fetch: Fetch, lane: TierClient, answer: TierQueryResult | None) -> None:
         """A tier said what it has."""
         if fetch.is_over or fetch.is_chosen:
             return
@@ -164,7 +164,7 @@ class Reads:
         if not fetch.unanswered or self._is_complete(fetch):
             self._choose(fetch)
 
-    def _adopt(self, fetch: Fetch, place: Place, stored: StoredEntry) -> None:
+    def _adopt(self, fetch: Fetch, place: UnknownEntry, stored: StoredEntry) -> None:
         """Believe a tier that an entry is live."""
         entries, now_s = fetch.space.entries, fetch.now_s
         if stored.expires_at_s <= now_s or stored.ancestor != place.ancestor:
@@ -226,7 +226,7 @@ class Reads:
         if not fetch.num_missing:
             self._end(fetch)
 
-    def _read(self, fetch: Fetch, piece: Piece) -> None:
+    def _read(self, fetch: Fetch, piece: SpanRead) -> None:
         """Read a piece from the next tier that has it, or join a read under way; without any, the pieces end before it."""
         lane = piece.lane = next((lane for lane in piece.holders if not lane.is_stuck), None)
         if lane is None:
@@ -242,7 +242,7 @@ class Reads:
         self._reads[lane, piece.label.key] = _Read([(fetch, piece)])
         lane.read(piece.label, fetch.space.seal, fetch.now_s, partial(self._got, lane, piece.label.key))
 
-    def _got(self, lane: Lane, key: bytes, got: Got) -> None:
+    def _got(self, lane: TierClient, key: bytes, got: TierReadResult) -> None:
         """A read ended, for all who still wait for it."""
         read = self._reads.pop((lane, key))
         if got.body is None:
@@ -262,14 +262,14 @@ class Reads:
             if not fetch.num_missing:
                 self._end(fetch)
 
-    def _forget_tail(self, fetch: Fetch, piece: Piece) -> None:
+    def _forget_tail(self, fetch: Fetch, piece: SpanRead) -> None:
         """A tail that was not read, or could not be, may be no tail any more: once computed, it is written again."""
         for place in fetch.places:
             entry = fetch.space.entries.find_live(place.key, fetch.now_s)
             if entry is not None and fetch.tails.get(place.offset) is piece:
                 entry.has_tail = False
 
-    def _cut(self, fetch: Fetch, piece: Piece) -> None:
+    def _cut(self, fetch: Fetch, piece: SpanRead) -> None:
         """Let the pieces end before one that cannot be had."""
         at = fetch.pieces.index(piece)
         fetch.num_missing -= sum(other.body is None for other in fetch.pieces[at:])
@@ -319,7 +319,7 @@ class Reads:
             self._counters.num_wasted_waits += 1
             self._counters.num_long_waits += fetch.wasted_s >= LONG_WAIT_S
 
-    def _let_go(self, fetch: Fetch, piece: Piece) -> None:
+    def _let_go(self, fetch: Fetch, piece: SpanRead) -> None:
         """Drop what was read of a piece, and stop waiting for it; its thread goes on with what it owns."""
         piece.body = None
         if piece.lane is not None:
@@ -337,7 +337,7 @@ class Reads:
     def _is_live(self, fetch: Fetch, position: Position) -> bool:
         return fetch.space.entries.find_live(fetch.view.key(position), fetch.now_s) is not None
 
-    def _is_worth(self, piece: Piece) -> bool:
+    def _is_worth(self, piece: SpanRead) -> bool:
         """Whether reading a piece beats computing its tokens."""
         if piece.body is not None:
             return True

@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from engine.cache.stats import CacheCounters, TierStats
-from engine.cache.tiers.client import Lane, Unmade, open_lanes
+from engine.cache.tiers.client import PendingWrite, TierClient, open_clients
 from engine.cache.tiers.fetch import Fetch
-from engine.cache.tiers.io import Mailbox
-from engine.cache.tiers.object_format import Label, Seal, encode_object
-from engine.cache.tiers.reader import Reads
+from engine.cache.tiers.io import CompletionQueue
+from engine.cache.tiers.object_format import ObjectKey, ObjectNamespace, encode_object
+from engine.cache.tiers.reader import TierReader
 from engine.cache.tree.geometry import Geometry
 from engine.memory import Payload
 from engine.store.base import NamedStore
@@ -28,12 +28,12 @@ REFRESH_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Sealed:
+class ObjectSpec:
     """An object about to be written: what it is, whose, and until when it is kept. `prefill_tokens` is what it saves, see
     `engine/cache/tree/eviction.py`. `replaces`: its body may change."""
 
-    label: Label
-    seal: Seal
+    label: ObjectKey
+    seal: ObjectNamespace
     expires_at_s: float
     prefill_tokens: float = 0.0
     replaces: bool = False
@@ -68,10 +68,10 @@ class Tiers:
         stores: Sequence[NamedStore],
         *,
         clock: Callable[[], float] = time.monotonic,
-        open_all: Callable[[Sequence[NamedStore], Mailbox, Callable[[], float]], tuple[Lane, ...]] = open_lanes,
+        open_all: Callable[[Sequence[NamedStore], CompletionQueue, Callable[[], float]], tuple[TierClient, ...]] = open_clients,
     ) -> None:
         self._clock = clock
-        self._mailbox = Mailbox()
+        self._mailbox = CompletionQueue()
         self._lanes = open_all(stores, self._mailbox, clock)
         self._writes: dict[bytes, _Write] = {}
         self._fresh: dict[bytes, float] = {}
@@ -80,7 +80,7 @@ class Tiers:
 
     def attach(self, geometry: Geometry, counters: CacheCounters) -> None:
         """Work for a cache of this geometry, and count there."""
-        self.reads = Reads(self._lanes, geometry, counters, self._clock, self._writes.get, self.tell_refreshes)
+        self.reads = TierReader(self._lanes, geometry, counters, self._clock, self._writes.get, self.tell_refreshes)
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, from any thread, whenever there is something to poll."""
@@ -123,7 +123,7 @@ class Tiers:
             self.tell_refreshes()
 
     def start(self, fetch: Fetch) -> None:
-        """Read what there is for a request; see `Reads.start`."""
+        """Read what there is for a request; see `TierReader.start`."""
         self.reads.start(fetch)
         self.poll()
 
@@ -133,7 +133,7 @@ class Tiers:
         """Whether some tier would queue so many bytes."""
         return any(lane.has_room(nbytes) for lane in self._lanes)
 
-    def put(self, sealed: Sealed, body: Payload, then: Callable[[bool], None]) -> None:
+    def put(self, sealed: ObjectSpec, body: Payload, then: Callable[[bool], None]) -> None:
         """Write an object to every tier that takes it; `then` says whether any has it. One is dropped elsewhere."""
         nbytes, lanes = len(body), []
         for lane in self._lanes:
@@ -149,7 +149,7 @@ class Tiers:
         self._fresh.pop(key, None)
         make = partial(encode_object, sealed.label, sealed.seal, body)
         for lane in lanes:
-            item = Unmade(key, sealed.expires_at_s, nbytes, sealed.prefill_tokens / nbytes, sealed.replaces, make)
+            item = PendingWrite(key, sealed.expires_at_s, nbytes, sealed.prefill_tokens / nbytes, sealed.replaces, make)
             lane.put(item, partial(self._written, key, write, then))
 
     def refresh(self, key: bytes, expires_at_s: float) -> None:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from engine.cache.device import PageDevice
-from engine.cache.lookup import Space
+from engine.cache.lookup import TenantCache
 from engine.cache.stats import CacheCounters
-from engine.cache.tiers.object_format import Label, StoredEntry, encode_entry, span_key, stored_entry_key, tail_key
-from engine.cache.tiers.tiers import Sealed, Tiers
+from engine.cache.tiers.object_format import ObjectKey, StoredEntry, encode_entry, span_key, stored_entry_key, tail_key
+from engine.cache.tiers.tiers import ObjectSpec, Tiers
 from engine.cache.tree.block import Block
 from engine.cache.tree.entries import Entry
 from engine.cache.tree.eviction import prefill_tokens
@@ -27,19 +27,19 @@ MAX_WANTED: Final = 1024
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Span:
-    space: Space
+    space: TenantCache
     last: Block
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Tail:
-    space: Space
+    space: TenantCache
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Promise:
-    space: Space
+    space: TenantCache
     entry: Entry
 
 
@@ -71,7 +71,7 @@ class WriteBack:
         """Whether `copy` would get on: something is wanted, and a tier has room."""
         return bool(self._wanted) and self._tiers.has_room(self._geometry.nbytes(0, self._geometry.span_tokens))
 
-    def spans(self, space: Space, held: Sequence[Block]) -> None:
+    def spans(self, space: TenantCache, held: Sequence[Block]) -> None:
         """Want every span of the path `held` that no tier has, and keep the others as long as the device does.
 
         What a request uses outlives its expiry on the device, but not in the tiers: they may have dropped it meanwhile.
@@ -85,7 +85,7 @@ class WriteBack:
                 last.stored_until_s = last.expires_at_s
                 self._tiers.refresh(span_key(space.seal, last.key), last.expires_at_s)
 
-    def entry(self, space: Space, entry: Entry) -> None:
+    def entry(self, space: TenantCache, entry: Entry) -> None:
         """Want an entry as it is now, and the tail that leads to it."""
         if entry.offset % self._geometry.span_tokens:
             if entry.has_tail:
@@ -94,7 +94,7 @@ class WriteBack:
                 self._want(_Tail(space, entry), entry)
         self._want(_Promise(space, entry), entry)
 
-    def curtail(self, space: Space, entry: Entry, path: Sequence[Block], until_s: float) -> None:
+    def curtail(self, space: TenantCache, entry: Entry, path: Sequence[Block], until_s: float) -> None:
         """An entry at the end of `path` was pinned and now is not: its KV is kept no longer than on the device, its object
         written anew."""
         expiries, num_tokens = {}, 0
@@ -129,7 +129,7 @@ class WriteBack:
         if not self._wanted:
             self._num_tails = 0
 
-    def forget(self, space: Space) -> None:
+    def forget(self, space: TenantCache) -> None:
         """Want nothing more of a tenant."""
         for key in [key for key, wanted in self._wanted.items() if wanted.space is space]:
             del self._wanted[key]
@@ -156,51 +156,51 @@ class WriteBack:
             case _Promise():
                 return self._copy_entry(wanted.space, wanted.entry)
 
-    def _copy_span(self, space: Space, last: Block) -> int:
+    def _copy_span(self, space: TenantCache, last: Block) -> int:
         if last.parent is None or last.expires_at_s <= self._now_s():
             return 0
         path = self._path(last)
-        label = Label(span_key(space.seal, last.key), b"".join(block.ids for block in path))
+        label = ObjectKey(span_key(space.seal, last.key), b"".join(block.ids for block in path))
 
         def lost() -> None:
             last.stored_until_s = 0.0
 
         last.stored_until_s = last.expires_at_s
-        nbytes = self._hand_over(Sealed(label, space.seal, last.expires_at_s, _saved(path)), path, lost)
+        nbytes = self._hand_over(ObjectSpec(label, space.seal, last.expires_at_s, _saved(path)), path, lost)
         if not nbytes:
             lost()
         return nbytes
 
-    def _copy_tail(self, space: Space, entry: Entry) -> int:
+    def _copy_tail(self, space: TenantCache, entry: Entry) -> int:
         last = entry.block
         if last is None or last.parent is None or entry.expires_at_s <= self._now_s():
             return 0
         path = self._path(last)
         ids = b"".join(block.ids for block in path[:-1]) + (entry.tail or last.ids)
-        label = Label(tail_key(space.seal, entry.ancestor, entry.tail), ids)
+        label = ObjectKey(tail_key(space.seal, entry.ancestor, entry.tail), ids)
 
         def lost() -> None:
             entry.has_tail = False
 
         entry.has_tail = True
         # Written though a tier may have one: nobody read that one, or it was not what it should be.
-        sealed = Sealed(label, space.seal, self._kept_until_s(entry), _saved(path), replaces=True)
+        sealed = ObjectSpec(label, space.seal, self._kept_until_s(entry), _saved(path), replaces=True)
         nbytes = self._hand_over(sealed, path, lost)
         entry.has_tail &= nbytes > 0
         return nbytes
 
-    def _copy_entry(self, space: Space, entry: Entry) -> int:
+    def _copy_entry(self, space: TenantCache, entry: Entry) -> int:
         if entry.expires_at_s <= self._now_s():
             return 0
         times = entry.ttl_s, entry.expires_at_s, entry.refresh_on_read
         stored = StoredEntry(entry.ancestor, *times, str(entry.position), entry.offset, entry.ends_at_s)
-        label = Label(stored_entry_key(space.seal, entry.key), entry.tail)
+        label = ObjectKey(stored_entry_key(space.seal, entry.key), entry.tail)
         body = encode_entry(stored)
         saved = prefill_tokens(0, entry.offset)
-        self._tiers.put(Sealed(label, space.seal, entry.expires_at_s, saved, replaces=True), body, lambda is_stored: None)
+        self._tiers.put(ObjectSpec(label, space.seal, entry.expires_at_s, saved, replaces=True), body, lambda is_stored: None)
         return len(body)
 
-    def _hand_over(self, sealed: Sealed, path: list[Block], lost: Callable[[], None]) -> int:
+    def _hand_over(self, sealed: ObjectSpec, path: list[Block], lost: Callable[[], None]) -> int:
         """The bytes copied; 0 when no tier has room for them. `lost` is called when no tier took them after all."""
         nbytes = len(path) * self._geometry.page_nbytes
         if not self._tiers.has_room(nbytes):

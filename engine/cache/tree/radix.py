@@ -30,7 +30,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class KnownPrefix:
     """How far the tree knows a prompt, expired blocks included, and whether it knows another continuation there."""
 
     num_tokens: int
@@ -75,7 +75,7 @@ class RadixIndex:
         tail, num_tail = self._closest(path[-1] if path else root, rest, now_s)
         return Match(path, tail, num_tail, num_full + num_tail)
 
-    def reach(self, root: Block, ids: bytes) -> Reach:
+    def reach(self, root: Block, ids: bytes) -> KnownPrefix:
         """How far the tree knows `ids`, whether live or not."""
         path = self._walk(root, ids, len(ids) // TOKEN_NBYTES, _EVER)
         parent = path[-1] if path else root
@@ -85,7 +85,7 @@ class RadixIndex:
         neighbours = [(shared_tokens(other, rest), other) for other in parent.order[max(0, i - 1) : i + 1]]
         num_tail = max((num for num, _ in neighbours), default=0)
         forks = any(num == num_tail and len(other) > num * TOKEN_NBYTES for num, other in neighbours)
-        return Reach(num_full + num_tail, forks)
+        return KnownPrefix(num_full + num_tail, forks)
 
     def cover(self, parent: Block, ids: bytes, now_s: float) -> Block | None:
         """A live child of `parent` that begins with all of `ids`, or None."""

@@ -16,8 +16,8 @@ from transformers import AttentionInterface
 from engine.errors import ModelUnsupported
 from engine.model.kernels import attend_masked, attend_part, causal_mask, has_parts, merge_parts
 from engine.model.kv_pool import PAD_SLOTS, KvPool, slots_of
-from engine.model.rows import QUERY_ROWS, Group, Span
-from engine.model.runs import Run, cut_runs, skip_runs
+from engine.model.rows import QUERY_ROWS, Group, RowSpan
+from engine.model.runs import SlotRun, cut_runs, skip_runs
 
 ATTENTION_NAME: Final = "pcg_paged"
 MAX_PARTS: Final = 6
@@ -104,7 +104,7 @@ class _Layer:
     def __init__(self, context: Pass, layer: int, window: int | None, scale: float) -> None:
         self._pass, self._layer, self._window, self._scale = context, layer, window, scale
 
-    def __call__(self, span: Span, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def __call__(self, span: RowSpan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """`query [num_heads, num_rows, head_dim]`; `key` and `value [num_rows, num_kv_heads, head_dim]` are the span's own."""
         first = 0 if self._window is None else max(0, span.start + 1 - self._window)
         if self._pass.group.attend == "prompt":
@@ -115,7 +115,7 @@ class _Layer:
             return self._in_parts(span, query, key, value)
         return self._under_mask(span, query, first)
 
-    def _fixed(self, span: Span, query: torch.Tensor) -> torch.Tensor:
+    def _fixed(self, span: RowSpan, query: torch.Tensor) -> torch.Tensor:
         """Calls of `QUERY_ROWS` rows, keys padded to a multiple of `PAD_SLOTS` from position 0: bits depend on no cut.
 
         Measured with torch 2.13 in bf16 and fp32; see docs/decisions. Windows are masked, never cut.
@@ -132,7 +132,7 @@ class _Layer:
             out[:, row : row + num_rows] = attended[:, :num_rows]
         return out
 
-    def _one_row(self, span: Span, query: torch.Tensor, first: int) -> torch.Tensor:
+    def _one_row(self, span: RowSpan, query: torch.Tensor, first: int) -> torch.Tensor:
         """A single token sees all its keys: no mask. In exact mode one call whatever runs there are: bits depend on no run."""
         runs = skip_runs(span.slots, first)
         if not has_parts(query.device):
@@ -140,17 +140,17 @@ class _Layer:
         whole = self._pass.group.attend == "generated"
         return merge_parts([self._part(query, piece) for piece in ([runs] if whole else _pieces(runs))])
 
-    def _in_parts(self, span: Span, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _in_parts(self, span: RowSpan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """The past without a mask, run by run, and the span itself causally, merged: cheaper than one masked call."""
         parts = [attend_part(query, key, value, self._scale, causal=True)]
         parts += [self._part(query, piece) for piece in _pieces(cut_runs(span.slots, span.start))]
         return merge_parts(parts)
 
-    def _part(self, query: torch.Tensor, runs: tuple[Run, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _part(self, query: torch.Tensor, runs: tuple[SlotRun, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = self._pass.pool.read(self._layer, runs, sum(run.num_slots for run in runs))
         return attend_part(query, keys, values, self._scale, causal=False)
 
-    def _under_mask(self, span: Span, query: torch.Tensor, first: int) -> torch.Tensor:
+    def _under_mask(self, span: RowSpan, query: torch.Tensor, first: int) -> torch.Tensor:
         """Several rows with a window that hides something, or a device without parts: one masked call over `[first, end)`."""
         runs = skip_runs(span.slots, first)
         keys, values = self._pass.pool.read(self._layer, runs, span.end - first)
@@ -180,6 +180,6 @@ def _padded(num_keys: int) -> int:
     return -(-num_keys // PAD_SLOTS) * PAD_SLOTS
 
 
-def _pieces(runs: tuple[Run, ...]) -> list[tuple[Run, ...]]:
+def _pieces(runs: tuple[SlotRun, ...]) -> list[tuple[SlotRun, ...]]:
     """Runs to attend to one by one, in place; too many are taken together, which copies them."""
     return [(run,) for run in runs] if len(runs) <= MAX_PARTS else [runs]

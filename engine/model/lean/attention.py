@@ -17,8 +17,8 @@ import torch
 
 from engine.model.kernels import attend_row, has_parts, merge_parts
 from engine.model.kv_pool import KvPool
-from engine.model.lean.rows import MAX_RUNS, Part, Rows, Together, plan_parts
-from engine.model.runs import Run, cut_runs, skip_runs
+from engine.model.lean.rows import MAX_RUNS, Part, SequenceRows, SharedPrefixRows, plan_parts
+from engine.model.runs import SlotRun, cut_runs, skip_runs
 
 PRODUCT_ROWS: Final = 384
 """Rows of one matrix product, the query heads of a KV head counted apart: enough for its speed, few enough for the cache."""
@@ -42,7 +42,7 @@ class _Keys:
 
     key: _Heads
     value: _Heads
-    runs: tuple[Run, ...]
+    runs: tuple[SlotRun, ...]
 
 
 class LeanAttention:
@@ -62,7 +62,7 @@ class LeanAttention:
         self._diagonal = torch.eye(self._num_kv, device=pool.device).view(self._num_kv, 1, self._num_kv, 1) * self._scale
         self._scratch = pool.empty(0)
 
-    def plan(self, spans: Seq[Rows]) -> Plan:
+    def plan(self, spans: Seq[SequenceRows]) -> Plan:
         """All rows of a pass, in order, for `__call__`; single rows whose sequences begin alike best stand side by side."""
         return {window: plan_parts(spans, window, self._max_together) for window in set(self._windows)}
 
@@ -75,7 +75,7 @@ class LeanAttention:
         out: list[torch.Tensor] = []
         for part in plan[self._windows[layer]]:
             rows = heads[part.row : part.row + part.num_rows]
-            if isinstance(part, Rows):
+            if isinstance(part, SequenceRows):
                 self._several(layer, rows, part, out)
             elif part.num_rows == 1 and self._has_parts and part.shared.num_slots + part.num_own < MIN_WIDE:
                 out.append(self._in_place(layer, rows, (part.shared, *part.own[0])))
@@ -83,20 +83,20 @@ class LeanAttention:
                 out.append(self._wide(layer, rows, part))
         return (out[0] if len(out) == 1 else torch.cat(out)).reshape(query.shape[0], -1)
 
-    def _in_place(self, layer: int, query: torch.Tensor, runs: tuple[Run, ...]) -> torch.Tensor:
+    def _in_place(self, layer: int, query: torch.Tensor, runs: tuple[SlotRun, ...]) -> torch.Tensor:
         """One row over few keys, in torch's fused kernel: `[1, num_kv_heads, num_group, head_dim]` as it comes."""
         query = query.to(self._pool.shape.dtype)
         key, value = self._pool.sides(layer)
         if len(runs) > MAX_RUNS:
             key, value = self._pool.gather(layer, runs)
-            runs = (Run(0, key.shape[2]),)
+            runs = (SlotRun(0, key.shape[2]),)
         parts = [
             attend_row(query, key.narrow(2, run.first, run.num_slots), value.narrow(2, run.first, run.num_slots), self._scale)
             for run in runs
         ]
         return merge_parts(parts)
 
-    def _wide(self, layer: int, query: torch.Tensor, part: Together) -> torch.Tensor:
+    def _wide(self, layer: int, query: torch.Tensor, part: SharedPrefixRows) -> torch.Tensor:
         """Single rows, `[num_rows, num_kv_heads, num_group, head_dim]` as they come, over all KV heads in one product.
 
         Every query head becomes a row as wide as a slot's keys of all KV heads, zero but for its own: products that are
@@ -107,7 +107,7 @@ class LeanAttention:
             runs = (part.shared, *part.own[0])
             num_slots = sum(run.num_slots for run in runs)
             key, value = (side.flatten(1) for side in self._pool.read(layer, runs, num_slots))
-            part = Together(part.row, Run(0, num_slots), ((),))
+            part = SharedPrefixRows(part.row, SlotRun(0, num_slots), ((),))
         num_heads, num_shared = self._num_kv * self._num_group, part.shared.num_slots
         num_all = part.num_rows * num_heads
         scores, weights = self._buffers((num_all, num_shared + part.num_own), 2)
@@ -126,13 +126,13 @@ class LeanAttention:
             out[rows].addmm_(weights[rows, at : at + run.num_slots], _of(value, run))
         return out.view(*query.shape[:3], self._num_kv, self._head_dim).diagonal(0, 1, 3).permute(0, 3, 1, 2)
 
-    def _several(self, layer: int, query: torch.Tensor, span: Rows, parts: list[torch.Tensor]) -> None:
+    def _several(self, layer: int, query: torch.Tensor, span: SequenceRows, parts: list[torch.Tensor]) -> None:
         """Append to `parts` what the rows attend to, `[some rows, num_kv_heads, num_group, head_dim]` each."""
         key, value = self._pool.sides(layer)
         runs, window = span.runs, self._windows[layer]
         if len(runs) > MAX_RUNS:
             key, value = self._pool.gather(layer, runs)
-            runs = (Run(0, span.end),)
+            runs = (SlotRun(0, span.end),)
         keys, values = key[0].unbind(0), value[0].unbind(0)
         for offset in range(0, span.num_rows, self._block_rows):
             start = span.start + offset
@@ -195,11 +195,11 @@ class LeanAttention:
         return [self._scratch[i * size : (i + 1) * size].view(shape) for i in range(count)]
 
 
-def _of(side: torch.Tensor, run: Run) -> torch.Tensor:
+def _of(side: torch.Tensor, run: SlotRun) -> torch.Tensor:
     return side.narrow(0, run.first, run.num_slots)
 
 
-def _placed(part: Together) -> Iterator[tuple[int, int, Run]]:
+def _placed(part: SharedPrefixRows) -> Iterator[tuple[int, int, SlotRun]]:
     """Every own run with the number of its row and the column of its first key."""
     for index, runs in enumerate(part.own):
         at = part.shared.num_slots

@@ -8,12 +8,12 @@ import torch
 
 from engine.model.kv_pool import KvPool, slots_of
 from engine.model.lean.attention import LeanAttention, Plan
-from engine.model.lean.layers import Batch, LeanLayers
+from engine.model.lean.layers import LeanLayers, RowBatch
 from engine.model.lean.linear import Linear
-from engine.model.lean.rows import Rows
+from engine.model.lean.rows import SequenceRows
 from engine.model.lean.weights import LeanWeights
 from engine.model.runner import Identity
-from engine.model.runs import Run, RunTables
+from engine.model.runs import RunTables, SlotRun
 from engine.schedule.sequence import Slice
 
 
@@ -36,32 +36,32 @@ class LeanForward:
     def close(self) -> None:
         """See `Forward`: there is nothing."""
 
-    def _batch(self, slices: Seq[Slice]) -> Batch[Plan]:
+    def _batch(self, slices: Seq[Slice]) -> RowBatch[Plan]:
         """Rows of all slices: single ones first, those of sequences that begin alike side by side."""
         tables = self._tables
         tables.renew(piece.sequence for piece in slices)
         token_ids: list[int] = []
         positions: list[int] = []
-        written: list[Run] = []
-        spans: list[Rows] = []
+        written: list[SlotRun] = []
+        spans: list[SequenceRows] = []
         sampled: list[int] = []
-        sampled_spans: list[Rows] = []
+        sampled_spans: list[SequenceRows] = []
         places: dict[int, range] = {}
         for index in sorted(range(len(slices)), key=lambda index: _kind(slices[index])):
             piece = slices[index]
             runs = tables.cover(piece.sequence, 0, piece.end)
-            spans.append(Rows(len(token_ids), piece.end - piece.start, piece.start, runs))
+            spans.append(SequenceRows(len(token_ids), piece.end - piece.start, piece.start, runs))
             token_ids += piece.sequence.token_ids[piece.start : piece.start + piece.num_tokens]
             token_ids += piece.draft
             positions += range(piece.start, piece.end)
             written += tables.cover(piece.sequence, piece.start, piece.end)
             if piece.sample:
                 num_sampled = 1 + len(piece.draft)
-                sampled_spans.append(Rows(len(sampled), num_sampled, piece.end - num_sampled, runs))
+                sampled_spans.append(SequenceRows(len(sampled), num_sampled, piece.end - num_sampled, runs))
                 places[index] = range(len(sampled), len(sampled) + num_sampled)
                 sampled += range(len(token_ids) - num_sampled, len(token_ids))
         device = self._device
-        return Batch(
+        return RowBatch(
             token_ids=torch.tensor(token_ids, device=device),
             positions=torch.tensor(positions, device=device),
             written=slots_of(written, device),

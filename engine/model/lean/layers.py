@@ -19,7 +19,7 @@ PlanT = TypeVar("PlanT")
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 
 
-class Attention(Protocol[PlanT_contra]):
+class AttentionFn(Protocol[PlanT_contra]):
     """Attention over one pool, for rows that a plan describes."""
 
     def __call__(self, layer: int, query: torch.Tensor, plan: PlanT_contra) -> torch.Tensor:
@@ -31,7 +31,7 @@ class Attention(Protocol[PlanT_contra]):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[PlanT]):
+class RowBatch(Generic[PlanT]):
     """One forward pass: all rows, and the rows to sample from.
 
     `written` are the slots of the rows' tokens. `sampled` are the rows whose logits are wanted, `sampled_plan` how they
@@ -50,12 +50,12 @@ class Batch(Generic[PlanT]):
 class LeanLayers(Generic[PlanT]):
     """Embedding, layers and head. What it launches depends on shapes alone, so on a device it can be recorded."""
 
-    def __init__(self, weights: LeanWeights[Linear], pool: KvPool, attention: Attention[PlanT]) -> None:
+    def __init__(self, weights: LeanWeights[Linear], pool: KvPool, attention: AttentionFn[PlanT]) -> None:
         self._weights = weights
         self._pool = pool
         self._attention = attention
 
-    def __call__(self, batch: Batch[PlanT]) -> torch.Tensor:
+    def __call__(self, batch: RowBatch[PlanT]) -> torch.Tensor:
         """Write the rows' KV and return the logits of the rows to sample from, fp32 `[num_sampled, vocab]`."""
         weights = self._weights
         rows = F.embedding(batch.token_ids, weights.embedding)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, TypeAlias
 
-from engine.model.runs import Run, skip_runs
+from engine.model.runs import SlotRun, skip_runs
 
 MAX_RUNS: Final = 6
 """More runs than this are copied together rather than attended one by one."""
@@ -17,7 +17,7 @@ MIN_SHARED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SequenceRows:
     """Consecutive rows of one sequence: `num_rows` from `row` on, the first of them at position `start`.
 
     `runs` hold the sequence's tokens `[0, start + num_rows)`.
@@ -26,7 +26,7 @@ class Rows:
     row: int
     num_rows: int
     start: int
-    runs: tuple[Run, ...]
+    runs: tuple[SlotRun, ...]
 
     @property
     def end(self) -> int:
@@ -35,12 +35,12 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class SharedPrefixRows:
     """Single rows from `row` on, of sequences that all begin with the slots of `shared`; `own` are each one's other slots."""
 
     row: int
-    shared: Run
-    own: tuple[tuple[Run, ...], ...]
+    shared: SlotRun
+    own: tuple[tuple[SlotRun, ...], ...]
 
     @property
     def num_rows(self) -> int:
@@ -52,10 +52,10 @@ class Together:
         return max(sum(run.num_slots for run in runs) for runs in self.own)
 
 
-Part: TypeAlias = Rows | Together
+Part: TypeAlias = SequenceRows | SharedPrefixRows
 
 
-def plan_parts(spans: Seq[Rows], window: int | None, max_together: int) -> tuple[Part, ...]:
+def plan_parts(spans: Seq[SequenceRows], window: int | None, max_together: int) -> tuple[Part, ...]:
     """All rows in order, as parts to attend one by one; what a window hides from a single row is left out."""
     parts: list[Part] = []
     for begins, same in groupby(spans, _begins):
@@ -70,21 +70,21 @@ def plan_parts(spans: Seq[Rows], window: int | None, max_together: int) -> tuple
     return tuple(parts)
 
 
-def _begins(span: Rows) -> int | None:
+def _begins(span: SequenceRows) -> int | None:
     """Equal for single rows that could be taken together; None for several rows. Slots are never negative."""
     if span.num_rows > 1:
         return None
     return span.runs[0].first if len(span.runs) <= MAX_RUNS else -1 - span.row
 
 
-def _together(spans: Seq[Rows]) -> list[Part]:
+def _together(spans: Seq[SequenceRows]) -> list[Part]:
     num_shared = min(span.runs[0].num_slots for span in spans)
     if num_shared < MIN_SHARED:
         return [_alone(span, None) for span in spans]
-    shared = Run(spans[0].runs[0].first, num_shared)
-    return [Together(spans[0].row, shared, tuple(skip_runs(span.runs, num_shared) for span in spans))]
+    shared = SlotRun(spans[0].runs[0].first, num_shared)
+    return [SharedPrefixRows(spans[0].row, shared, tuple(skip_runs(span.runs, num_shared) for span in spans))]
 
 
-def _alone(span: Rows, window: int | None) -> Together:
+def _alone(span: SequenceRows, window: int | None) -> SharedPrefixRows:
     runs = span.runs if window is None else skip_runs(span.runs, max(0, span.end - window))
-    return Together(span.row, runs[0], (runs[1:],))
+    return SharedPrefixRows(span.row, runs[0], (runs[1:],))

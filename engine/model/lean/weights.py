@@ -21,23 +21,23 @@ M = TypeVar("M")
 M_co = TypeVar("M_co", covariant=True)
 
 
-class Make(Protocol[M_co]):
+class MatrixFactory(Protocol[M_co]):
     """Makes a matrix of a weight `[num_out, num_in]`."""
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> M_co: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Makes(Generic[M]):
+class MatrixFactories(Generic[M]):
     """How the matrices of a model are made: those of its layers, of them the one of gate and up, and the head."""
 
-    layer: Make[M]
-    gate_up: Make[M]
-    head: Make[M]
+    layer: MatrixFactory[M]
+    gate_up: MatrixFactory[M]
+    head: MatrixFactory[M]
 
 
-LEAN: Final[Makes[Linear]] = Makes(make_linear, make_linear, make_linear)
-LEAN_INT4: Final[Makes[Linear]] = Makes(Int4Linear, Int4Linear, make_linear)
+LEAN: Final[MatrixFactories[Linear]] = MatrixFactories(make_linear, make_linear, make_linear)
+LEAN_INT4: Final[MatrixFactories[Linear]] = MatrixFactories(Int4Linear, Int4Linear, make_linear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def why_not_lean(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def take_weights(model: Any, makes: Makes[M]) -> LeanWeights[M]:
+def take_weights(model: Any, makes: MatrixFactories[M]) -> LeanWeights[M]:
     """The weights of a transformers model that `why_not_lean` has nothing against; the model is of no use afterwards.
 
     Each layer's own matrices are let go as soon as they are fused, so that the model is never in memory twice.
@@ -145,7 +145,7 @@ def round_to_int4(model: Any) -> None:
                     module.weight.data = int4_values(module.weight)
 
 
-def _fused(layer: Any, shape: Shape, makes: Makes[M]) -> LeanLayer[M]:
+def _fused(layer: Any, shape: Shape, makes: MatrixFactories[M]) -> LeanLayer[M]:
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     qk_norm = None
@@ -165,7 +165,7 @@ def _fused(layer: Any, shape: Shape, makes: Makes[M]) -> LeanLayer[M]:
     )
 
 
-def _joined(make: Make[M], linears: list[Any], heads: list[int]) -> M:
+def _joined(make: MatrixFactory[M], linears: list[Any], heads: list[int]) -> M:
     """Several linears of one input as one; those with `heads` get their outputs paired for the rotation."""
     parts = zip(linears, heads, strict=True)
     weight = torch.cat([_paired(linear.weight.detach(), num) if num else linear.weight.detach() for linear, num in parts])

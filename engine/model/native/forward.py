@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from engine.model.kv_pool import KvPool
 from engine.model.native.weights import NativeWeights
 from engine.model.page_tables import PageTables
-from engine.native.library import MAX_WINDOWS, PANEL, Span, Step, Team, library, why_not_native
+from engine.native.library import MAX_WINDOWS, PANEL, SpanStruct, Step, Team, library, why_not_native
 from engine.schedule.sequence import Slice
 
 _LANES = 16
@@ -65,13 +65,13 @@ class NativeForward:
     def __call__(self, slices: Seq[Slice]) -> torch.Tensor:
         """See `Forward`. Raises `MemoryError` where a step's arrays have no room."""
         token_ids, num_sampled = array("i"), array("i")
-        spans = (Span * len(slices))()
+        spans = (SpanStruct * len(slices))()
         self._tables.renew(piece.sequence for piece in slices)
         for index, piece in enumerate(slices):
             num_rows = piece.end - piece.start
             pages = self._tables.pages(piece.sequence)
             self._check(piece, len(pages))
-            spans[index] = Span(len(token_ids), num_rows, piece.start, len(pages), pages.ctypes.data)
+            spans[index] = SpanStruct(len(token_ids), num_rows, piece.start, len(pages), pages.ctypes.data)
             token_ids.extend(piece.sequence.token_ids[piece.start : piece.start + piece.num_tokens])
             token_ids.extend(piece.draft)
             num_sampled.append(1 + len(piece.draft) if piece.sample else 0)

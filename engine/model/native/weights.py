@@ -10,8 +10,8 @@ import torch
 
 from engine.errors import ModelUnsupported
 from engine.memory import mapping
-from engine.model.lean.weights import LeanLayer, LeanWeights, Makes
-from engine.native.library import PANEL, Heads, Layer, Matrix, Model, library
+from engine.model.lean.weights import LeanLayer, LeanWeights, MatrixFactories
+from engine.native.library import PANEL, HeadsStruct, Layer, Matrix, Model, library
 
 _HALF: Final = PANEL // 2
 
@@ -46,7 +46,7 @@ def pack_gate_up(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Nati
     return pack(mixed, None if bias is None else bias.view(2, -1, _HALF).transpose(0, 1).reshape(-1))
 
 
-NATIVE: Final[Makes[NativeMatrix]] = Makes(pack, pack_gate_up, pack)
+NATIVE: Final[MatrixFactories[NativeMatrix]] = MatrixFactories(pack, pack_gate_up, pack)
 
 
 class NativeWeights:
@@ -71,7 +71,7 @@ class NativeWeights:
             norm=self._keep(weights.norm.float().contiguous()),
             turns=self._keep(_turns(weights, num_positions)),
             head=weights.head.matrix,
-            heads=Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, 0),
+            heads=HeadsStruct(shape.num_heads, shape.num_kv_heads, shape.head_dim, 0),
             num_layers=len(weights.layers),
             hidden=weights.embedding.shape[1],
             eps=shape.eps,

@@ -13,11 +13,11 @@ from torch.nn.attention import varlen
 
 from engine.model.paged.attention import VarlenAttention
 from engine.model.paged.decode_graphs import Recorded, Recorder
-from engine.model.paged.staging import Copies, Mark
+from engine.model.paged.staging import Copies, CopyEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class DeviceFeatures:
     """What a device offers to the paged forward pass, None where it does not; and the memory it has of its own."""
 
     attend: VarlenAttention | None
@@ -26,10 +26,10 @@ class Kit:
     memory_nbytes: int = 0
 
 
-def cuda_kit(device: torch.device) -> Kit:
+def cuda_features(device: torch.device) -> DeviceFeatures:
     """Of a CUDA device: all of it."""
     _, memory_nbytes = torch.cuda.mem_get_info(device)
-    return Kit(getattr(varlen, "varlen_attn", None), CudaRecorder(device), CudaCopies(device), memory_nbytes)
+    return DeviceFeatures(getattr(varlen, "varlen_attn", None), CudaRecorder(device), CudaCopies(device), memory_nbytes)
 
 
 class CudaRecorder:
@@ -81,7 +81,7 @@ class CudaCopies:
         """See `Copies`."""
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def launch(self, work: Callable[[], None]) -> Mark:
+    def launch(self, work: Callable[[], None]) -> CopyEvent:
         """See `Copies`."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -90,7 +90,7 @@ class CudaCopies:
 
 
 class _CudaMark:
-    """Implements `Mark`."""
+    """Implements `CopyEvent`."""
 
     def __init__(self, device: torch.device, event: torch.cuda.Event) -> None:
         self._device = device

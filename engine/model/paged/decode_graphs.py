@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.model.kv_pool import KvPool
-from engine.model.lean.layers import Batch, LeanLayers
+from engine.model.lean.layers import LeanLayers, RowBatch
 from engine.model.page_tables import PageTables
 from engine.model.paged.attention import PagedRows
 from engine.schedule.sequence import Slice
@@ -133,7 +133,7 @@ class _Size:
     def _upload(self) -> None:
         self._rows.copy_(torch.from_numpy(self._host))
 
-    def _batch(self) -> Batch[PagedRows]:
+    def _batch(self) -> RowBatch[PagedRows]:
         ids, positions, written, num_keys, cu_keys, table = torch.split(self._rows, list(self._lengths))
         plan = PagedRows(
             cu_rows=self._cu_rows,
@@ -143,4 +143,4 @@ class _Size:
             max_rows=1,
             max_keys=self._context,
         )
-        return Batch(ids, positions, written.long(), plan, self._every, plan, self._every)
+        return RowBatch(ids, positions, written.long(), plan, self._every, plan, self._every)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.model.kv_pool import KvPool
-from engine.model.lean.layers import Batch, LeanLayers
+from engine.model.lean.layers import LeanLayers, RowBatch
 from engine.model.page_tables import PageTables
 from engine.model.paged.attention import PagedRows
 from engine.model.paged.decode_graphs import DecodeGraphs
@@ -37,7 +37,7 @@ class PagedForward:
             logits = None if self._graphs is None else self._graphs.run(slices, self._tables)
             return self._layers(self._batch(slices)) if logits is None else logits
 
-    def _batch(self, slices: Seq[Slice]) -> Batch[PagedRows]:
+    def _batch(self, slices: Seq[Slice]) -> RowBatch[PagedRows]:
         token_ids: list[int] = []
         positions: list[NDArray[np.int64]] = []
         written: list[NDArray[np.int64]] = []
@@ -50,7 +50,7 @@ class PagedForward:
             if piece.sample:
                 sampled += range(len(token_ids) - 1 - len(piece.draft), len(token_ids))
         sampling = [piece for piece in slices if piece.sample]
-        return Batch(
+        return RowBatch(
             token_ids=self._there(np.array(token_ids)),
             positions=self._there(np.concatenate(positions)),
             written=self._there(np.concatenate(written)),

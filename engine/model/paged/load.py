@@ -16,10 +16,10 @@ from engine.model.lean.linear import Linear
 from engine.model.lean.weights import LeanWeights
 from engine.model.load.check import decode_logits, is_same
 from engine.model.paged.attention import PagedAttention, PagedKernel
-from engine.model.paged.cuda import Kit
+from engine.model.paged.cuda import DeviceFeatures
 from engine.model.paged.decode_graphs import DecodeGraphs
 from engine.model.paged.forward import PagedForward
-from engine.model.paged.probe import LARGE_PAGE, Heads, choose_kernel
+from engine.model.paged.probe import LARGE_PAGE, HeadShape, choose_kernel
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Paged:
     config: EngineConfig
     kernel: PagedKernel
     windows: tuple[int | None, ...]
-    kit: Kit
+    kit: DeviceFeatures
 
     def forward(self, weights: LeanWeights[Linear], pool: KvPool) -> PagedForward:
         """The forward pass over a pool with `NUM_SPARE` spare pages; decode steps are recorded where that can be done and
@@ -53,7 +53,7 @@ class Paged:
         return recorded if is_good else plain
 
 
-def choose_paged(kit: Kit, config: EngineConfig, heads: Heads, device: torch.device) -> Paged:
+def choose_paged(kit: DeviceFeatures, config: EngineConfig, heads: HeadShape, device: torch.device) -> Paged:
     """The attention kernel for these heads on this device, over pages of `block_size` tokens, if it takes those."""
     sizes = [size for size in dict.fromkeys((config.block_size, LARGE_PAGE)) if size <= config.max_step_tokens]
     choice = choose_kernel(kit.attend, heads, sizes, device)

@@ -30,7 +30,7 @@ _SINGLE: Final = ((1, 5), (1, 2100), (1, 700))
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadShape:
     """What of a model a kernel may refuse or get wrong."""
 
     num_heads: int
@@ -41,7 +41,7 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class KernelChoice:
     """The kernel that serves, the page size it needs, and what was wrong with those that were preferred to it."""
 
     kernel: PagedKernel
@@ -49,20 +49,20 @@ class Choice:
     refused: tuple[str, ...]
 
 
-def choose_kernel(attend: VarlenAttention | None, heads: Heads, page_sizes: Seq[int], device: torch.device) -> Choice:
+def choose_kernel(attend: VarlenAttention | None, heads: HeadShape, page_sizes: Seq[int], device: torch.device) -> KernelChoice:
     """Torch's `attend` over pages of the first size it takes, else plain attention over the first; logs one line about it."""
     refused: list[str] = []
     for size, kernel in _candidates(attend, page_sizes):
         reason = why_not(kernel, heads, size, device)
         if reason is None:
-            return _said(Choice(kernel, size, tuple(refused)))
+            return _said(KernelChoice(kernel, size, tuple(refused)))
         refused.append(f"{kernel.name}, pages of {size}: {reason}")
     if attend is None:
         refused.append("this torch has no varlen_attn")
-    return _said(Choice(GatheredKernel(), page_sizes[0], tuple(refused)))
+    return _said(KernelChoice(GatheredKernel(), page_sizes[0], tuple(refused)))
 
 
-def why_not(kernel: PagedKernel, heads: Heads, page_size: int, device: torch.device) -> str | None:
+def why_not(kernel: PagedKernel, heads: HeadShape, page_size: int, device: torch.device) -> str | None:
     """The reason not to take a kernel: its own error, or a wrong result; None for a good one."""
     for window in sorted(set(heads.windows), key=str):
         for counts in (_MIXED, _SINGLE):
@@ -84,7 +84,7 @@ def _candidates(attend: VarlenAttention | None, page_sizes: Seq[int]) -> Iterato
                 yield size, VarlenKernel(attend, num_splits=num_splits, counts_keys=counts_keys)
 
 
-def _said(choice: Choice) -> Choice:
+def _said(choice: KernelChoice) -> KernelChoice:
     fields = {"kernel": choice.kernel.name, "page_size": choice.page_size, "refused": list(choice.refused)}
     _log.info("attention kernel chosen", extra={"fields": fields})
     return choice
@@ -108,7 +108,7 @@ def _trial(counts: Seq[tuple[int, int]], page_size: int, device: torch.device) -
     )
 
 
-def _difference(kernel: PagedKernel, heads: Heads, page_size: int, window: int | None, rows: PagedRows) -> float:
+def _difference(kernel: PagedKernel, heads: HeadShape, page_size: int, window: int | None, rows: PagedRows) -> float:
     """Of the sequence whose result is farthest from the plain computation's."""
     device = rows.num_keys.device
     num_rows = sum(count for count, _ in rows.counts)

@@ -23,7 +23,7 @@ PIECE_NBYTES: Final = 16 * 1024**2
 """Pinned memory of each of the two buffers: pieces long enough for the bus's full speed."""
 
 
-class Mark(Protocol):
+class CopyEvent(Protocol):
     """A place in a queue of copies."""
 
     def wait(self) -> None:
@@ -44,7 +44,7 @@ class Copies(Protocol):
         """Memory of the host that the device reads and writes by itself, uint8."""
         ...
 
-    def launch(self, work: Callable[[], None]) -> Mark:
+    def launch(self, work: Callable[[], None]) -> CopyEvent:
         """Have `work` done after all that computes by now and all that was launched here before; does not wait."""
         ...
 
@@ -57,7 +57,7 @@ class _Buffer:
     host_pages: torch.Tensor
     there: torch.Tensor
     pages: torch.Tensor
-    mark: Mark | None = None
+    mark: CopyEvent | None = None
 
     def wait(self) -> None:
         """Return when nobody uses it any more."""
@@ -75,7 +75,7 @@ class StagedPages:
         self._num_pages = max(1, piece_nbytes // pool.page_nbytes)
         self._buffers = [self._buffer() for _ in range(2)]
         self._turn = 0
-        self._pending: dict[int, Mark] = {}
+        self._pending: dict[int, CopyEvent] = {}
         """Pages that are being written, with the end of their piece, in the order of their pieces."""
 
     def write_pages(self, pages: Seq[int], body: memoryview) -> None:

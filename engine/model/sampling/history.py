@@ -19,14 +19,14 @@ _CAPACITY: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TokenCounts:
     """Every token of prompt and output once, `ids [n]`, and how often the output has it, `counts [n]`."""
 
     ids: Ids
     counts: Counts
 
 
-class History:
+class TokenHistory:
     """The running counts of one sequence, which only grows: a token costs the same however long the sequence is."""
 
     __slots__ = ("_counts", "_ids", "_num_taken", "_places")
@@ -46,10 +46,10 @@ class History:
             self._counts[place] += 1.0
         self._num_taken = len(token_ids)
 
-    def after(self, guesses: Iterable[int]) -> Said:
+    def after(self, guesses: Iterable[int]) -> TokenCounts:
         """The counts as they would be after these tokens too; to be read before the next `take`."""
         num = len(self._places)
-        said = Said(self._ids[:num], self._counts[:num])
+        said = TokenCounts(self._ids[:num], self._counts[:num])
         guesses = tuple(guesses)
         if not guesses:
             return said
@@ -58,7 +58,7 @@ class History:
         counts = np.concatenate((said.counts, np.zeros(len(fresh), dtype=np.float32)))
         for guess in guesses:
             counts[places[guess] if guess in places else self._places[guess]] += 1.0
-        return Said(np.concatenate((said.ids, np.array(fresh, dtype=np.int64))), counts)
+        return TokenCounts(np.concatenate((said.ids, np.array(fresh, dtype=np.int64))), counts)
 
     def _place(self, token_id: int) -> int:
         place = self._places.get(token_id)
@@ -71,11 +71,11 @@ class History:
         return place
 
 
-def history_of(sequence: Sequence) -> History:
+def history_of(sequence: Sequence) -> TokenHistory:
     """The history of a sequence up to now; made by the first call and released with the sequence."""
     history: Any = sequence.history
     if history is None:
-        history = sequence.history = History()
-    assert isinstance(history, History)
+        history = sequence.history = TokenHistory()
+    assert isinstance(history, TokenHistory)
     history.take(sequence.token_ids, sequence.num_prompt)
     return history

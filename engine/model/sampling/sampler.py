@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.model.sampling.logprobs import logprobs_of
-from engine.model.sampling.shaping import Row, keep_candidates, shape_logits
+from engine.model.sampling.shaping import SamplingRow, keep_candidates, shape_logits
 from engine.schedule.sequence import Sampled, Slice
 from engine.types import Sampling, TokenLogprobs
 
@@ -36,7 +36,7 @@ def sample(logits: torch.Tensor, slices: Seq[Slice]) -> list[Sampled]:
     is sampled equals it, so it changes no token. Log-probabilities are the model's own, before all of that. The logits
     are left as they are.
     """
-    rows = [Row(piece.sequence, piece.draft[:i]) for piece in slices for i in range(len(piece.draft) + 1)]
+    rows = [SamplingRow(piece.sequence, piece.draft[:i]) for piece in slices for i in range(len(piece.draft) + 1)]
     with torch.inference_mode():
         logits = logits.float()
         tokens = _choose(logits, rows)
@@ -101,7 +101,7 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1
 
 
-def _choose(logits: torch.Tensor, rows: Seq[Row]) -> list[int]:
+def _choose(logits: torch.Tensor, rows: Seq[SamplingRow]) -> list[int]:
     logits = shape_logits(logits, rows)
     drawn = [i for i, row in enumerate(rows) if not is_greedy(row.sampling)]
     tokens: list[int] = [0] * len(rows)

@@ -27,7 +27,7 @@ _BLOCK: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SamplingRow:
     """A row of logits: the token after `sequence` and the guesses `before` it."""
 
     sequence: Sequence
@@ -43,7 +43,7 @@ class Row:
         return self.sequence.num_output + len(self.before)
 
 
-def shape_logits(logits: torch.Tensor, rows: Seq[Row]) -> torch.Tensor:
+def shape_logits(logits: torch.Tensor, rows: Seq[SamplingRow]) -> torch.Tensor:
     """Logits `[num_rows, vocab]` fp32 under constraints, penalties and biases; a new tensor where there are any."""
     constrained = [i for i, row in enumerate(rows) if row.sequence.constraint is not None]
     penalized = [i for i, row in enumerate(rows) if has_penalties(row.sampling)]
@@ -61,7 +61,7 @@ def has_penalties(sampling: Sampling) -> bool:
     return bool(sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty)
 
 
-def _mask(logits: torch.Tensor, rows: Seq[Row], chosen: Seq[int]) -> None:
+def _mask(logits: torch.Tensor, rows: Seq[SamplingRow], chosen: Seq[int]) -> None:
     """Minus infinity for every token that a row's constraint doesn't allow."""
     for i in chosen:
         constraint = rows[i].sequence.constraint
@@ -73,7 +73,7 @@ def _mask(logits: torch.Tensor, rows: Seq[Row], chosen: Seq[int]) -> None:
         logits[i].masked_fill_(refused.to(logits.device), -torch.inf)
 
 
-def _penalize(logits: torch.Tensor, rows: Seq[Row], chosen: Seq[int]) -> None:
+def _penalize(logits: torch.Tensor, rows: Seq[SamplingRow], chosen: Seq[int]) -> None:
     """Repetition (CTRL, arXiv 1909.05858) covers prompt and output; presence and frequency the output only
     (https://platform.openai.com/docs/api-reference/chat, 2026-11)."""
     if not chosen:
@@ -96,7 +96,7 @@ def _penalize(logits: torch.Tensor, rows: Seq[Row], chosen: Seq[int]) -> None:
     logits[places, ids] = scores - (counts * frequency + (counts > 0) * presence)
 
 
-def _bias(logits: torch.Tensor, rows: Seq[Row], chosen: Seq[int]) -> None:
+def _bias(logits: torch.Tensor, rows: Seq[SamplingRow], chosen: Seq[int]) -> None:
     """The bias is added; ids that the vocabulary hasn't are ignored."""
     if not chosen:
         return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from engine.output.calls.events import CallArguments, CallBegin, CallEnd, CallEvent, Text
-from engine.output.calls.scan import ObjectScan, Progress, ValueScan
+from engine.output.calls.scan import ObjectScan, ScanState, ValueScan
 from engine.prompt.call_format import CallFormat
 
 _BETWEEN: Final = re.compile(r"[\s,;\]}]*")
@@ -116,12 +116,12 @@ class CallParser:
         num = self._object.feed(self._held, 0, out)
         self._opened = "" if self._object.begun else self._opened + self._held[:num]
         self._held = self._held[num:]
-        if self._object.progress is Progress.OPEN:
+        if self._object.progress is ScanState.OPEN:
             return False
-        if self._object.progress is Progress.BROKEN and not self._object.begun:
+        if self._object.progress is ScanState.BROKEN and not self._object.begun:
             self._give_back(out)
             return True
-        if self._object.progress is Progress.BROKEN:
+        if self._object.progress is ScanState.BROKEN:
             out.append(CallEnd())
         self._opened, self._read = "", self._after
         return True
@@ -132,7 +132,7 @@ class CallParser:
         if num:
             out.append(CallArguments(self._held[:num]))
         self._held = self._held[num:]
-        if self._value.progress is Progress.OPEN:
+        if self._value.progress is ScanState.OPEN:
             return False
         out.append(CallEnd())
         self._read = self._after

@@ -15,7 +15,7 @@ from typing import Final
 from engine.output.calls.events import CallArguments, CallBegin, CallEnd, CallEvent
 
 
-class Progress(Enum):
+class ScanState(Enum):
     """How far a scan is. BROKEN: what comes next cannot belong to it."""
 
     OPEN = auto()
@@ -33,7 +33,7 @@ class ValueScan:
     """One JSON value from its first character on."""
 
     def __init__(self) -> None:
-        self.progress = Progress.OPEN
+        self.progress = ScanState.OPEN
         self.first = ""
         self._length = 0
         self._depth = 0
@@ -52,7 +52,7 @@ class ValueScan:
             self.first = text[at]
         if not self.is_container and self.first != '"':
             return self._scalar(text, at)
-        while at < len(text) and self.progress is Progress.OPEN:
+        while at < len(text) and self.progress is ScanState.OPEN:
             at = self._string(text, at) if self._in_string else self._structure(text, at)
         return at
 
@@ -62,7 +62,7 @@ class ValueScan:
         end = at if match is None else match.end()
         self._length += end - at
         if end < len(text):
-            self.progress = Progress.DONE if self._length else Progress.BROKEN
+            self.progress = ScanState.DONE if self._length else ScanState.BROKEN
         return end
 
     def _string(self, text: str, at: int) -> int:
@@ -92,13 +92,13 @@ class ValueScan:
                 self._depth -= 1
                 self._end_if_closed()
             case _:
-                self.progress = Progress.BROKEN
+                self.progress = ScanState.BROKEN
                 return match.start()
         return match.end()
 
     def _end_if_closed(self) -> None:
         if self._depth == 0:
-            self.progress = Progress.DONE
+            self.progress = ScanState.DONE
 
 
 _NAMES: Final = ("name", "function")
@@ -115,7 +115,7 @@ class ObjectScan:
     """
 
     def __init__(self, tools: Container[str] | None = None, barred: Container[str] = ()) -> None:
-        self.progress = Progress.OPEN
+        self.progress = ScanState.OPEN
         self.begun = False
         self._tools = tools
         self._barred = barred
@@ -129,7 +129,7 @@ class ObjectScan:
     def feed(self, text: str, start: int, out: list[CallEvent]) -> int:
         """The index behind what belongs to the object of `text[start:]`; what it says of the call goes to `out`."""
         at = start
-        while at < len(text) and self.progress is Progress.OPEN:
+        while at < len(text) and self.progress is ScanState.OPEN:
             if self._value is not None:
                 at = self._feed_value(self._value, text, at, out)
             elif (mark := _MARK.search(text, at)) is None:
@@ -150,7 +150,7 @@ class ObjectScan:
         elif following is not None and self._expected == mark:
             self._expected = following
         else:
-            self.progress = Progress.BROKEN
+            self.progress = ScanState.BROKEN
             return at
         return at + 1
 
@@ -161,9 +161,9 @@ class ObjectScan:
             self._say(piece, out)
         else:
             self._read += piece
-        if value.progress is Progress.BROKEN:
-            self.progress = Progress.BROKEN
-        elif value.progress is Progress.DONE:
+        if value.progress is ScanState.BROKEN:
+            self.progress = ScanState.BROKEN
+        elif value.progress is ScanState.DONE:
             self._take(value, out)
             self._value = None
         return end
@@ -176,7 +176,7 @@ class ObjectScan:
         if self._expected != "value":
             self._key, self._expected = _string(self._read) or "", ":"
             if self._tools is not None and not self.begun and self._key not in _MEMBERS:
-                self.progress = Progress.BROKEN
+                self.progress = ScanState.BROKEN
             return
         self._expected = ","
         if self._key in _NAMES and not self.begun:
@@ -190,7 +190,7 @@ class ObjectScan:
         if not name:
             return
         if name in self._barred or (self._tools is not None and name not in self._tools):
-            self.progress = Progress.BROKEN
+            self.progress = ScanState.BROKEN
             return
         self.begun = True
         out.append(CallBegin(name))
@@ -205,9 +205,9 @@ class ObjectScan:
 
     def _close(self, out: list[CallEvent]) -> None:
         if not self.begun:
-            self.progress = Progress.BROKEN
+            self.progress = ScanState.BROKEN
             return
-        self.progress = Progress.DONE
+        self.progress = ScanState.DONE
         if not self._has_arguments:
             self._say("{}", out)
         out.append(CallEnd())

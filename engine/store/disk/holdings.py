@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from engine.store.disk.files import Files
-from engine.store.disk.index import DiskIndex, Record
+from engine.store.disk.index import DiskIndex, ObjectRecord
 from engine.store.disk.layout import Layout
 from engine.store.disk.opening import Opened
-from engine.store.health import Health
+from engine.store.health import ErrorReporter
 from engine.store.object import EXPIRY_AT, encode_expiry
 
 BLOCK_NBYTES: Final = 4096
@@ -30,7 +30,7 @@ class Holdings:
     It never passes `cap_nbytes` once `take_over` has returned, unless there are foreign files or some resist deletion.
     """
 
-    def __init__(self, layout: Layout, files: Files, health: Health, cap_nbytes: int, eviction: str) -> None:
+    def __init__(self, layout: Layout, files: Files, health: ErrorReporter, cap_nbytes: int, eviction: str) -> None:
         self.index = DiskIndex(eviction)
         self._layout = layout
         self._files = files
@@ -70,7 +70,7 @@ class Holdings:
         self._folders, self._undeleted, self._other_nbytes = {}, {}, 0
         self._count()
 
-    def live(self, key: bytes, now_s: float) -> Record | None:
+    def live(self, key: bytes, now_s: float) -> ObjectRecord | None:
         """The record under `key` unless it has expired. It stays: a refresh may be on its way."""
         record = self.index.get(key)
         return record if record is not None and record.expires_at_s > now_s else None
@@ -95,7 +95,7 @@ class Holdings:
             if self._files.make_folder(folder):
                 self._measure(folder)
 
-    def install(self, record: Record, part: Path, *, fsync: bool) -> None:
+    def install(self, record: ObjectRecord, part: Path, *, fsync: bool) -> None:
         """The finished `part` becomes the object, in the place of an older one. Raises OSError; then there is no object."""
         path = self._layout.path(record.key)
         self._files.rename(part, path)
@@ -132,7 +132,7 @@ class Holdings:
         self.release(reserved_nbytes)
         self._unlink(part, reserved_nbytes)
 
-    def remove(self, record: Record) -> bool:
+    def remove(self, record: ObjectRecord) -> bool:
         """Forget the record and delete its file; whether its bytes are free now. Its readers keep them until they end."""
         self.index.remove(record)
         self._count()
@@ -142,13 +142,13 @@ class Holdings:
             return False
         return self._unlink(path, record.allocated_nbytes)
 
-    def end_read(self, record: Record) -> None:
+    def end_read(self, record: ObjectRecord) -> None:
         """A reader of the record's file is done."""
         record.num_readers -= 1
         if record.removed and record.num_readers == 0:
             self._stats.nbytes -= record.allocated_nbytes
 
-    def refresh(self, record: Record, expires_at_s: float) -> None:
+    def refresh(self, record: ObjectRecord, expires_at_s: float) -> None:
         """Rewrite the expiry in the file, as a use. Raises OSError; then the object lives for the shorter of both times."""
         self.index.touch(record)
         if record.expires_at_s == expires_at_s:
@@ -209,7 +209,7 @@ class Holdings:
             self._stats.nbytes -= nbytes
         return True
 
-    def _give_back(self, replaced: Record) -> None:
+    def _give_back(self, replaced: ObjectRecord) -> None:
         if replaced.num_readers > 0:
             replaced.removed = True
         else:

@@ -14,7 +14,7 @@ from engine.store.base import PINNED_UNTIL_S
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class ObjectRecord:
     """One object. `num_readers` threads read its file now; once `removed`, the last of them gives its bytes back."""
 
     key: bytes
@@ -41,7 +41,7 @@ Rank: TypeAlias = tuple[bool, float, int]
 Score: TypeAlias = tuple[float, int]
 """The lowest goes first. Using a record may only raise its score."""
 
-SCORES: Final[Mapping[str, Callable[[Record], Score]]] = MappingProxyType(
+SCORES: Final[Mapping[str, Callable[[ObjectRecord], Score]]] = MappingProxyType(
     {
         "lru": lambda record: (0.0, record.last_use),
         "lfu": lambda record: (float(record.num_uses), record.last_use),
@@ -63,9 +63,9 @@ class DiskIndex:
         if eviction not in SCORES:
             raise ValueError(f"unknown eviction score {eviction!r}; known: {', '.join(SCORES)}")
         self._score = SCORES[eviction]
-        self._records: OrderedDict[bytes, Record] = OrderedDict()
+        self._records: OrderedDict[bytes, ObjectRecord] = OrderedDict()
         self._by_expiry: list[tuple[float, bytes]] = []
-        self._queue: list[tuple[Rank, int, Record]] = []
+        self._queue: list[tuple[Rank, int, ObjectRecord]] = []
         self._uses = count()
         self._clock = 0.0
         self.pinned_nbytes = 0
@@ -74,15 +74,15 @@ class DiskIndex:
     def __len__(self) -> int:
         return len(self._records)
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[ObjectRecord]:
         """Least recently used first."""
         return iter(self._records.values())
 
-    def get(self, key: bytes) -> Record | None:
+    def get(self, key: bytes) -> ObjectRecord | None:
         """The record; does not count as use."""
         return self._records.get(key)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: ObjectRecord) -> None:
         """Hold it as the most recently used, in the place of another under its key."""
         self._forget(record.key)
         self._records[record.key] = record
@@ -91,19 +91,19 @@ class DiskIndex:
         self._enqueue(record)
         self.expire_at(record, record.expires_at_s)
 
-    def remove(self, record: Record) -> None:
+    def remove(self, record: ObjectRecord) -> None:
         """Forget it; a record that is not held is ignored."""
         if self._records.get(record.key) is record:
             self._forget(record.key)
 
-    def touch(self, record: Record) -> None:
+    def touch(self, record: ObjectRecord) -> None:
         """It was used now."""
         if self._records.get(record.key) is record:
             self._records.move_to_end(record.key)
             record.num_uses += 1
             record.last_use, record.credit = next(self._uses), self._clock
 
-    def expire_at(self, record: Record, expires_at_s: float) -> None:
+    def expire_at(self, record: ObjectRecord, expires_at_s: float) -> None:
         """Its expiry is this."""
         was_pinned, record.expires_at_s = record.is_pinned, expires_at_s
         if was_pinned != record.is_pinned and self._records.get(record.key) is record:
@@ -114,7 +114,7 @@ class DiskIndex:
             self._by_expiry = [(held.expires_at_s, key) for key, held in self._records.items()]
             heapq.heapify(self._by_expiry)
 
-    def next_to_expire(self) -> Record | None:
+    def next_to_expire(self) -> ObjectRecord | None:
         """The record with the earliest expiry."""
         while self._by_expiry:
             expires_at_s, key = self._by_expiry[0]
@@ -124,7 +124,7 @@ class DiskIndex:
             heapq.heappop(self._by_expiry)
         return None
 
-    def victim(self, now_s: float) -> Record | None:
+    def victim(self, now_s: float) -> ObjectRecord | None:
         """What to give up next: what has expired, else what has the lowest score; never what is being read."""
         first = self.next_to_expire()
         if first is not None and first.expires_at_s <= now_s and first.num_readers == 0:
@@ -145,7 +145,7 @@ class DiskIndex:
             self._enqueue(record)
         return victim
 
-    def _rank(self, record: Record) -> Rank:
+    def _rank(self, record: ObjectRecord) -> Rank:
         return (record.is_pinned, *self._score(record))
 
     def _forget(self, key: bytes) -> None:
@@ -153,7 +153,7 @@ class DiskIndex:
         if held is not None:
             self.pinned_nbytes -= held.is_pinned * held.allocated_nbytes
 
-    def _enqueue(self, record: Record) -> None:
+    def _enqueue(self, record: ObjectRecord) -> None:
         heapq.heappush(self._queue, (self._rank(record), next(self._uses), record))
         if len(self._queue) > 2 * len(self._records) + 64:
             self._queue = [(self._rank(held), next(self._uses), held) for held in self._records.values()]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.store.disk.files import Files
-from engine.store.disk.index import Record
+from engine.store.disk.index import ObjectRecord
 from engine.store.disk.layout import FoundFile, Layout, Survey
 from engine.store.errors import StoreBusy
 from engine.store.object import decode_header
@@ -31,7 +31,7 @@ class Opened:
 
     lock_fd: int
     survey: Survey
-    records: list[Record]
+    records: list[ObjectRecord]
     damaged: list[FoundFile]
     unreadable_nbytes: int
 
@@ -67,15 +67,15 @@ def _clear(survey: Survey, files: Files) -> None:
 
 def _read(lock_fd: int, survey: Survey, layout: Layout, files: Files, progress: Progress) -> Opened:
     found = sorted(survey.objects, key=lambda file: file.modified_s)
-    records: list[Record] = []
+    records: list[ObjectRecord] = []
     damaged: list[FoundFile] = []
     unreadable_nbytes = 0
     progress(0, len(found))
     with ThreadPoolExecutor(NUM_READERS, "store-open") as pool:
-        results: Iterable[Record | OSError | None] = pool.map(lambda file: _record(file, layout, files), found)
+        results: Iterable[ObjectRecord | OSError | None] = pool.map(lambda file: _record(file, layout, files), found)
         for done, (file, result) in enumerate(zip(found, results, strict=True), 1):
             match result:
-                case Record():
+                case ObjectRecord():
                     records.append(result)
                 case FileNotFoundError():
                     pass
@@ -87,7 +87,7 @@ def _read(lock_fd: int, survey: Survey, layout: Layout, files: Files, progress: 
     return Opened(lock_fd, survey, records, damaged, unreadable_nbytes)
 
 
-def _record(file: FoundFile, layout: Layout, files: Files) -> Record | OSError | None:
+def _record(file: FoundFile, layout: Layout, files: Files) -> ObjectRecord | OSError | None:
     try:
         data, payload_nbytes = files.read_header(layout.path(file.key))
     except OSError as error:
@@ -95,4 +95,4 @@ def _record(file: FoundFile, layout: Layout, files: Files) -> Record | OSError |
     header = decode_header(data)
     if header is None or header.key != file.key or header.payload_nbytes != payload_nbytes:
         return None
-    return Record(file.key, payload_nbytes, file.allocated_nbytes, header.expires_at_s, header.worth)
+    return ObjectRecord(file.key, payload_nbytes, file.allocated_nbytes, header.expires_at_s, header.worth)

@@ -19,11 +19,11 @@ from engine.memory import Payload
 from engine.store.base import Found, Item, StoreStats
 from engine.store.disk.files import Files
 from engine.store.disk.holdings import Holdings
-from engine.store.disk.index import Record
+from engine.store.disk.index import ObjectRecord
 from engine.store.disk.layout import Layout
 from engine.store.disk.opening import Progress, open_folder
 from engine.store.errors import StoreBusy
-from engine.store.health import Health
+from engine.store.health import ErrorReporter
 from engine.store.object import HEADER_NBYTES, decode_header, encode_header
 
 REOPEN_S: Final = 5.0
@@ -72,7 +72,7 @@ class DiskStore:
         self._fsync = fsync
         self._waits = waits
         self._progress = progress
-        self._health = Health("ssd", self.stats)
+        self._health = ErrorReporter("ssd", self.stats)
         self._held = Holdings(self._layout, self._files, self._health, nbytes, eviction)
         self._lock = threading.Lock()
         self._lock_fd: int | None = None
@@ -202,7 +202,7 @@ class DiskStore:
         header = decode_header(data)
         return payload if header is not None and header.key == key and header.describes(payload) else None
 
-    def _judge(self, record: Record, payload: Payload | None, failure: OSError | None) -> None:
+    def _judge(self, record: ObjectRecord, payload: Payload | None, failure: OSError | None) -> None:
         """Count what a read came to. An object found damaged or gone is forgotten, unless it was replaced meanwhile."""
         if payload is not None:
             self.stats.num_hits += 1
@@ -231,7 +231,9 @@ class DiskStore:
             return
         with self._lock:
             try:
-                self._held.install(Record(key, len(payload), nbytes, item.expires_at_s, item.worth), part, fsync=self._fsync)
+                self._held.install(
+                    ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.worth), part, fsync=self._fsync
+                )
             except OSError as error:
                 self._abandon(key, part, reserved_nbytes, error)
                 return

@@ -45,7 +45,7 @@ _SCHEMES: Final = {
 }
 
 
-class Server:
+class RedisConnection:
     """The server at `url`: `redis://`, `rediss://` (TLS), `unix://`, or `redis+cluster://` for any node of a cluster.
 
     Password, database and TLS options are redis-py's, in the URL. Connects at the first use. `timeout_s` bounds the wait

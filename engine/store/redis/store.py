@@ -19,10 +19,10 @@ import redis
 
 from engine.memory import Lend, Payload, buffer, joined
 from engine.store.base import Found, Item, StoreStats
-from engine.store.health import Health
+from engine.store.health import ErrorReporter
 from engine.store.object import EXPIRY_AT, HEADER_NBYTES, MAGIC, ObjectHeader, decode_header, encode_expiry, encode_header
 from engine.store.redis.breaker import Breaker
-from engine.store.redis.server import UNANSWERED, Command, Reply, Server
+from engine.store.redis.server import UNANSWERED, Command, RedisConnection, Reply
 
 NUM_FAILURES: Final = 3
 OPEN_S: Final = 2.0
@@ -65,10 +65,10 @@ class RedisStore:
         self.stats = StoreStats()
         self._prefix = prefix
         self._clock = clock
-        self._reads = Server(url, timeout_s=timeout_s, lend=lend)
-        self._writes = Server(url, timeout_s=timeout_s * WRITE_PATIENCE)
+        self._reads = RedisConnection(url, timeout_s=timeout_s, lend=lend)
+        self._writes = RedisConnection(url, timeout_s=timeout_s * WRITE_PATIENCE)
         self._breaker = Breaker(num_failures=NUM_FAILURES, open_s=OPEN_S, clock=clock)
-        self._health = Health("redis", self.stats)
+        self._health = ErrorReporter("redis", self.stats)
         self._lock = threading.Lock()
         self._now_s: float | None = None
         self._owed: dict[bytes, object] = {}
@@ -220,7 +220,7 @@ class RedisStore:
             return UNKNOWN_TIME_PX_MS
         return int(min(max((expires_at_s - self._now_s + PX_MARGIN_S) * 1000, 1), MAX_PX_MS))
 
-    def _ask(self, server: Server, operation: str, commands: Sequence[Command]) -> list[Reply] | None:
+    def _ask(self, server: RedisConnection, operation: str, commands: Sequence[Command]) -> list[Reply] | None:
         """The replies, or None when the server was not asked or did not answer. Pays owed deletes on the way.
 
         With nothing to ask or pay the server is left alone: silence would prove nothing about it.

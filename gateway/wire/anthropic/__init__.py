@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from gateway.backends.base import ModelInfo, PassedModel
+from gateway.backends.base import ModelInfo, UpstreamModel
 from gateway.errors import GatewayError
 from gateway.request import Request, WireName
 from gateway.wire.anthropic import catalog, encode, errors
@@ -38,10 +38,10 @@ class AnthropicWire:
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"input_tokens": num_prompt})
 
-    def encode_models(self, models: Mapping[str, ModelInfo | PassedModel], query: Mapping[str, str]) -> bytes:
+    def encode_models(self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]) -> bytes:
         return catalog.encode_models(models, query)
 
-    def encode_model(self, model: ModelInfo | PassedModel, requested: str) -> bytes:
+    def encode_model(self, model: ModelInfo | UpstreamModel, requested: str) -> bytes:
         return catalog.encode_model(model, requested)
 
     def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply:

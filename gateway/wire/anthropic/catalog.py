@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from gateway.backends.base import ModelInfo, PassedModel
+from gateway.backends.base import ModelInfo, UpstreamModel
 from gateway.wire.anthropic.errors import invalid, one_of
 from gateway.wire.anthropic.paging import read_page
 
@@ -30,7 +30,7 @@ _UNKNOWN: Final = {
 """A model of an upstream. The format has no word for a date that is not known but the epoch."""
 
 
-def encode_models(models: Mapping[str, ModelInfo | PassedModel], query: Mapping[str, str]) -> bytes:
+def encode_models(models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]) -> bytes:
     """The page that `query` asks for. Raises `InvalidRequest`. Every model here is active."""
     page = read_page(query, list(models) if ACTIVE in _stages(query) else [])
     first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
@@ -50,13 +50,13 @@ def _stages(query: Mapping[str, str]) -> Sequence[str]:
     return wanted
 
 
-def encode_model(model: ModelInfo | PassedModel, requested: str) -> bytes:
+def encode_model(model: ModelInfo | UpstreamModel, requested: str) -> bytes:
     return orjson.dumps(_model(model, requested))
 
 
-def _model(model: ModelInfo | PassedModel, name: str) -> dict[str, Any]:
+def _model(model: ModelInfo | UpstreamModel, name: str) -> dict[str, Any]:
     """`pcg` tells which model answers under this name, and what it can do."""
-    if isinstance(model, PassedModel):
+    if isinstance(model, UpstreamModel):
         return _UNKNOWN | {"id": name, "display_name": name, "pcg": {"upstream": model.upstream}}
     created = datetime.fromtimestamp(int(model.created_at_s), UTC)
     return {

@@ -20,7 +20,7 @@ ORDER: Final[tuple[Level, ...]] = ("system", "tools", "messages")
 """Which level is told of where several have changed."""
 
 
-class Piece(NamedTuple):
+class FingerprintPart(NamedTuple):
     """One tool, system block or message part: what it holds, hashed without its mark, and how long it is."""
 
     digest: bytes
@@ -34,7 +34,7 @@ class Fingerprint:
     at_s: float
     model: str
     settings: str
-    levels: dict[Level, tuple[Piece, ...]]
+    levels: dict[Level, tuple[FingerprintPart, ...]]
 
     @property
     def num_hashes(self) -> int:
@@ -75,7 +75,7 @@ def compare(before: Fingerprint, now: Fingerprint) -> dict[str, Any] | None:
     return {"type": "unavailable"} if before.settings != now.settings else None
 
 
-def _pieces(prompt: Prompt) -> dict[Level, tuple[Piece, ...]]:
+def _pieces(prompt: Prompt) -> dict[Level, tuple[FingerprintPart, ...]]:
     """Every position's content without its mark; a message's role is part of each of its parts."""
     messages = tuple(
         _piece([message.role, part], part.cache is not None) for message in prompt.messages for part in message.parts
@@ -87,11 +87,11 @@ def _pieces(prompt: Prompt) -> dict[Level, tuple[Piece, ...]]:
     }
 
 
-def _piece(content: Any, marked: bool) -> Piece:
+def _piece(content: Any, marked: bool) -> FingerprintPart:
     if marked:
         content = _unmarked(content)
     encoded = msgspec.msgpack.encode(content)
-    return Piece(hashlib.blake2b(encoded, digest_size=8).digest(), len(encoded))
+    return FingerprintPart(hashlib.blake2b(encoded, digest_size=8).digest(), len(encoded))
 
 
 def _unmarked(content: Any) -> Any:

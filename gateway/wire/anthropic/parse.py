@@ -14,7 +14,7 @@ from gateway.request import Request
 from gateway.wire.anthropic.blocks import Blocks
 from gateway.wire.anthropic.diagnosis import settings_digest
 from gateway.wire.anthropic.errors import from_field, invalid
-from gateway.wire.anthropic.request_options import Wish, check_tool_choice, read_wish
+from gateway.wire.anthropic.request_options import RequestOptions, check_tool_choice, read_options
 from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, clip, decode_body, end_user
 
@@ -61,7 +61,7 @@ def _request(body: Node, version: str, headers: Mapping[str, str], *, request_id
             blocks.refuse((name,), "not supported by this model")
     automatic = blocks.mark(body)
     max_tokens = 0 if counting else _max_tokens(body)
-    wish = read_wish(body, max_tokens=max_tokens, counting=counting)
+    wish = read_options(body, max_tokens=max_tokens, counting=counting)
     stream = body.flag("stream")
     prewarm = not counting and max_tokens == 0
     if prewarm:
@@ -99,7 +99,7 @@ def _request(body: Node, version: str, headers: Mapping[str, str], *, request_id
     )
 
 
-def _diagnostics(body: Node, headers: Mapping[str, str], wish: Wish) -> dict[str, Any]:
+def _diagnostics(body: Node, headers: Mapping[str, str], wish: RequestOptions) -> dict[str, Any]:
     """Whether the request wants to be compared with an earlier one, and what besides model and prompt may part them."""
     asked = body.child("diagnostics")
     if asked is None:
@@ -118,7 +118,7 @@ def _max_tokens(body: Node) -> int:
     return value
 
 
-def _sampling(body: Node, max_tokens: int, wish: Wish) -> Sampling:
+def _sampling(body: Node, max_tokens: int, wish: RequestOptions) -> Sampling:
     stop = body.strings("stop_sequences")
     if len(stop) > MAX_STOPS:
         raise invalid(("stop_sequences",), f"List should have at most {MAX_STOPS} items after validation")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from gateway.wire.reported import Counts, Fields, ToldUsage, UsageFormat, count, objects, summed
+from gateway.wire.reported import Fields, ReportedUsage, UsageCounts, UsageFormat, count, objects, summed
 
 
 def usages(message: Fields) -> Iterator[Fields]:
@@ -23,7 +23,7 @@ def failed(message: Fields) -> bool:
     return message.get("type") == "error"
 
 
-def read_usage(fields: Fields, *, inclusive: bool) -> ToldUsage | None:
+def read_usage(fields: Fields, *, inclusive: bool) -> ReportedUsage | None:
     """What was computed to make the conversation shorter is told beside the sums and not in them, and is charged as well
     (`types/beta/beta_iterations_usage.py`)."""
     own = _counts(fields, inclusive=inclusive)
@@ -35,7 +35,7 @@ def read_usage(fields: Fields, *, inclusive: bool) -> ToldUsage | None:
     return summed([own, *(counts for counts in beside if counts is not None)]).settled()
 
 
-def _counts(fields: Fields, *, inclusive: bool) -> Counts | None:
+def _counts(fields: Fields, *, inclusive: bool) -> UsageCounts | None:
     told = count(fields.get("input_tokens"))
     if told is None:
         return None
@@ -48,7 +48,7 @@ def _counts(fields: Fields, *, inclusive: bool) -> Counts | None:
     }
     cached = (read or 0) + (sum(tokens or 0 for tokens in split.values()) if written is None else written)
     uncached = told - cached if inclusive else told
-    return Counts(uncached, read, written, split, count(fields.get("output_tokens")))
+    return UsageCounts(uncached, read, written, split, count(fields.get("output_tokens")))
 
 
 EXCLUSIVE: Final = UsageFormat(usages, failed, partial(read_usage, inclusive=False))

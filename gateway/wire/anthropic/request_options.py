@@ -21,7 +21,7 @@ MIN_THINKING_BUDGET: Final = 1024
 
 
 @dataclass(slots=True)
-class Wish:
+class RequestOptions:
     """`parameters` are not rendered but may cost a cache level; a default given in words is the same as one left out.
     `wire_options` only shape the answer."""
 
@@ -31,9 +31,9 @@ class Wish:
     output_format: OutputFormat | None = None
 
 
-def read_wish(body: Node, *, max_tokens: int, counting: bool) -> Wish:
+def read_options(body: Node, *, max_tokens: int, counting: bool) -> RequestOptions:
     """Raises `InvalidRequest`, `FieldError`."""
-    wish = Wish()
+    wish = RequestOptions()
     _read_tool_choice(body, wish)
     _read_thinking(body, wish, max_tokens=max_tokens, counting=counting)
     _read_output(body, wish)
@@ -42,7 +42,7 @@ def read_wish(body: Node, *, max_tokens: int, counting: bool) -> Wish:
     return wish
 
 
-def check_tool_choice(wish: Wish, tools: Sequence[Tool]) -> None:
+def check_tool_choice(wish: RequestOptions, tools: Sequence[Tool]) -> None:
     """A forced call needs a tool to call, and leaves no room for reasoning before it."""
     choice = wish.tool_choice
     if choice.mode != "required":
@@ -55,7 +55,7 @@ def check_tool_choice(wish: Wish, tools: Sequence[Tool]) -> None:
         raise InvalidRequest("Thinking may not be enabled when tool_choice forces tool use.")
 
 
-def _read_tool_choice(body: Node, wish: Wish) -> None:
+def _read_tool_choice(body: Node, wish: RequestOptions) -> None:
     choice = body.child("tool_choice")
     if choice is None:
         return
@@ -75,7 +75,7 @@ def _read_tool_choice(body: Node, wish: Wish) -> None:
             wish.tool_choice = ToolChoice("auto", parallel=parallel)
 
 
-def _read_thinking(body: Node, wish: Wish, *, max_tokens: int, counting: bool) -> None:
+def _read_thinking(body: Node, wish: RequestOptions, *, max_tokens: int, counting: bool) -> None:
     thinking = body.child("thinking")
     if thinking is None:
         return
@@ -101,7 +101,7 @@ def _budget(thinking: Node, *, max_tokens: int, counting: bool) -> int:
     return budget
 
 
-def _read_output(body: Node, wish: Wish) -> None:
+def _read_output(body: Node, wish: RequestOptions) -> None:
     """`output_config`, and `output_format` as the beta of 2025-11 had it. Another format costs the messages (page
     "Structured outputs", 2026-08)."""
     output = body.child("output_config")

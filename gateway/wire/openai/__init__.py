@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from gateway.backends.base import ModelInfo, PassedModel
+from gateway.backends.base import ModelInfo, UpstreamModel
 from gateway.errors import GatewayError
 from gateway.request import Request, WireName
 from gateway.wire.base import Answer, ErrorReply, StreamEncoder
@@ -38,11 +38,11 @@ class OpenAIWire:
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_prompt})
 
-    def encode_models(self, models: Mapping[str, ModelInfo | PassedModel], query: Mapping[str, str]) -> bytes:
+    def encode_models(self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]) -> bytes:
         """All at once: OpenAI's list has no pages."""
         return catalog.encode_models(models)
 
-    def encode_model(self, model: ModelInfo | PassedModel, requested: str) -> bytes:
+    def encode_model(self, model: ModelInfo | UpstreamModel, requested: str) -> bytes:
         return catalog.encode_model(model, requested)
 
     def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply:

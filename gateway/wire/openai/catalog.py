@@ -8,23 +8,23 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.backends.base import ModelInfo, PassedModel
+from gateway.backends.base import ModelInfo, UpstreamModel
 
 OWNER = "pcg"
 
 
-def encode_models(models: Mapping[str, ModelInfo | PassedModel]) -> bytes:
+def encode_models(models: Mapping[str, ModelInfo | UpstreamModel]) -> bytes:
     return orjson.dumps({"object": "list", "data": [_model(model, name) for name, model in models.items()]})
 
 
-def encode_model(model: ModelInfo | PassedModel, requested: str) -> bytes:
+def encode_model(model: ModelInfo | UpstreamModel, requested: str) -> bytes:
     return orjson.dumps(_model(model, requested))
 
 
-def _model(model: ModelInfo | PassedModel, name: str) -> dict[str, Any]:
+def _model(model: ModelInfo | UpstreamModel, name: str) -> dict[str, Any]:
     """`pcg` tells which model answers under this name, and what it can do."""
     shown = {"id": name, "object": "model", "created": 0, "owned_by": OWNER, "shutdown_date": None}
-    if isinstance(model, PassedModel):
+    if isinstance(model, UpstreamModel):
         return shown | {"owned_by": model.upstream, "pcg": {"upstream": model.upstream}}
     return shown | {
         "created": int(model.created_at_s),

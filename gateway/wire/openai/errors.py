@@ -16,7 +16,7 @@ from gateway.wire.fields import FieldError, Path
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ErrorRow:
     """How one class of errors looks. `code` is used where the error has none of its own."""
 
     status: int
@@ -24,22 +24,22 @@ class Row:
     code: str | None = None
 
 
-TABLE: Final[Mapping[type[GatewayError], Row]] = {
-    GatewayError: Row(500, "server_error"),
-    errors.InvalidRequest: Row(400, "invalid_request_error"),
-    errors.ContextExceeded: Row(400, "invalid_request_error", "context_length_exceeded"),
-    errors.Unauthenticated: Row(401, "invalid_request_error", "invalid_api_key"),
-    errors.Forbidden: Row(403, "invalid_request_error"),
-    errors.UnknownModel: Row(404, "invalid_request_error", "model_not_found"),
-    errors.UnknownPath: Row(404, "invalid_request_error"),
-    errors.MethodNotAllowed: Row(405, "invalid_request_error", "method_not_supported"),
-    errors.BodyLate: Row(408, "invalid_request_error", "request_timeout"),
-    errors.BodyTooLarge: Row(413, "invalid_request_error", "request_too_large"),
-    errors.RateLimited: Row(429, "requests", "rate_limit_exceeded"),
-    errors.Overloaded: Row(503, "server_error", "server_is_overloaded"),
-    errors.EngineFailed: Row(500, "server_error"),
-    errors.UpstreamFailed: Row(502, "server_error"),
-    errors.TimedOut: Row(504, "server_error", "timeout"),
+TABLE: Final[Mapping[type[GatewayError], ErrorRow]] = {
+    GatewayError: ErrorRow(500, "server_error"),
+    errors.InvalidRequest: ErrorRow(400, "invalid_request_error"),
+    errors.ContextExceeded: ErrorRow(400, "invalid_request_error", "context_length_exceeded"),
+    errors.Unauthenticated: ErrorRow(401, "invalid_request_error", "invalid_api_key"),
+    errors.Forbidden: ErrorRow(403, "invalid_request_error"),
+    errors.UnknownModel: ErrorRow(404, "invalid_request_error", "model_not_found"),
+    errors.UnknownPath: ErrorRow(404, "invalid_request_error"),
+    errors.MethodNotAllowed: ErrorRow(405, "invalid_request_error", "method_not_supported"),
+    errors.BodyLate: ErrorRow(408, "invalid_request_error", "request_timeout"),
+    errors.BodyTooLarge: ErrorRow(413, "invalid_request_error", "request_too_large"),
+    errors.RateLimited: ErrorRow(429, "requests", "rate_limit_exceeded"),
+    errors.Overloaded: ErrorRow(503, "server_error", "server_is_overloaded"),
+    errors.EngineFailed: ErrorRow(500, "server_error"),
+    errors.UpstreamFailed: ErrorRow(502, "server_error"),
+    errors.TimedOut: ErrorRow(504, "server_error", "timeout"),
 }
 
 FORMAT_PARAM: Final[Mapping[str, str]] = {"messages": "response_format", "input": "text.format"}

@@ -26,7 +26,7 @@ NO_PARAMETERS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class ChatTurns:
     """Reads the messages of one body. `ttl` is the request's TTL for breakpoints that name none."""
 
     ttl: str

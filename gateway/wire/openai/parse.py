@@ -23,7 +23,7 @@ from gateway.wire.openai.choice import tool_choice
 from gateway.wire.openai.errors import from_field, invalid, unsupported, unsupported_value
 from gateway.wire.openai.format import format_parameters, output_format
 from gateway.wire.openai.guided import guided_format
-from gateway.wire.openai.messages import Turns
+from gateway.wire.openai.messages import ChatTurns
 
 MAX_STOPS: Final = 4
 MAX_CHOICES: Final = 128
@@ -56,7 +56,7 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         raise invalid(("stream_options",), message)
     automatic = cache_control(body)
     directives = cache_directives(headers)
-    prompt = Turns(ttl=request_ttl(body) or DEFAULT_BREAKPOINT_TTL).prompt(body)
+    prompt = ChatTurns(ttl=request_ttl(body) or DEFAULT_BREAKPOINT_TTL).prompt(body)
     choice = tool_choice(body, prompt.tools, nested=True)
     form = output_format(body.child("response_format"), nested=True) or guided_format(body)
     return Request(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from gateway.wire.reported import Counts, Fields, ToldUsage, UsageFormat, count, objects
+from gateway.wire.reported import Fields, ReportedUsage, UsageCounts, UsageFormat, count, objects
 
 _FAILED: Final = frozenset({"error", "response.failed"})
 
@@ -26,7 +26,7 @@ def failed(message: Fields) -> bool:
     return message.get("type") in _FAILED or bool(message.get("error"))
 
 
-def read_usage(fields: Fields) -> ToldUsage | None:
+def read_usage(fields: Fields) -> ReportedUsage | None:
     """`prompt_tokens` (`input_tokens` in Responses) includes what was read and written. `completion_tokens` includes reasoning,
     but not xAI's, which adds up to the total with it; tokens of the total that are told nowhere are an anomaly."""
     prompt = count(fields.get("prompt_tokens"), fields.get("input_tokens"))
@@ -54,7 +54,7 @@ def read_usage(fields: Fields) -> ToldUsage | None:
     beside = max(0, (count(fields.get("total_tokens")) or 0) - prompt - (output or 0))
     if beside and beside == count(parts.get("reasoning_tokens")):
         output, beside = (output or 0) + beside, 0
-    usage = Counts(prompt - cached, read, written, split, output).settled()
+    usage = UsageCounts(prompt - cached, read, written, split, output).settled()
     return replace(usage, anomaly=True) if beside else usage
 
 

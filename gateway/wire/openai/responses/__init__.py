@@ -13,14 +13,14 @@ import orjson
 from engine.prompt.types import Message, Prompt
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.request import Request
-from gateway.wire.base import Answer, ErrorReply, Kept, StreamEncoder
+from gateway.wire.base import Answer, ErrorReply, StoredResponse, StreamEncoder
 from gateway.wire.fields import Node, clip
 from gateway.wire.openai import OpenAIWire, errors
 from gateway.wire.openai.caching import DEFAULT_BREAKPOINT_TTL
 from gateway.wire.openai.errors import invalid
 from gateway.wire.openai.responses import encode
 from gateway.wire.openai.responses.diagnose import Comparison, Traits, traits
-from gateway.wire.openai.responses.items import Turns
+from gateway.wire.openai.responses.items import InputItems
 from gateway.wire.openai.responses.pages import encode_items
 from gateway.wire.openai.responses.parse import parse
 from gateway.wire.openai.responses.stream import ResponseStream
@@ -64,7 +64,7 @@ class ResponsesWire(OpenAIWire):
 
     # What later requests refer to -------------------------------------------------------------------------------------
 
-    def resume(self, request: Request, find: Callable[[str], Kept | None]) -> Request:
+    def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
         """Instructions are the new request's alone; everything else of the earlier conversation comes first."""
         if referred := request.wire_options["referred"]:
             found = {name: _item(name, path, find) for name, path in referred.items()}
@@ -83,11 +83,11 @@ class ResponsesWire(OpenAIWire):
             request = msgspec.structs.replace(request, wire_options=options | {"compared": Comparison(traits(request), known)})
         return request
 
-    def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> Kept:
+    def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> StoredResponse:
         """Everything, or with `store: false` only hashes to compare later requests with."""
         return _kept(request, encode.encode_answer(request, answer, created_at_s=created_at_s), _answered(request, answer))
 
-    def keep_unanswered(self, request: Request, error: GatewayError | None, *, created_at_s: float) -> Kept:
+    def keep_unanswered(self, request: Request, error: GatewayError | None, *, created_at_s: float) -> StoredResponse:
         """A conversation that goes on from here goes on without an answer."""
         if error is None:
             body = encode.begun(request, created_at_s=created_at_s, status="cancelled")
@@ -98,14 +98,14 @@ class ResponsesWire(OpenAIWire):
     def encode_unfinished(self, request: Request, *, begun: bool, created_at_s: float) -> bytes:
         return orjson.dumps(encode.begun(request, created_at_s=created_at_s, status="in_progress" if begun else "queued"))
 
-    def encode_items(self, kept: Kept, query: Mapping[str, str]) -> bytes:
+    def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
         return encode_items(orjson.loads(kept.items or b"[]"), query)
 
-    def encode_deleted(self, kept: Kept) -> bytes:
+    def encode_deleted(self, kept: StoredResponse) -> bytes:
         return orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
 
 
-def _item(name: str, path: str, find: Callable[[str], Kept | None]) -> Any:
+def _item(name: str, path: str, find: Callable[[str], StoredResponse | None]) -> Any:
     """The item of that id, of the answer or of the input of the response that the id begins with."""
     owner = name.partition("_")[2].rpartition("_")[0]
     kept = find(f"resp_{owner}")
@@ -116,13 +116,13 @@ def _item(name: str, path: str, find: Callable[[str], Kept | None]) -> Any:
     raise InvalidRequest(f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found")
 
 
-def _kept(request: Request, body: bytes, prompt: Prompt) -> Kept:
+def _kept(request: Request, body: bytes, prompt: Prompt) -> StoredResponse:
     known, options = traits(request), request.wire_options
     nbytes = PART_NBYTES * len(known.input) + FIXED_NBYTES
     if not options["store"]:
-        return Kept(options["response_id"], known, nbytes)
+        return StoredResponse(options["response_id"], known, nbytes)
     parts = _trimmed(body), _trimmed(orjson.dumps(options["items"])), _trimmed(msgspec.msgpack.encode(prompt))
-    return Kept(options["response_id"], known, nbytes + sum(map(len, parts)), *parts)
+    return StoredResponse(options["response_id"], known, nbytes + sum(map(len, parts)), *parts)
 
 
 def _trimmed(encoded: bytes) -> bytes:
@@ -137,7 +137,7 @@ def _continued(earlier: Prompt, now: Prompt) -> Prompt:
 
 def _answered(request: Request, answer: Answer) -> Prompt:
     """The conversation and the answer behind it, read as if the client had sent its items back; without instructions."""
-    turns = Turns(ttl=DEFAULT_BREAKPOINT_TTL, continues=True, messages=list(request.prompt.messages))
+    turns = InputItems(ttl=DEFAULT_BREAKPOINT_TTL, continues=True, messages=list(request.prompt.messages))
     if not request.prewarm:
         turns.read(Node({"input": encode.output(request, answer)}, ()))
     return _uninstructed(request, tuple(turns.messages))

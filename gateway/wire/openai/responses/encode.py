@@ -10,7 +10,7 @@ import orjson
 from engine.types import FinishReason, TokenLogprobs
 from gateway.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.request import Request
-from gateway.wire.base import Answer, Said, ToolCall
+from gateway.wire.base import Answer, AnswerRun, ToolCall
 from gateway.wire.openai import errors
 from gateway.wire.openai.logprobs import token_logprobs
 from gateway.wire.openai.responses.diagnose import Comparison, diagnosis
@@ -38,7 +38,7 @@ def output(request: Request, answer: Answer) -> list[Item]:
     message. The last item is as incomplete as the answer."""
     if request.prewarm:
         return []
-    said, calls = answer.in_order() or (Said("text"),), enumerate(answer.calls)
+    said, calls = answer.in_order() or (AnswerRun("text"),), enumerate(answer.calls)
     items: list[Item] = []
     for i, run in enumerate(said):
         status = "incomplete" if answer.reason in INCOMPLETE and i == len(said) - 1 else "completed"

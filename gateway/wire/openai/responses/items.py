@@ -22,7 +22,7 @@ TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
 
 
 @dataclass(slots=True)
-class Turns:
+class InputItems:
     """Reads the items of one body. `ttl` is for breakpoints that name none.
 
     With `continues` the items follow an earlier conversation: instructions among them stay where they are. `sealed_room` is

@@ -24,7 +24,7 @@ from gateway.wire.openai.choice import tool_choice
 from gateway.wire.openai.errors import from_field, invalid, param, unsupported
 from gateway.wire.openai.format import format_parameters, output_format
 from gateway.wire.openai.parse import MAX_TOP_LOGPROBS, sampling
-from gateway.wire.openai.responses.items import Turns, listed
+from gateway.wire.openai.responses.items import InputItems, listed
 from gateway.wire.openai.responses.tools import read_tools
 
 NEEDS_MORE: Final = ("conversation", "moderation", "prompt")
@@ -78,7 +78,7 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str, respons
     options = body.child("prompt_cache_options") or Node({}, ())
     include = body.strings("include")
     tools = read_tools(body)
-    turns = Turns(ttl=request_ttl(body) or DEFAULT_BREAKPOINT_TTL, continues=bool(previous))
+    turns = InputItems(ttl=request_ttl(body) or DEFAULT_BREAKPOINT_TTL, continues=bool(previous))
     instructions = body.text_or("instructions", "")
     turns.system += [TextPart(instructions)] if instructions else []
     turns.read(body)
