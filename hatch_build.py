@@ -1,7 +1,9 @@
-"""Builds the native library into `engine/native` and, as a hook of hatchling, into wheels. Knows no kernels.
+"""Builds the native library into `engine/native` and, as a hook of hatchling, into wheels. Knows no
+kernels.
 
-`python hatch_build.py` builds in place. The compiler is `$CC`, else `cc`, else the one of the package `ziglang`. Without any,
-on another machine than x86-64 Linux, or where compiling fails, there is a warning and a wheel without the library.
+`python hatch_build.py` builds in place. The compiler is `$CC`, else `cc`, else the one of the
+package `ziglang`. Without any, on another machine than x86-64 Linux, or where compiling fails,
+there is a warning and a wheel without the library.
 """
 
 from __future__ import annotations
@@ -25,7 +27,17 @@ FOLDER = Path(__file__).parent / "engine" / "native"
 LIBRARY = FOLDER / "libpcg.so"
 ZIG = "ziglang"
 FLAGS = (
-    *("-O3", "-std=c11", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *(
+        "-O3",
+        "-std=c11",
+        "-shared",
+        "-fPIC",
+        "-pthread",
+        "-ffp-contract=off",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+    ),
     *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16"),
 )
 
@@ -36,8 +48,11 @@ class NativeBuildHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """What the build needs besides hatchling: a compiler, where it has something to compile and the machine has none."""
-        return [f"{ZIG}>=0.13"] if is_possible() and not is_fresh() and own_compiler() is None else []
+        """What the build needs besides hatchling: a compiler, where it has something to compile and
+        the machine has none."""
+        return (
+            [f"{ZIG}>=0.13"] if is_possible() and not is_fresh() and own_compiler() is None else []
+        )
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build, and add what was built to a wheel that is not editable."""
@@ -48,7 +63,8 @@ class NativeBuildHook(BuildHookInterface):
 
 
 def build() -> bool:
-    """Have a library that is as new as its sources; False, and a line on stderr, where that is not possible."""
+    """Have a library that is as new as its sources; False, and a line on stderr, where that is not
+    possible."""
     if not is_possible():
         return _without("it is for x86-64 Linux")
     if is_fresh():
@@ -60,7 +76,9 @@ def build() -> bool:
     sources = [str(path) for path in sources_of(".c")]
     arguments = [*command, *FLAGS, "-o", str(part), *sources]
     try:
-        done = subprocess.run(arguments, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, errors="replace", check=False
+        )
     except OSError as error:
         return _without(f"{shlex.join(command)} cannot be run: {error.strerror}")
     if done.returncode != 0:

@@ -1,4 +1,5 @@
-"""One client of any OpenAI-compatible server: a streamed chat answer, timed as a client sees it. Knows no gateway."""
+"""One client of any OpenAI-compatible server: a streamed chat answer, timed as a client sees it.
+Knows no gateway."""
 
 from __future__ import annotations
 
@@ -29,9 +30,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One streamed answer. Times in seconds; `begin_s` on the clock of `time.perf_counter`, the others from there.
+    """One streamed answer. Times in seconds; `begin_s` on the clock of `time.perf_counter`, the
+    others from there.
 
-    Counts are those of the server's usage; prompt and cached tokens are 0 where it does not tell them.
+    Counts are those of the server's usage; prompt and cached tokens are 0 where it does not tell
+    them.
     """
 
     begin_s: float
@@ -53,9 +56,12 @@ class Reply:
 
 
 class ChatClient:
-    """Asks one model of one server. Greedy, and to the last allowed token where the server can be told so."""
+    """Asks one model of one server. Greedy, and to the last allowed token where the server can be
+    told so."""
 
-    def __init__(self, session: aiohttp.ClientSession, base_url: str, model: str, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, base_url: str, model: str, headers: Mapping[str, str]
+    ) -> None:
         self._session = session
         self._url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
         self._model = model
@@ -63,7 +69,8 @@ class ChatClient:
         self._options: dict[str, Any] = {"ignore_eos": True}
 
     async def probe(self) -> None:
-        """Ask for one token, to learn whether the server knows `ignore_eos`. Raises `ServerRefused`."""
+        """Ask for one token, to learn whether the server knows `ignore_eos`. Raises
+        `ServerRefused`."""
         hello = [Message("user", "Hello.")]
         try:
             await self.ask(hello, 1)
@@ -90,7 +97,8 @@ class ChatClient:
 
 
 async def _read(content: aiohttp.StreamReader, begin_s: float) -> Reply:
-    """The reply whose events these are; the last text ends it. A server that sends no usage is taken to send a token a piece.
+    """The reply whose events these are; the last text ends it. A server that sends no usage is
+    taken to send a token a piece.
 
     Raises `ServerRefused` for an error in the stream.
     """

@@ -1,7 +1,9 @@
-"""`python -m bench.compression`: whether lossless compression of KV would pay, on real pages of the default model.
+"""`python -m bench.compression`: whether lossless compression of KV would pay, on real pages of the
+default model.
 
-Needs the packages zstandard and lz4, which the product does not: `pip install zstandard lz4`. A codec pays on a read where
-reading the smaller object and expanding it takes less time than reading the object as it is.
+Needs the packages zstandard and lz4, which the product does not: `pip install zstandard lz4`. A
+codec pays on a read where reading the smaller object and expanding it takes less time than reading
+the object as it is.
 """
 
 from __future__ import annotations
@@ -58,17 +60,20 @@ class Figures:
     unpack_speed: float
 
     def read_speed(self, medium_speed: float) -> float:
-        """Original bytes per second when reading and expanding follow each other, as they do for each object."""
+        """Original bytes per second when reading and expanding follow each other, as they do for
+        each object."""
         return 1 / (1 / (medium_speed * self.ratio) + 1 / self.unpack_speed)
 
     @property
     def least_medium_speed(self) -> float:
-        """Bytes per second of a medium on which it makes no difference; on a faster one it costs time."""
+        """Bytes per second of a medium on which it makes no difference; on a faster one it costs
+        time."""
         return (1 - 1 / self.ratio) * self.unpack_speed
 
 
 def shuffle(plain: bytes) -> bytes:
-    """Of bfloat16 items all low bytes, then all high ones: the exponents, which repeat, come together."""
+    """Of bfloat16 items all low bytes, then all high ones: the exponents, which repeat, come
+    together."""
     items = np.frombuffer(plain, np.uint16)
     return (items & 0xFF).astype(np.uint8).tobytes() + (items >> 8).astype(np.uint8).tobytes()
 
@@ -92,14 +97,21 @@ def codecs() -> list[Codec]:
 def shuffled(codec: Codec) -> Codec:
     """The codec behind a byte shuffle."""
     return Codec(
-        f"{codec.name}, shuffled", lambda plain: codec.pack(shuffle(plain)), lambda packed: unshuffle(codec.unpack(packed))
+        f"{codec.name}, shuffled",
+        lambda plain: codec.pack(shuffle(plain)),
+        lambda packed: unshuffle(codec.unpack(packed)),
     )
 
 
 def spans(folder: Path) -> list[bytes]:
-    """The KV of a document's first tokens, as the tiers get it: the pages of 256 tokens behind each other."""
+    """The KV of a document's first tokens, as the tiers get it: the pages of 256 tokens behind each
+    other."""
     config = EngineConfig(
-        model="m", model_path=str(folder), root_secret=bytes(16), context=2 * NUM_TOKENS, kv_nbytes=128 * 1024**2
+        model="m",
+        model_path=str(folder),
+        root_secret=bytes(16),
+        context=2 * NUM_TOKENS,
+        kv_nbytes=128 * 1024**2,
     )
     ids = HfTokenizer.from_folder(folder).encode(DOCUMENT.read_text(encoding="utf-8"))[:NUM_TOKENS]
     assert len(ids) == NUM_TOKENS
@@ -143,13 +155,22 @@ def main() -> int:
     nbytes = sum(map(len, objects))
     with tempfile.TemporaryDirectory(prefix="pcg-compression-") as folder:
         medium_speed = max(folder_speed(Path(folder), 2 * nbytes) for _ in range(REPETITIONS))
-    table = Table(title=f"KV of {NUM_TOKENS} tokens in bfloat16, {nbytes / 1e6:.1f} MB", title_justify="left")
+    table = Table(
+        title=f"KV of {NUM_TOKENS} tokens in bfloat16, {nbytes / 1e6:.1f} MB", title_justify="left"
+    )
     for column in ("", "ratio", "compress", "expand", "read + expand", "pays below"):
         table.add_column(column, justify="right" if column else "left")
     table.add_row("as it is", "1.00", "", "", f"{medium_speed / 1e6:.0f} MB/s", "")
     for figures in (measure(codec, objects) for codec in codecs()):
-        speeds = [figures.pack_speed, figures.unpack_speed, figures.read_speed(medium_speed), figures.least_medium_speed]
-        table.add_row(figures.name, f"{figures.ratio:.2f}", *(f"{speed / 1e6:.0f} MB/s" for speed in speeds))
+        speeds = [
+            figures.pack_speed,
+            figures.unpack_speed,
+            figures.read_speed(medium_speed),
+            figures.least_medium_speed,
+        ]
+        table.add_row(
+            figures.name, f"{figures.ratio:.2f}", *(f"{speed / 1e6:.0f} MB/s" for speed in speeds)
+        )
     console.print(table)
     return 0
 

@@ -1,11 +1,14 @@
-"""`make gpu-check`: what only a CUDA device can show, in under five minutes. Without one it says so and succeeds.
+"""`make gpu-check`: what only a CUDA device can show, in under five minutes. Without one it says so
+and succeeds.
 
-1. Hit equals miss on tiny random models: bit-equal in exact mode, within the stated bound in fast mode, by both runners.
-2. For a random model of the shape of an 8B one: time to first token cold and behind a hit at 4k to 32k tokens, decoded tokens
-   per second beside what the memory's bandwidth allows, and KV in and out beside plain copies of pinned memory.
+1. Hit equals miss on tiny random models: bit-equal in exact mode, within the stated bound in fast
+mode, by both runners.
+2. For a random model of the shape of an 8B one: time to first token cold and behind a hit at 4k to
+32k tokens, decoded tokens per second beside what the memory's bandwidth allows, and KV in and out
+beside plain copies of pinned memory.
 
-Prints tables and, last, one line of JSON with all of it. `--quick` takes few and tiny models, and `--device cpu` a processor:
-to try the program, not the device.
+Prints tables and, last, one line of JSON with all of it. `--quick` takes few and tiny models, and
+`--device cpu` a processor: to try the program, not the device.
 """
 
 from __future__ import annotations
@@ -39,9 +42,11 @@ NUM_PROMPT, NUM_OUTPUT = 600, 8
 HITS = (256, 263, 599)
 """Cached prefixes that end on a page's border, off it, and one token before the prompt's end."""
 FAST_BOUND = 0.08
-"""Fast mode in bfloat16: largest difference of a logit, as a share of the spread of the miss run's logits."""
+"""Fast mode in bfloat16: largest difference of a logit, as a share of the spread of the miss run's
+logits."""
 EXPERTS_BOUND = 0.4
-"""The same for mixtures of experts: a rounding difference can turn a router's choice to another expert."""
+"""The same for mixtures of experts: a rounding difference can turn a router's choice to another
+expert."""
 CHUNK = 512
 CHECKS = (
     *((family, "generic", "on") for family in FAMILIES),
@@ -75,11 +80,14 @@ def is_bit_equal(miss: Logits, hit: Logits) -> bool:
 
 def largest_difference(miss: Logits, hit: Logits) -> float:
     """As a share of the spread of the miss run's logits."""
-    return max(float((miss[n] - hit[n]).abs().max() / (miss[n].max() - miss[n].min())) for n in miss)
+    return max(
+        float((miss[n] - hit[n]).abs().max() / (miss[n].max() - miss[n].min())) for n in miss
+    )
 
 
 def is_close(miss: Logits, hit: Logits, share: float = FAST_BOUND) -> bool:
-    """What fast mode promises: differences under the bound, another best token only where the best two were closer."""
+    """What fast mode promises: differences under the bound, another best token only where the best
+    two were closer."""
     for n, row in miss.items():
         bound = share * float(row.max() - row.min())
         best = row.topk(2).values
@@ -91,7 +99,8 @@ def is_close(miss: Logits, hit: Logits, share: float = FAST_BOUND) -> bool:
 
 
 def hit_logits(driver: Driver, prompt: list[int], num_cached: int, forced: list[int]) -> Logits:
-    """A run behind the first `num_cached` tokens of the pages 0, 1, ..., fed the given tokens instead of its own.
+    """A run behind the first `num_cached` tokens of the pages 0, 1, ..., fed the given tokens
+    instead of its own.
 
     The pages it finds were read and written back elsewhere, as from a lower tier.
     """
@@ -109,7 +118,13 @@ def hit_logits(driver: Driver, prompt: list[int], num_cached: int, forced: list[
 
 
 def check_model(
-    folder: Path, device: str, runner: str, exact: str, *, bound: float, kit: DeviceFeatures | None = None
+    folder: Path,
+    device: str,
+    runner: str,
+    exact: str,
+    *,
+    bound: float,
+    kit: DeviceFeatures | None = None,
 ) -> Outcome:
     """Whether every hit of one model is as good as the mode promises."""
     try:
@@ -117,21 +132,33 @@ def check_model(
     except ModelError as error:
         return Outcome(False, str(error))
     prompt = random_prompt(NUM_PROMPT, VOCABULARY)
-    first = driver.sequence("miss", prompt, range(-(-(NUM_PROMPT + NUM_OUTPUT) // driver.runner.page_size)))
+    first = driver.sequence(
+        "miss", prompt, range(-(-(NUM_PROMPT + NUM_OUTPUT) // driver.runner.page_size))
+    )
     driver.prefill(first, 0, range(CHUNK, NUM_PROMPT, CHUNK))
     driver.decode([first], NUM_OUTPUT - 1)
     miss = driver.logits["miss"]
-    hits = [hit_logits(driver, prompt, num_cached, first.token_ids[NUM_PROMPT:-1]) for num_cached in HITS]
+    hits = [
+        hit_logits(driver, prompt, num_cached, first.token_ids[NUM_PROMPT:-1])
+        for num_cached in HITS
+    ]
     driver.runner.close()
-    good = all(is_bit_equal(miss, hit) if exact == "on" else is_close(miss, hit, bound) for hit in hits)
+    good = all(
+        is_bit_equal(miss, hit) if exact == "on" else is_close(miss, hit, bound) for hit in hits
+    )
     return Outcome(good, f"{max(largest_difference(miss, hit) for hit in hits):.2%}")
 
 
-def check_hits(device: str, checks: Sequence[tuple[str, str, str]] = CHECKS) -> list[dict[str, Any]]:
+def check_hits(
+    device: str, checks: Sequence[tuple[str, str, str]] = CHECKS
+) -> list[dict[str, Any]]:
     """One row per model, runner and mode."""
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        folders = {family: save_tiny_model(family, Path(name) / family) for family in {family for family, _, _ in checks}}
+        folders = {
+            family: save_tiny_model(family, Path(name) / family)
+            for family in {family for family, _, _ in checks}
+        }
         for family, runner, exact in checks:
             bound = EXPERTS_BOUND if family == "mixtral" else FAST_BOUND
             outcome = check_model(folders[family], device, runner, exact, bound=bound)
@@ -162,7 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 if every check holds, or there is no device."""
     parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu")
-    parser.add_argument("--quick", action="store_true", help="few and tiny models: the figures say nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="few and tiny models: the figures say nothing"
+    )
     options = parser.parse_args(arguments)
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         console.print("skipped: torch sees no CUDA device here")
@@ -184,12 +213,18 @@ def check(device: str, *, quick: bool) -> int:
     timed = SpeedCheck(device, QUICK if quick else FULL)
     speeds = timed.run()
     timed.close()
-    console.print(", ".join(f"{name} {value}" for name, value in speeds.facts.items()), highlight=False)
+    console.print(
+        ", ".join(f"{name} {value}" for name, value in speeds.facts.items()), highlight=False
+    )
     show("time to first token", speeds.first_token)
     show("decoding, beside what reading weights and KV once a step would allow", speeds.decode)
     show("KV in and out, beside copies of pinned memory", speeds.moves)
     good = all(row["good"] for row in hits)
-    console.print(json.dumps({"good": good, "machine": facts, "hits": hits, **asdict(speeds)}), soft_wrap=True, highlight=False)
+    console.print(
+        json.dumps({"good": good, "machine": facts, "hits": hits, **asdict(speeds)}),
+        soft_wrap=True,
+        highlight=False,
+    )
     return 0 if good else 1
 
 
@@ -212,7 +247,12 @@ class _Fields(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "fields", {})
-        console.print(f"{record.getMessage()}: {json.dumps(fields)}", soft_wrap=True, highlight=False, markup=False)
+        console.print(
+            f"{record.getMessage()}: {json.dumps(fields)}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
 
 
 if __name__ == "__main__":

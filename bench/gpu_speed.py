@@ -1,7 +1,9 @@
-"""Speeds of one random model on one device: first tokens cold and behind a hit, decoding, and pages in and out.
+"""Speeds of one random model on one device: first tokens cold and behind a hit, decoding, and pages
+in and out.
 
-Every figure stands beside what limits it, measured in the same run: the device's own memory bandwidth, and that of copies
-from and to pinned memory. Random weights do for that: no figure depends on their values.
+Every figure stands beside what limits it, measured in the same run: the device's own memory
+bandwidth, and that of copies from and to pinned memory. Random weights do for that: no figure
+depends on their values.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ NUM_FRESH: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What is measured, of which model. `decode` are numbers of sequences and tokens that each has."""
+    """What is measured, of which model. `decode` are numbers of sequences and tokens that each
+    has."""
 
     model: dict[str, Any]
     lengths: tuple[int, ...]
@@ -102,7 +105,9 @@ class SpeedCheck:
         config = LlamaConfig(architectures=["LlamaForCausalLM"], **scale.model)
         auto: Any = AutoModelForCausalLM
         with self._device:
-            model = auto.from_config(config, dtype=torch.bfloat16, attn_implementation=attention.ATTENTION_NAME).eval()
+            model = auto.from_config(
+                config, dtype=torch.bfloat16, attn_implementation=attention.ATTENTION_NAME
+            ).eval()
         embedding = model.get_input_embeddings().weight
         # A step reads every weight once but the embedding, of which it takes a few rows.
         self._weights_nbytes = sum(one.nbytes for one in model.parameters()) - embedding.nbytes
@@ -141,14 +146,17 @@ class SpeedCheck:
             device=device,
             exact="off",
             runner="lean",
-            context=max(max(scale.lengths), max(length for _, length in scale.decode)) + scale.num_decoded + 1,
+            context=max(max(scale.lengths), max(length for _, length in scale.decode))
+            + scale.num_decoded
+            + 1,
             kv_nbytes=scale.kv_nbytes,
             max_sequences=max(number for number, _ in scale.decode),
             max_step_tokens=scale.max_step_tokens,
         )
 
     def _first_token(self, num_tokens: int) -> dict[str, Any]:
-        """A prompt computed whole, and behind all but its last tokens; a shape's first pass is slow, and not counted."""
+        """A prompt computed whole, and behind all but its last tokens; a shape's first pass is
+        slow, and not counted."""
         self._prefill(num_tokens, 0)
         cold_s = self._prefill(num_tokens, 0)
         self._prefill(num_tokens, num_tokens - NUM_FRESH)
@@ -162,7 +170,8 @@ class SpeedCheck:
         }
 
     def _decode(self, num_sequences: int, num_tokens: int, memory: float) -> dict[str, Any]:
-        """Tokens per second of a batch, and what reading weights and KV once per step would allow."""
+        """Tokens per second of a batch, and what reading weights and KV once per step would
+        allow."""
         batch = self._batch(num_sequences, num_tokens)
         self._steps(batch, 2)
         step_s = self._steps(batch, self._scale.num_decoded) / self._scale.num_decoded
@@ -179,7 +188,9 @@ class SpeedCheck:
 
     def _moves(self) -> list[dict[str, Any]]:
         """Pages out of the pool into memory and back, beside plain copies of pinned memory."""
-        pages = range(min(self._scale.moved_nbytes // self._runner.page_nbytes, self._runner.num_pages))
+        pages = range(
+            min(self._scale.moved_nbytes // self._runner.page_nbytes, self._runner.num_pages)
+        )
         host = torch.device("cpu")
         body = self._runner.read_pages(pages)
         self._runner.write_pages(pages, body)
@@ -199,14 +210,17 @@ class SpeedCheck:
         ]
 
     def _beside_compute(self) -> dict[str, Any]:
-        """Decode steps alone, and with pages coming in for somebody else before each of them: how much of that cost nothing."""
+        """Decode steps alone, and with pages coming in for somebody else before each of them: how
+        much of that cost nothing."""
         (sequence,) = batch = self._batch(1, self._scale.decode[0][1])
         free = range(len(sequence.block_table), self._runner.num_pages)
         pages = free[: max(1, self._scale.moved_nbytes // 8 // self._runner.page_nbytes)]
         body = self._runner.read_pages(pages)
         number = self._scale.num_decoded
         alone_s = self._steps(batch, number) / number
-        beside_s = self._steps(batch, number, lambda: self._runner.write_pages(pages, body)) / number
+        beside_s = (
+            self._steps(batch, number, lambda: self._runner.write_pages(pages, body)) / number
+        )
         load_s = self._timed(lambda: self._runner.write_pages(pages, body))
         return {
             "move": "in, beside decoding",
@@ -227,20 +241,30 @@ class SpeedCheck:
         return time.perf_counter() - begin_s
 
     def _batch(self, num_sequences: int, num_tokens: int) -> list[Sequence]:
-        """Sequences of that length in pages of their own, with room for what is decoded; whatever KV is there will do."""
+        """Sequences of that length in pages of their own, with room for what is decoded; whatever
+        KV is there will do."""
         one = self._num_pages(num_tokens)
         return [self._sequence(num_tokens, i * one) for i in range(num_sequences)]
 
     def _sequence(self, num_tokens: int, first_page: int) -> Sequence:
         ids = random.Random(num_tokens).choices(range(3, self._vocabulary), k=num_tokens)
         pages = list(range(first_page, first_page + self._num_pages(num_tokens)))
-        return Sequence("speed", ids, num_tokens, Sampling(max_tokens=1 << 20, temperature=0.0), block_table=pages)
+        return Sequence(
+            "speed",
+            ids,
+            num_tokens,
+            Sampling(max_tokens=1 << 20, temperature=0.0),
+            block_table=pages,
+        )
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-(num_tokens + self._scale.num_decoded + 1) // self._runner.page_size)
 
-    def _steps(self, batch: list[Sequence], number: int, before: Callable[[], object] = lambda: None) -> float:
-        """Seconds for so many steps at the same length: every one overwrites the last token's KV."""
+    def _steps(
+        self, batch: list[Sequence], number: int, before: Callable[[], object] = lambda: None
+    ) -> float:
+        """Seconds for so many steps at the same length: every one overwrites the last token's
+        KV."""
         begin_s = time.perf_counter()
         for _ in range(number):
             before()
@@ -252,7 +276,9 @@ class SpeedCheck:
         nbytes = self._scale.copied_nbytes
         pins = self._device.type == "cuda"
         here, there = (
-            torch.ones(nbytes, dtype=torch.uint8, device=place, pin_memory=pins and place.type == "cpu")
+            torch.ones(
+                nbytes, dtype=torch.uint8, device=place, pin_memory=pins and place.type == "cpu"
+            )
             for place in (source, target)
         )
         there.copy_(here, non_blocking=True)

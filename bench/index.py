@@ -1,4 +1,5 @@
-"""How long the cache itself takes for one long prompt, beside few blocks and many. No model, no torch.
+"""How long the cache itself takes for one long prompt, beside few blocks and many. No model, no
+torch.
 
 Times are those of the thread's own processor, so that what else the machine does counts little.
 """
@@ -27,7 +28,8 @@ HELD_TOKENS: Final = 4096
 """Length of each prompt that fills the cache beforehand; no two share a block."""
 MOST_S: Final = 0.020
 MOST_GROWTH: Final = 1.5
-"""Keying and matching take at most so long beside the fewest blocks, and so many times that beside the most."""
+"""Keying and matching take at most so long beside the fewest blocks, and so many times that beside
+the most."""
 REPETITIONS: Final = 5
 END = Position("messages", 0, 0)
 PLAN = CachePlan(readable=(END,), writable=(PlannedEntry(END, 300.0),))
@@ -46,8 +48,8 @@ class NoDevice:
 
 @dataclass(frozen=True, slots=True)
 class IndexFigures:
-    """Seconds for a prompt of `num_tokens` beside `num_held` blocks of others: admitted cold, inserted as it is computed,
-    and keyed and matched again (the median of several)."""
+    """Seconds for a prompt of `num_tokens` beside `num_held` blocks of others: admitted cold,
+    inserted as it is computed, and keyed and matched again (the median of several)."""
 
     num_held: int
     num_tokens: int
@@ -56,8 +58,11 @@ class IndexFigures:
     warm_s: float
 
 
-def measure_index(num_held: Sequence[int] = NUM_HELD, num_tokens: int = NUM_TOKENS) -> list[IndexFigures]:
-    """One cache that is filled further and further, and at each size a new prompt with an entry at its end."""
+def measure_index(
+    num_held: Sequence[int] = NUM_HELD, num_tokens: int = NUM_TOKENS
+) -> list[IndexFigures]:
+    """One cache that is filled further and further, and at each size a new prompt with an entry at
+    its end."""
     cache = PrefixCache(
         device=NoDevice(),
         num_pages=max(num_held) + (len(num_held) + 2) * (num_tokens // BLOCK_SIZE + 2),
@@ -75,8 +80,12 @@ def measure_index(num_held: Sequence[int] = NUM_HELD, num_tokens: int = NUM_TOKE
 
 
 def show_index(console: Console, figures: Sequence[IndexFigures]) -> bool:
-    """Print the table; true if keying and matching is quick beside few blocks and hardly slower beside many."""
-    table = Table(title=f"the index: a prompt of {figures[0].num_tokens} tokens, thread time", title_justify="left")
+    """Print the table; true if keying and matching is quick beside few blocks and hardly slower
+    beside many."""
+    table = Table(
+        title=f"the index: a prompt of {figures[0].num_tokens} tokens, thread time",
+        title_justify="left",
+    )
     for column in ("blocks held", "cold", "insert", "key and match", "per token"):
         table.add_column(column, justify="right")
     for row in figures:
@@ -85,7 +94,10 @@ def show_index(console: Console, figures: Sequence[IndexFigures]) -> bool:
     console.print(table)
     good = figures[0].warm_s <= MOST_S and figures[-1].warm_s <= MOST_GROWTH * figures[0].warm_s
     rule = f"key and match <= {1000 * MOST_S:.0f} ms beside {figures[0].num_held:,} blocks"
-    console.print(f"{'PASS' if good else 'FAIL'}: {rule}, <= {MOST_GROWTH} x that beside {figures[-1].num_held:,}\n")
+    console.print(
+        f"{'PASS' if good else 'FAIL'}: {rule}, <= {MOST_GROWTH} x that beside "
+        f"{figures[-1].num_held:,}\n"
+    )
     return good
 
 

@@ -1,6 +1,8 @@
-"""The native kernels alone, beside torch in the same process: products and attention of the default model's shapes.
+"""The native kernels alone, beside torch in the same process: products and attention of the default
+model's shapes.
 
-Kernels and torch take turns over memory that the cache cannot hold, as a model's layers are, and each shows its best time.
+Kernels and torch take turns over memory that the cache cannot hold, as a model's layers are, and
+each shows its best time.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ PAGE: Final = 16
 COLD_NBYTES: Final = 64 << 20
 """Copies of what a call reads are made up to so many bytes, more than a cache holds."""
 LEAST_REUSE: Final = 256
-"""Operations with each byte from which on a call does not wait for memory, so that one copy is enough."""
+"""Operations with each byte from which on a call does not wait for memory, so that one copy is
+enough."""
 CASE_S: Final = 0.5
 LEAST_TURNS: Final = 3
 """How long native kernels and torch take turns, and how often at least."""
@@ -48,7 +51,8 @@ Call: TypeAlias = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class KernelFigures:
-    """Best seconds of a call by the native library and by torch, its floating-point operations, and the bytes it must read."""
+    """Best seconds of a call by the native library and by torch, its floating-point operations, and
+    the bytes it must read."""
 
     name: str
     kind: str
@@ -80,14 +84,17 @@ class _Product:
 
 
 def measure_kernels(case_s: float = CASE_S) -> list[KernelFigures]:
-    """All cases in turn, with as many threads as there are cores; none where the library cannot be used."""
+    """All cases in turn, with as many threads as there are cores; none where the library cannot be
+    used."""
     if why_not_native() is not None:
         return []
     num_threads, before = os.cpu_count() or 1, torch.get_num_threads()
     team = Team(num_threads)
     torch.set_num_threads(num_threads)
     try:
-        return [case for cases in (_products(team, case_s), _attention(team, case_s)) for case in cases]
+        return [
+            case for cases in (_products(team, case_s), _attention(team, case_s)) for case in cases
+        ]
     finally:
         torch.set_num_threads(before)
         team.close()
@@ -102,9 +109,16 @@ def _products(team: Team, case_s: float) -> Iterator[KernelFigures]:
             rows = torch.randn(num_rows, num_in).bfloat16()
             flop = 2.0 * num_rows * num_out * num_in
             product = _Product(team, packed, weights, rows)
-            native_s, torch_s = _best(product.native, product.torch, _num_copies(nbytes, flop), case_s)
+            native_s, torch_s = _best(
+                product.native, product.torch, _num_copies(nbytes, flop), case_s
+            )
             yield KernelFigures(
-                f"{name}, {num_rows} row{'s' if num_rows > 1 else ''}", "product", flop, nbytes, native_s, torch_s
+                f"{name}, {num_rows} row{'s' if num_rows > 1 else ''}",
+                "product",
+                flop,
+                nbytes,
+                native_s,
+                torch_s,
             )
 
 
@@ -114,7 +128,9 @@ def _num_copies(nbytes: int, flop: float) -> int:
 
 def _attention(team: Team, case_s: float) -> Iterator[KernelFigures]:
     for start, num_rows in PREFILLS:
-        yield _attend(team, f"{num_rows} rows after {start:,} keys", _spans(1, start, 0, num_rows), case_s)
+        yield _attend(
+            team, f"{num_rows} rows after {start:,} keys", _spans(1, start, 0, num_rows), case_s
+        )
     for start in DECODES:
         yield _attend(team, f"1 row after {start:,} keys", _spans(1, start, 0, 1), case_s)
     name = f"{NUM_SHARING} rows sharing {NUM_SHARED:,} keys"
@@ -127,22 +143,35 @@ def _spans(num_sequences: int, num_shared: int, num_own: int, num_rows: int) -> 
     num_pages = -(-(num_shared + num_own + num_rows) // PAGE)
     step = num_pages - shared
     return [
-        Rows(num_shared + num_own, num_rows, (*range(shared), *range(shared + i * step, shared + (i + 1) * step)))
+        Rows(
+            num_shared + num_own,
+            num_rows,
+            (*range(shared), *range(shared + i * step, shared + (i + 1) * step)),
+        )
         for i in range(num_sequences)
     ]
 
 
 def _attend(team: Team, name: str, spans: Sequence[Rows], case_s: float) -> KernelFigures:
-    """One layer's attention; torch gets keys and values as one piece for each sequence, so it gathers nothing."""
+    """One layer's attention; torch gets keys and values as one piece for each sequence, so it
+    gathers nothing."""
     num_slots = PAGE * (1 + max(max(rows.pages) for rows in spans))
     nbytes = 2 * 2 * num_slots * NUM_KV_HEADS * HEAD_DIM
-    flop = 4.0 * NUM_HEADS * HEAD_DIM * sum(position + 1 for rows in spans for position in range(rows.start, rows.end))
+    flop = (
+        4.0
+        * NUM_HEADS
+        * HEAD_DIM
+        * sum(position + 1 for rows in spans for position in range(rows.start, rows.end))
+    )
     memory = torch.randn(_num_copies(nbytes, flop), 2, num_slots, NUM_KV_HEADS, HEAD_DIM).bfloat16()
     pools = [Pool(key, value, PAGE, NUM_HEADS) for key, value in memory]
     planned = [Planned(team, pool, spans) for pool in pools]
     query = torch.randn(sum(rows.num_rows for rows in spans), NUM_HEADS, HEAD_DIM).bfloat16()
     native_s, torch_s = _best(
-        lambda copy: planned[copy](query), lambda copy: torch_attention(pools[copy], spans, query), len(pools), case_s
+        lambda copy: planned[copy](query),
+        lambda copy: torch_attention(pools[copy], spans, query),
+        len(pools),
+        case_s,
     )
     for plan in planned:
         plan.free()
@@ -150,10 +179,13 @@ def _attend(team: Team, name: str, spans: Sequence[Rows], case_s: float) -> Kern
 
 
 def torch_attention(pool: Pool, spans: Sequence[Rows], query: torch.Tensor) -> torch.Tensor:
-    """Torch's fused kernel, sequence by sequence: `[num_rows, num_heads, head_dim]`. Each sees the pool's first slots."""
+    """Torch's fused kernel, sequence by sequence: `[num_rows, num_heads, head_dim]`. Each sees the
+    pool's first slots."""
     num_kv, outs, row = pool.key.shape[1], [], 0
     for rows in spans:
-        key, value = (side[: rows.end].transpose(0, 1).unsqueeze(0) for side in (pool.key, pool.value))
+        key, value = (
+            side[: rows.end].transpose(0, 1).unsqueeze(0) for side in (pool.key, pool.value)
+        )
         own = query[row : row + rows.num_rows].transpose(0, 1).unsqueeze(0)
         if rows.num_rows == 1:  # the query heads of a KV head as its rows: keys are read once
             own = own.reshape(1, num_kv, -1, pool.head_dim)
@@ -169,7 +201,8 @@ def torch_attention(pool: Pool, spans: Sequence[Rows], query: torch.Tensor) -> t
 
 
 def _best(native: Call, other: Call, num_copies: int, case_s: float) -> tuple[float, float]:
-    """The best mean time of a call over all copies, of each; they take turns for `case_s` seconds."""
+    """The best mean time of a call over all copies, of each; they take turns for `case_s`
+    seconds."""
     best, turns, end_s = [float("inf"), float("inf")], 0, time.perf_counter() + case_s
     with torch.inference_mode():
         while turns < LEAST_TURNS or time.perf_counter() < end_s:
@@ -183,11 +216,14 @@ def _best(native: Call, other: Call, num_copies: int, case_s: float) -> tuple[fl
 
 
 def show_kernels(console: Console, figures: Sequence[KernelFigures]) -> bool:
-    """Print the table; true where no product and no attention is slower than it may be, and where there is no library."""
+    """Print the table; true where no product and no attention is slower than it may be, and where
+    there is no library."""
     if not figures:
         console.print(f"no native kernels: {why_not_native()}\n")
         return True
-    table = Table(title="native kernels beside torch, bfloat16, all cores, memory cold", title_justify="left")
+    table = Table(
+        title="native kernels beside torch, bfloat16, all cores, memory cold", title_justify="left"
+    )
     for column in ("", "native", "GFLOP/s", "GB/s", "torch", "speed"):
         table.add_column(column, justify="left" if not column else "right")
     for row in figures:
@@ -195,7 +231,11 @@ def show_kernels(console: Console, figures: Sequence[KernelFigures]) -> bool:
         times = [f"{1e6 * seconds:,.0f} µs" for seconds in (row.native_s, row.torch_s)]
         table.add_row(row.name, times[0], *speeds, times[1], f"{row.ratio:.2f}")
     console.print(table)
-    slow = [row.name for row in figures if row.ratio < (LEAST_PRODUCT if row.kind == "product" else LEAST_ATTENTION)]
+    slow = [
+        row.name
+        for row in figures
+        if row.ratio < (LEAST_PRODUCT if row.kind == "product" else LEAST_ATTENTION)
+    ]
     missed = f"; missed by: {', '.join(slow)}" if slow else ""
     told = f"targets: {LEAST_PRODUCT} of torch's speed in products, {LEAST_ATTENTION} in attention"
     console.print(f"{told}{missed}\n", highlight=False)

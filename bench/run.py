@@ -1,6 +1,8 @@
-"""`make bench`: the default model through real gateways, in sections; each prints its table and the targets it has.
+"""`make bench`: the default model through real gateways, in sections; each prints its table and the
+targets it has.
 
-Texts are new in every run, so nothing is measured twice. Seconds on a shared machine are noise; read the ratios.
+Texts are new in every run, so nothing is measured twice. Seconds on a shared machine are noise;
+read the ratios.
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ def lengths_section(arguments: argparse.Namespace) -> Outcome:
         pairs = asyncio.run(measure_lengths(base_url, arguments.lengths, arguments.repetitions))
         overhead_s = asyncio.run(measure_overhead(base_url, max(arguments.lengths)))
     good = show_pairs(console, pairs)
-    told = f"a warm request of {max(arguments.lengths)} tokens spends {1000 * overhead_s:.1f} ms besides computing tokens"
+    told = (
+        f"a warm request of {max(arguments.lengths)} tokens spends {1000 * overhead_s:.1f} ms "
+        ""
+        "besides computing tokens"
+    )
     console.print(f"{told}\n")
     return Outcome({"pairs": pairs, "overhead_s": overhead_s}, good)
 
@@ -55,7 +61,10 @@ def lengths_section(arguments: argparse.Namespace) -> Outcome:
 def modes_section(arguments: argparse.Namespace) -> Outcome:
     """The runners, and the exact mode of those that have one, in turns."""
     with ExitStack() as gateways:
-        base_urls = {name: gateways.enter_context(serving(engine_policy(MODES[name]))) for name in modes_here()}
+        base_urls = {
+            name: gateways.enter_context(serving(engine_policy(MODES[name])))
+            for name in modes_here()
+        }
         modes = asyncio.run(measure_modes(base_urls, arguments.repetitions))
     show_modes(console, modes)
     return Outcome(modes)
@@ -120,25 +129,46 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command's arguments; ends the program for wrong ones."""
     whole = argparse.RawDescriptionHelpFormatter
     about = "\n".join(f"  {name:9}{section.__doc__}" for name, section in SECTIONS.items())
-    parser = argparse.ArgumentParser(prog="make bench", description=f"{__doc__}\n\nsections:\n{about}", formatter_class=whole)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION", help="only these")
+    parser = argparse.ArgumentParser(
+        prog="make bench", description=f"{__doc__}\n\nsections:\n{about}", formatter_class=whole
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=SECTIONS,
+        default=list(SECTIONS),
+        metavar="SECTION",
+        help="only these",
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--repetitions", type=int, default=2, help="cold prompts per length and per mode")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="prompt lengths in tokens")
-    parser.add_argument("--seed", default=uuid.uuid4().hex, help="of the texts of `clients` and `misses`")
+    parser.add_argument(
+        "--repetitions", type=int, default=2, help="cold prompts per length and per mode"
+    )
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=LENGTHS, help="prompt lengths in tokens"
+    )
+    parser.add_argument(
+        "--seed", default=uuid.uuid4().hex, help="of the texts of `clients` and `misses`"
+    )
     return parser.parse_args(words)
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the gateways started here are stopped, too
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that the gateways started here are stopped, too
     arguments = parse()
     machine = describe()
     for name, value in machine.items():
         console.print(f"{name:>14}: {value}", highlight=False)
     outcomes = run_sections(arguments.only, arguments)
     if arguments.json:
-        figures = {"machine": machine} | {name: outcome.figures for name, outcome in outcomes.items()}
-        arguments.json.write_text(json.dumps(figures, default=asdict, indent=2) + "\n", encoding="utf-8")
+        figures = {"machine": machine} | {
+            name: outcome.figures for name, outcome in outcomes.items()
+        }
+        arguments.json.write_text(
+            json.dumps(figures, default=asdict, indent=2) + "\n", encoding="utf-8"
+        )
     missed = [name for name, outcome in outcomes.items() if not outcome.good]
     if missed:
         console.print(f"targets missed in: {', '.join(missed)}")

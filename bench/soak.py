@@ -1,8 +1,10 @@
-"""`python -m bench.soak`: many conversations over tiers too small for them, every answer compared with the uncached run.
+"""`python -m bench.soak`: many conversations over tiers too small for them, every answer compared
+with the uncached run.
 
-The default model in exact mode, a device pool that holds one conversation and no two, a release that empties the device,
-and an SSD and a Redis that hold a part of the whole. Says how far it is and how long it will take, then what held, then PASS
-or FAIL, and the line for the table in docs/benchmarks.md; the exit status says whether all passed.
+The default model in exact mode, a device pool that holds one conversation and no two, a release
+that empties the device, and an SSD and a Redis that hold a part of the whole. Says how far it is
+and how long it will take, then what held, then PASS or FAIL, and the line for the table in
+docs/benchmarks.md; the exit status says whether all passed.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ POOL_NBYTES: Final = CONTEXT * KV_NBYTES_PER_TOKEN
 SSD_NBYTES: Final = 96 * MIB
 REDIS_NBYTES: Final = 192 * MIB
 GROWTH_NBYTES: Final = 192 * MIB
-"""By how much memory may grow after the first fifth of the run: the allocator's slack, never a conversation per turn."""
+"""By how much memory may grow after the first fifth of the run: the allocator's slack, never a
+conversation per turn."""
 
 console = Console(width=110)
 
@@ -57,7 +60,8 @@ def config(folder: Path, **tiers: object) -> EngineConfig:
 
 @dataclass(slots=True)
 class Pace:
-    """Says every twentieth of the way how far the soak is: on a terminal in one line that changes, else in lines of a log."""
+    """Says every twentieth of the way how far the soak is: on a terminal in one line that changes,
+    else in lines of a log."""
 
     num_turns: int
     begin_s: float = field(default_factory=time.perf_counter)
@@ -74,9 +78,16 @@ class Pace:
             return
         self._num_said = num_done * 20 // self.num_turns
         left_s = self.seconds / num_done * (self.num_turns - num_done)
-        line = f"{num_done} of {self.num_turns} turns, {findings.num_unequal} unequal, {findings.num_foreign} foreign; "
+        line = (
+            f"{num_done} of {self.num_turns} turns, {findings.num_unequal} unequal, "
+            f"{findings.num_foreign} foreign; "
+        )
         line += f"{clock(self.seconds)} so far, about {clock(left_s)} left"
-        console.print(f"{line:<100}", end="\r" if console.is_terminal and num_done < self.num_turns else "\n", highlight=False)
+        console.print(
+            f"{line:<100}",
+            end="\r" if console.is_terminal and num_done < self.num_turns else "\n",
+            highlight=False,
+        )
 
 
 def clock(seconds: float) -> str:
@@ -95,7 +106,14 @@ def run(num_turns: int) -> tuple[Findings, float]:
         client.config_set("maxmemory", REDIS_NBYTES)
         client.config_set("maxmemory-policy", "volatile-lru")
         ssd = folder / "kv"
-        soaked = config(model, force_ram=True, ssd_path=str(ssd), ssd_nbytes=SSD_NBYTES, redis_url=url, redis_timeout_s=1.0)
+        soaked = config(
+            model,
+            force_ram=True,
+            ssd_path=str(ssd),
+            ssd_nbytes=SSD_NBYTES,
+            redis_url=url,
+            redis_timeout_s=1.0,
+        )
         uncached = stack.enter_context(answering(config(model)))
         asked = stack.enter_context(answering(soaked))
         watch = stack.enter_context(watching(ssd))
@@ -106,23 +124,30 @@ def run(num_turns: int) -> tuple[Findings, float]:
 def show(findings: Findings) -> bool:
     """Print what was found and which checks held; true if all did."""
     served = ", ".join(f"{tier} {num}" for tier, num in sorted(findings.num_tokens_by_tier.items()))
-    console.print(f"{findings.num_turns} turns of {findings.num_prompt_tokens} prompt tokens; not computed again: {served}")
-    console.print(f"the shortest prompt has {findings.least_prompt} tokens, the device pool room for {CONTEXT}")
+    console.print(
+        f"{findings.num_turns} turns of {findings.num_prompt_tokens} prompt tokens; not computed "
+        f"again: {served}"
+    )
+    console.print(
+        f"the shortest prompt has {findings.least_prompt} tokens, the device pool room for "
+        f"{CONTEXT}"
+    )
     console.print(f"{findings.num_own} answers name their own codeword", highlight=False)
     checks = {
         f"all {findings.num_turns} answers equal the uncached run's": findings.num_unequal == 0,
         "no answer contains a foreign codeword": findings.num_foreign == 0,
         "some answers contain their own, so the one above can fail": findings.num_own > 0,
         "SSD and Redis both served": {"ssd", "redis"} <= findings.num_tokens_by_tier.keys(),
-        f"du of the SSD folder <= {SSD_NBYTES // MIB} MiB (most: {findings.most_ssd_nbytes / MIB:.1f})": (
+        f"du of the SSD folder <= {SSD_NBYTES // MIB} MiB (most: "
+        f"{findings.most_ssd_nbytes / MIB:.1f})": (
             SSD_NBYTES // 2 < findings.most_ssd_nbytes <= SSD_NBYTES
         ),
         "the device pool and the SSD tier never counted more than their caps": (
-            findings.most_gauges["cache_device_nbytes"] <= POOL_NBYTES and findings.most_gauges["tier_ssd_nbytes"] <= SSD_NBYTES
+            findings.most_gauges["cache_device_nbytes"] <= POOL_NBYTES
+            and findings.most_gauges["tier_ssd_nbytes"] <= SSD_NBYTES
         ),
-        f"memory grew by <= {GROWTH_NBYTES // MIB} MiB after the first fifth ({findings.grown_nbytes / MIB:.1f})": (
-            findings.grown_nbytes <= GROWTH_NBYTES
-        ),
+        f"memory grew by <= {GROWTH_NBYTES // MIB} MiB after the first fifth "
+        f"({findings.grown_nbytes / MIB:.1f})": (findings.grown_nbytes <= GROWTH_NBYTES),
         "nothing leaked": not findings.leaks,
     }
     for check, held in checks.items():
@@ -149,7 +174,9 @@ def row(findings: Findings, seconds: float, machine: Mapping[str, str], *, good:
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server started here is stopped, too
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that the server started here is stopped, too
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
     parser.add_argument("--turns", type=int, default=500, help="answers in all")
     arguments = parser.parse_args()
@@ -163,7 +190,11 @@ def main() -> int:
         return 1
     good = show(findings)
     print(row(findings, seconds, machine, good=good))
-    console.print(f"{'PASS' if good else 'FAIL'}: the soak of {findings.num_turns} turns, in {clock(seconds)}", highlight=False)
+    console.print(
+        f"{'PASS' if good else 'FAIL'}: the soak of {findings.num_turns} turns, in "
+        f"{clock(seconds)}",
+        highlight=False,
+    )
     return 0 if good else 1
 
 

@@ -1,6 +1,8 @@
-"""Interleaved conversations with codewords through one engine, compared with another that caches nothing.
+"""Interleaved conversations with codewords through one engine, compared with another that caches
+nothing.
 
-Knows no model and no tier: both engines are given. Answers are greedy, so in exact mode they are equal or something is wrong.
+Knows no model and no tier: both engines are given. Answers are greedy, so in exact mode they are
+equal or something is wrong.
 """
 
 from __future__ import annotations
@@ -49,17 +51,47 @@ TTLS_S: Final = (60.0, 300.0)
 """Conversations take turns with these: some entries expire between two turns, others never do."""
 
 UNCACHED: Final = CachePlan(read=False, store=False)
-SHARED: Final = "You keep a lighthouse, and you answer every question about it in one short sentence. "
-QUESTIONS: Final = ("What is your codeword?", "Say your codeword.", "Tell me the codeword again.", "Which codeword is yours?")
+SHARED: Final = (
+    "You keep a lighthouse, and you answer every question about it in one short sentence. "
+)
+QUESTIONS: Final = (
+    "What is your codeword?",
+    "Say your codeword.",
+    "Tell me the codeword again.",
+    "Which codeword is yours?",
+)
 NAMES: Final = (
-    *("Juniper", "Obsidian", "Marigold", "Tamarind", "Periwinkle", "Saffron", "Quartz", "Heron", "Larkspur", "Cinnabar"),
-    *("Foxglove", "Basalt", "Kestrel", "Turmeric", "Onyx", "Sorrel", "Gannet", "Yarrow", "Feldspar", "Bramble"),
+    *(
+        "Juniper",
+        "Obsidian",
+        "Marigold",
+        "Tamarind",
+        "Periwinkle",
+        "Saffron",
+        "Quartz",
+        "Heron",
+        "Larkspur",
+        "Cinnabar",
+    ),
+    *(
+        "Foxglove",
+        "Basalt",
+        "Kestrel",
+        "Turmeric",
+        "Onyx",
+        "Sorrel",
+        "Gannet",
+        "Yarrow",
+        "Feldspar",
+        "Bramble",
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SoakSizes:
-    """How much is asked. `context` tokens hold the longest conversation with its answer of `max_tokens`."""
+    """How much is asked. `context` tokens hold the longest conversation with its answer of
+    `max_tokens`."""
 
     num_turns: int
     context: int
@@ -82,7 +114,8 @@ class Answer:
 
 @dataclass(slots=True)
 class Findings:
-    """What a soak saw. Bytes of the SSD folder are the most `du` ever showed; `leaks` names gauges that are not 0.
+    """What a soak saw. Bytes of the SSD folder are the most `du` ever showed; `leaks` names gauges
+    that are not 0.
 
     `least_prompt` is the length of the shortest prompt.
     """
@@ -118,11 +151,19 @@ class Asked:
         self._engine = engine
 
     def answers(self, requests: Sequence[Submit]) -> list[Answer]:
-        """Everything that these requests, handed in at once, are answered. Raises `RuntimeError` when one fails."""
+        """Everything that these requests, handed in at once, are answered. Raises `RuntimeError`
+        when one fails."""
         names = {self._name(): request for request in requests}
         for name, request in names.items():
             self._running.submit(
-                Submit(name, request.tenant, request.prompt, request.plan, request.sampling, request.started_at_s)
+                Submit(
+                    name,
+                    request.tenant,
+                    request.prompt,
+                    request.plan,
+                    request.sampling,
+                    request.started_at_s,
+                )
             )
         told: dict[str, list[FromEngine]] = {name: [] for name in names}
         num_open = len(names)
@@ -172,7 +213,8 @@ def _answer(events: Sequence[FromEngine]) -> Answer:
 
 @contextmanager
 def answering(config: EngineConfig, runner: Runner | None = None) -> Iterator[Asked]:
-    """An engine in this process, of the configured model or around a runner, for the length of the block."""
+    """An engine in this process, of the configured model or around a runner, for the length of the
+    block."""
     asked = Asked()
     with build_engine(config, asked.take, runner=runner) as engine:
         asked.use(engine)
@@ -180,7 +222,8 @@ def answering(config: EngineConfig, runner: Runner | None = None) -> Iterator[As
 
 
 class Watch:
-    """The most that a folder was seen to occupy at one moment, and the most memory of a process, in bytes."""
+    """The most that a folder was seen to occupy at one moment, and the most memory of a process, in
+    bytes."""
 
     def __init__(self, folder: Path, process: str = "self") -> None:
         self.most_nbytes = 0
@@ -189,10 +232,13 @@ class Watch:
         self._memory = Path("/proc") / process / "statm"
 
     def look(self) -> None:
-        """One walk through a folder that changes meanwhile may count a file twice, or one that made room for another.
-        What two walks both see was there between them."""
+        """One walk through a folder that changes meanwhile may count a file twice, or one that made
+        room for another. What two walks both see was there between them."""
         before, after = _occupied(self._folder), _occupied(self._folder)
-        self.most_nbytes = max(self.most_nbytes, sum(min(nbytes, after.get(name, 0)) for name, nbytes in before.items()))
+        self.most_nbytes = max(
+            self.most_nbytes,
+            sum(min(nbytes, after.get(name, 0)) for name, nbytes in before.items()),
+        )
         self.most_resident_nbytes = max(self.most_resident_nbytes, self.resident_nbytes())
 
     def resident_nbytes(self) -> int:
@@ -201,19 +247,23 @@ class Watch:
 
 
 def _occupied(folder: Path) -> dict[tuple[int, int], int]:
-    """Allocated bytes of everything in a folder, itself included, by inode and time of the last write."""
+    """Allocated bytes of everything in a folder, itself included, by inode and time of the last
+    write."""
     found = {}
     for parent, _, names in os.walk(folder):
         for path in (parent, *(os.path.join(parent, name) for name in names)):
             with suppress(OSError):  # gone meanwhile
                 stat = os.lstat(path)
-                found[stat.st_ino, 0 if path == parent else stat.st_mtime_ns] = stat.st_blocks * SECTOR_NBYTES
+                found[stat.st_ino, 0 if path == parent else stat.st_mtime_ns] = (
+                    stat.st_blocks * SECTOR_NBYTES
+                )
     return found
 
 
 @contextmanager
 def watching(folder: Path, process: int | None = None) -> Iterator[Watch]:
-    """Looks at the folder and at a process, this one unless said, twenty times a second while the block lasts."""
+    """Looks at the folder and at a process, this one unless said, twenty times a second while the
+    block lasts."""
     watch, over = Watch(folder, "self" if process is None else str(process)), threading.Event()
 
     def run() -> None:
@@ -230,7 +280,8 @@ def watching(folder: Path, process: int | None = None) -> Iterator[Watch]:
 
 
 class Conversation:
-    """One conversation that knows a codeword no other knows. It starts over when it is about to outgrow the context."""
+    """One conversation that knows a codeword no other knows. It starts over when it is about to
+    outgrow the context."""
 
     def __init__(self, index: int, sizes: SoakSizes) -> None:
         self.codeword = f"{NAMES[index % len(NAMES)]}-{4001 + 37 * index}"
@@ -258,24 +309,36 @@ class Conversation:
         return Prompt(tuple(self._messages), system=(self._system,))
 
     def request(self, now_s: float, *, cached: bool) -> Submit:
-        """The last question with everything before it: marked after the system text and at its end, or kept out of all
-        caches."""
+        """The last question with everything before it: marked after the system text and at its end,
+        or kept out of all caches."""
         positions = [position for position, _ in self.prompt.positions()]
-        written = tuple(PlannedEntry(position, self._ttl_s) for position in (positions[0], positions[-1]))
-        plan = CachePlan(readable=tuple(reversed(positions)), writable=written, unmarked_ttl_s=self._ttl_s)
-        return Submit("", self.tenant, self.prompt, plan if cached else UNCACHED, self._sampling, now_s)
+        written = tuple(
+            PlannedEntry(position, self._ttl_s) for position in (positions[0], positions[-1])
+        )
+        plan = CachePlan(
+            readable=tuple(reversed(positions)), writable=written, unmarked_ttl_s=self._ttl_s
+        )
+        return Submit(
+            "", self.tenant, self.prompt, plan if cached else UNCACHED, self._sampling, now_s
+        )
 
 
 def soak(
-    asked: Asked, uncached: Asked, sizes: SoakSizes, watch: Watch, progress: Callable[[Findings], None] = lambda findings: None
+    asked: Asked,
+    uncached: Asked,
+    sizes: SoakSizes,
+    watch: Watch,
+    progress: Callable[[Findings], None] = lambda findings: None,
 ) -> Findings:
-    """Ask `num_turns` questions, a few conversations at once and each of them in any order; compare and watch. `progress`
-    hears after each round what was found so far."""
+    """Ask `num_turns` questions, a few conversations at once and each of them in any order; compare
+    and watch. `progress` hears after each round what was found so far."""
     chance, findings = random.Random(20_261_130), Findings()
     talks = [Conversation(i, sizes) for i in range(sizes.num_conversations)]
     begin_s, resident = time.time(), list[int]()
     while findings.num_turns < sizes.num_turns:
-        together = chance.sample(talks, min(sizes.num_together, sizes.num_turns - findings.num_turns))
+        together = chance.sample(
+            talks, min(sizes.num_together, sizes.num_turns - findings.num_turns)
+        )
         for talk in together:
             talk.ask(chance.choice(QUESTIONS))
             if uncached.count(talk.prompt) + sizes.max_tokens > sizes.context:
@@ -284,7 +347,13 @@ def soak(
         expected = uncached.answers([talk.request(now_s, cached=False) for talk in together])
         answers = asked.answers([talk.request(now_s, cached=True) for talk in together])
         for talk, answer, truth in zip(together, answers, expected, strict=True):
-            compare(findings, talk, answer, truth, [other.codeword for other in talks if other is not talk])
+            compare(
+                findings,
+                talk,
+                answer,
+                truth,
+                [other.codeword for other in talks if other is not talk],
+            )
             talk.hear(truth)
         stats = asked.stats()
         for name, value in stats.gauges.items():
@@ -295,13 +364,23 @@ def soak(
     findings.grown_nbytes = max(resident) - max(resident[:fifth])
     findings.most_ssd_nbytes = watch.most_nbytes
     findings.stats = stats
-    idle = ("engine_open", "engine_running", "engine_waiting", "cache_leases", "cache_pinned_pages", "cache_staged_nbytes")
+    idle = (
+        "engine_open",
+        "engine_running",
+        "engine_waiting",
+        "cache_leases",
+        "cache_pinned_pages",
+        "cache_staged_nbytes",
+    )
     findings.leaks = {name: stats.gauges[name] for name in idle if stats.gauges[name]}
     return findings
 
 
-def compare(findings: Findings, talk: Conversation, answer: Answer, truth: Answer, foreign: Sequence[str]) -> None:
-    """Count one answer against the uncached run's `truth`; `foreign` are the other conversations' codewords."""
+def compare(
+    findings: Findings, talk: Conversation, answer: Answer, truth: Answer, foreign: Sequence[str]
+) -> None:
+    """Count one answer against the uncached run's `truth`; `foreign` are the other conversations'
+    codewords."""
     findings.num_turns += 1
     findings.num_prompt_tokens += answer.report.num_prompt
     findings.least_prompt = min(findings.least_prompt, answer.report.num_prompt)

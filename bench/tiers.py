@@ -1,8 +1,10 @@
-"""A prefix read back from every tier, against the speed of the medium it lies on. Part of `make bench`.
+"""A prefix read back from every tier, against the speed of the medium it lies on. Part of `make
+bench`.
 
-One prompt of about 4,000 tokens on the default model: computed, found on the device, and brought back from memory, from
-the SSD by a fresh process after `kill -9` with nothing in the page cache, and from Redis by another gateway. A tier is good
-when time to first token <= that of a device hit + 1.5 x bytes / speed of the medium + 30 ms.
+One prompt of about 4,000 tokens on the default model: computed, found on the device, and brought
+back from memory, from the SSD by a fresh process after `kill -9` with nothing in the page cache,
+and from Redis by another gateway. A tier is good when time to first token <= that of a device hit +
+1.5 x bytes / speed of the medium + 30 ms.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """One way to have the prefix, the median of its repetitions. `nbytes` were read from a tier, on a medium of `speed`
-    bytes/s (0 where nothing is read). Of what was stored, `resident_nbytes` were in the page cache before the read."""
+    """One way to have the prefix, the median of its repetitions. `nbytes` were read from a tier, on
+    a medium of `speed` bytes/s (0 where nothing is read). Of what was stored, `resident_nbytes`
+    were in the page cache before the read."""
 
     name: str
     served_by: str
@@ -59,7 +62,8 @@ class TierFigures:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What every gateway is asked about: the text that is measured, and a short one that warms a fresh process."""
+    """What every gateway is asked about: the text that is measured, and a short one that warms a
+    fresh process."""
 
     system: str
     other: str
@@ -80,7 +84,9 @@ class Gateway:
         """Texts nobody has seen."""
 
         async def make(client: Client) -> Prompt:
-            return Prompt(await client.system_of(NUM_TOKENS, WARMER), await client.system_of(600, WARMER))
+            return Prompt(
+                await client.system_of(NUM_TOKENS, WARMER), await client.system_of(600, WARMER)
+            )
 
         return self._use(make)
 
@@ -95,7 +101,9 @@ class Gateway:
     def wait_until_written(self, tier: str) -> None:
         """Until the tier has everything. Raises TimeoutError."""
         deadline_s = time.monotonic() + WRITE_S
-        while self._metric("pcg_kv_queued_bytes", tier) or self._metric("pcg_cache_unwritten", tier):
+        while self._metric("pcg_kv_queued_bytes", tier) or self._metric(
+            "pcg_cache_unwritten", tier
+        ):
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"the {tier} tier is not done writing after {WRITE_S:g} s")
 
@@ -111,8 +119,14 @@ class Gateway:
     def _metric(self, name: str, tier: str) -> float:
         """One sample of `/metrics`, of this tier where it has tiers; 0 where there is none."""
         families = text_string_to_metric_families(self._use(Client.metrics))
-        samples = (sample for family in families for sample in family.samples if sample.name == name)
-        return float(next((sample.value for sample in samples if sample.labels.get("tier", tier) == tier), 0.0))
+        samples = (
+            sample for family in families for sample in family.samples if sample.name == name
+        )
+        return float(
+            next(
+                (sample.value for sample in samples if sample.labels.get("tier", tier) == tier), 0.0
+            )
+        )
 
     def _use(self, use: Callable[[Client], Awaitable[T]]) -> T:
         async def run() -> T:
@@ -187,7 +201,10 @@ def _ssd(folder: Path, prompt: Prompt, *, encrypt: bool) -> TierFigures:
 
 def _redis(folder: Path, prompt: Prompt, url: str, *, encrypt: bool) -> TierFigures:
     name = f"redis, another gateway{', encrypted' if encrypt else ''}"
-    section = f"ssd: {{bytes: 0, encrypt: {str(encrypt).lower()}}}, redis: {{url: '{url}', prefix: 'bench-{encrypt}:'}}"
+    section = (
+        f"ssd: {{bytes: 0, encrypt: {str(encrypt).lower()}}}, redis: {{url: '{url}', "
+        f"prefix: 'bench-{encrypt}:'}}"
+    )
     with gateway(folder, f"first-{encrypt}", section) as first:
         first.ask(prompt.system, WARMER)
         first.wait_until_written("redis")
@@ -204,28 +221,41 @@ def _redis(folder: Path, prompt: Prompt, url: str, *, encrypt: bool) -> TierFigu
 
 
 def _figures(
-    name: str, answers: Sequence[Measured], sizes: Sequence[int], speed: float = 0.0, resident: int | None = None
+    name: str,
+    answers: Sequence[Measured],
+    sizes: Sequence[int],
+    speed: float = 0.0,
+    resident: int | None = None,
 ) -> TierFigures:
     """The answer in the middle by time to first token."""
     order = sorted(range(len(answers)), key=lambda i: answers[i].ttft_s)
     at = order[len(order) // 2]
     nbytes = sizes[at] if sizes else 0
-    return TierFigures(name, answers[at].tier, answers[at].ttft_s, answers[at].num_read, nbytes, speed, resident)
+    return TierFigures(
+        name, answers[at].tier, answers[at].ttft_s, answers[at].num_read, nbytes, speed, resident
+    )
 
 
 def show_tiers(console: Console, figures: Sequence[TierFigures]) -> bool:
     """Print the table; true if every tier served what it should, within its bound."""
     cold, device, *tiers = figures
-    table = Table(title=f"a prefix of {device.num_read} tokens from every tier", title_justify="left")
+    table = Table(
+        title=f"a prefix of {device.num_read} tokens from every tier", title_justify="left"
+    )
     for column in ("", "served by", "read", "medium", "TTFT", "of cold", "bound", ""):
         table.add_column(column, justify="left" if column in ("", "served by") else "right")
     good = device.served_by == "device" and device.num_read > 0
     for figure in figures:
         cells = [figure.name, figure.served_by or "computed", _megabytes(figure.nbytes)]
-        cells += [f"{figure.speed / 1e9:.2f} GB/s" if figure.speed else "", f"{1000 * figure.ttft_s:.0f} ms"]
+        cells += [
+            f"{figure.speed / 1e9:.2f} GB/s" if figure.speed else "",
+            f"{1000 * figure.ttft_s:.0f} ms",
+        ]
         cells.append(f"{figure.ttft_s / cold.ttft_s:.1%}")
         if figure in tiers:
-            is_good = figure.ttft_s <= figure.bound_s(device) and figure.name.startswith(("memory", figure.served_by))
+            is_good = figure.ttft_s <= figure.bound_s(device) and figure.name.startswith(
+                ("memory", figure.served_by)
+            )
             is_good &= figure.num_read == device.num_read
             good &= is_good
             cells += [f"{1000 * figure.bound_s(device):.0f} ms", "pass" if is_good else "FAIL"]
@@ -233,11 +263,21 @@ def show_tiers(console: Console, figures: Sequence[TierFigures]) -> bool:
     console.print(table)
     for figure in tiers:
         if figure.resident_nbytes is not None:
-            console.print(f"{figure.name}: {_megabytes(figure.resident_nbytes)} in the page cache before the read")
+            console.print(
+                f"{figure.name}: {_megabytes(figure.resident_nbytes)} in the page cache before "
+                "the read"
+            )
     for plain, sealed in zip(tiers[1::2], tiers[2::2], strict=True):
-        console.print(f"{sealed.name}: {1000 * (sealed.ttft_s - plain.ttft_s):+.0f} ms against {plain.name}")
-    rule = f"TTFT <= device hit + {SLACK_FACTOR} x read / speed of the medium + {1000 * SLACK_S:.0f} ms"
-    console.print(f"{'PASS' if good else 'FAIL'}: {rule}, and the whole prefix read from that tier\n")
+        console.print(
+            f"{sealed.name}: {1000 * (sealed.ttft_s - plain.ttft_s):+.0f} ms against {plain.name}"
+        )
+    rule = (
+        f"TTFT <= device hit + {SLACK_FACTOR} x read / speed of the medium + "
+        f"{1000 * SLACK_S:.0f} ms"
+    )
+    console.print(
+        f"{'PASS' if good else 'FAIL'}: {rule}, and the whole prefix read from that tier\n"
+    )
     return good
 
 

@@ -1,4 +1,5 @@
-"""One client: asks a gateway for an answer as a stream and measures what a client can see. Knows no table."""
+"""One client: asks a gateway for an answer as a stream and measures what a client can see. Knows no
+table."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MODEL = "smollm2-135m-instruct"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One streamed answer. Times in seconds from sending the request; counts as the usage reports them."""
+    """One streamed answer. Times in seconds from sending the request; counts as the usage reports
+    them."""
 
     ttft_s: float
     total_s: float
@@ -50,7 +52,8 @@ class Client:
         self._base_url = base_url
 
     async def ask(self, system: str, question: str, *, max_tokens: int = 8) -> Measured:
-        """One streamed answer to a question behind a marked system text. Raises `aiohttp.ClientResponseError`."""
+        """One streamed answer to a question behind a marked system text. Raises
+        `aiohttp.ClientResponseError`."""
         body = message_body(system, question) | {"max_tokens": max_tokens, "stream": True}
         begin_s = time.perf_counter()
         first_s: float | None = None
@@ -76,7 +79,8 @@ class Client:
         )
 
     async def overhead(self, system: str, question: str) -> float:
-        """Seconds of one whole answer of one token that were not spent computing tokens: everything this product adds."""
+        """Seconds of one whole answer of one token that were not spent computing tokens: everything
+        this product adds."""
         body = message_body(system, question) | {"max_tokens": 1}
         begin_s = time.perf_counter()
         async with self._session.post(f"{self._base_url}/v1/messages", json=body) as answer:
@@ -95,13 +99,18 @@ class Client:
     async def count(self, system: str, question: str) -> int:
         """Tokens of the prompt."""
         body = message_body(system, question)
-        async with self._session.post(f"{self._base_url}/v1/messages/count_tokens", json=body) as answer:
+        async with self._session.post(
+            f"{self._base_url}/v1/messages/count_tokens", json=body
+        ) as answer:
             answer.raise_for_status()
             return int((await answer.json())["input_tokens"])
 
     async def system_of(self, num_tokens: int, question: str) -> str:
-        """A system text no cache has seen, with which the prompt has about `num_tokens` tokens (2 % off at most)."""
-        text = f"Edition {uuid.uuid4().hex}.\n\n" + DOCUMENT.read_text(encoding="utf-8") * (1 + num_tokens // 3000)
+        """A system text no cache has seen, with which the prompt has about `num_tokens` tokens (2 %
+        off at most)."""
+        text = f"Edition {uuid.uuid4().hex}.\n\n" + DOCUMENT.read_text(encoding="utf-8") * (
+            1 + num_tokens // 3000
+        )
         num_chars = len(text)
         for _ in range(5):
             num_chars = int(num_chars * num_tokens / await self.count(text[:num_chars], question))

@@ -1,4 +1,5 @@
-"""How one engine is set up. Plain data that validates itself; nothing here reads files or the environment."""
+"""How one engine is set up. Plain data that validates itself; nothing here reads files or the
+environment."""
 
 from __future__ import annotations
 
@@ -12,19 +13,20 @@ from engine.prompt.template import TemplateClock
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine, one model, one device.
 
-    `model_path` is a prepared model folder (config.json, safetensors, tokenizer.json). `template` names a shipped template
-    (`engine/prompt/templates/<name>.jinja`), or `model` for the model's own; `template_clock` is the day it tells.
-    `kv_nbytes` is the size of the device pool;
-    where the device has memory of its own, it is `kv_share` of that, unless that is 0.
-    `exact` is promise 1's exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
-    `max_mixed_tokens` is the share of prefills in a step in which something decodes; 0 is a quarter of `max_step_tokens`.
-    `pin_nbytes` is what pinned entries may take of the largest tier.
-    `speculation` guesses tokens from what was said before and verifies them.
-    `root_secret` keys every block of every tenant: whoever has it and the prompt can compute keys.
+    `model_path` is a prepared model folder (config.json, safetensors, tokenizer.json). `template`
+    names a shipped template (`engine/prompt/templates/<name>.jinja`), or `model` for the model's
+    own; `template_clock` is the day it tells. `kv_nbytes` is the size of the device pool; where the
+    device has memory of its own, it is `kv_share` of that, unless that is 0. `exact` is promise 1's
+    exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
+    `max_mixed_tokens` is the share of prefills in a step in which something decodes; 0 is a quarter
+    of `max_step_tokens`. `pin_nbytes` is what pinned entries may take of the largest tier.
+    `speculation` guesses tokens from what was said before and verifies them. `root_secret` keys
+    every block of every tenant: whoever has it and the prompt can compute keys.
 
-    The tiers below the device: `ram_nbytes` of memory (0: none; `force_ram` sends every block there at once, for tests and
-    measurements), `ssd_nbytes` of files under `ssd_path` (None: none) of which `ssd_min_free_nbytes` stay free on the disk,
-    a Redis at `redis_url` (None: none) under keys that begin with `redis_prefix`. `encrypt` is for what lies at rest.
+    The tiers below the device: `ram_nbytes` of memory (0: none; `force_ram` sends every block there
+    at once, for tests and measurements), `ssd_nbytes` of files under `ssd_path` (None: none) of
+    which `ssd_min_free_nbytes` stay free on the disk, a Redis at `redis_url` (None: none) under
+    keys that begin with `redis_prefix`. `encrypt` is for what lies at rest.
     """
 
     model: str
@@ -61,7 +63,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mixed_tokens(self) -> int:
         """Tokens that prefills get of a step in which something decodes."""
-        return min(self.max_mixed_tokens or max(self.max_step_tokens // 4, self.block_size), self.max_step_tokens)
+        return min(
+            self.max_mixed_tokens or max(self.max_step_tokens // 4, self.block_size),
+            self.max_step_tokens,
+        )
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.context < 1 or self.max_sequences < 1 or self.max_queue < 1:

@@ -1,7 +1,9 @@
-"""The engine as its users see it: requests in from any thread, events out. Knows no sockets, HTTP or money.
+"""The engine as its users see it: requests in from any thread, events out. Knows no sockets, HTTP
+or money.
 
-Two threads. The *render thread* turns prompts into tokens and answers counts; the *engine thread* owns cache, schedule
-and device and runs the step loop. Neither ever waits for the other, and an idle engine sleeps.
+Two threads. The *render thread* turns prompts into tokens and answers counts; the *engine thread*
+owns cache, schedule and device and runs the step loop. Neither ever waits for the other, and an
+idle engine sleeps.
 
     def show(event: FromEngine) -> None:
         if isinstance(event, TextDelta):
@@ -69,7 +71,11 @@ _log = logging.getLogger(__name__)
 WARM_UP_TOKENS: Final = 64
 """Tokens of the prefill that nobody waits for."""
 
-UNFORGOTTEN: Final = "a tier below does not answer; it is told again until it has forgotten, and is not read for this before"
+UNFORGOTTEN: Final = (
+    "a tier below does not answer; it is told again until it has forgotten, and "
+    ""
+    "is not read for this before"
+)
 """What is said of a flush that some tier could not be told of."""
 
 FLUSH_S: Final = 1.5
@@ -83,17 +89,20 @@ class PromptRenderer(Protocol):
 
 
 class GrammarCompiler(Protocol):
-    """Whatever turns what a request asks of its answer into a constraint; raises `BadFormat` where that cannot be kept."""
+    """Whatever turns what a request asks of its answer into a constraint; raises `BadFormat` where
+    that cannot be kept."""
 
-    def constraint(self, sampling: Sampling, tools: Sequence[Tool], speech: OutputSyntax) -> Constraint | None: ...
+    def constraint(
+        self, sampling: Sampling, tools: Sequence[Tool], speech: OutputSyntax
+    ) -> Constraint | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     """What an engine is made of.
 
-    `fingerprint` names everything cached KV depends on. `resources` is open while the engine runs, and closed after the
-    runner.
+    `fingerprint` names everything cached KV depends on. `resources` is open while the engine runs,
+    and closed after the runner.
     """
 
     runner: Runner
@@ -109,13 +118,14 @@ class EngineParts:
 class Engine:
     """Continuous batching over a prefix cache.
 
-    Every method may be called from any thread and none waits, except `start` and `join`. `emit` is called from the
-    engine thread and from the render thread: it must be thread-safe, and when it blocks the engine waits. Each request
-    gets, in this order: `Started`, any number of `TextDelta`, then exactly one `Finished` or `Failed`; a refused or early
-    aborted one only the last; a count one `Counted`.
+    Every method may be called from any thread and none waits, except `start` and `join`. `emit` is
+    called from the engine thread and from the render thread: it must be thread-safe, and when it
+    blocks the engine waits. Each request gets, in this order: `Started`, any number of `TextDelta`,
+    then exactly one `Finished` or `Failed`; a refused or early aborted one only the last; a count
+    one `Counted`.
 
-    `on_fatal` is called from the engine thread when an error made the engine useless: everything in flight has been
-    answered with `Failed`, and nothing is accepted any more.
+    `on_fatal` is called from the engine thread when an error made the engine useless: everything in
+    flight has been answered with `Failed`, and nothing is accepted any more.
     """
 
     def __init__(
@@ -130,7 +140,8 @@ class Engine:
         self._send = emit
         self._on_fatal = on_fatal
         self.context = min(config.context, parts.runner.num_pages * config.block_size)
-        """The most tokens of prompt and answer together: what the model allows or the pool holds."""
+        """The most tokens of prompt and answer together: what the model allows or the pool
+        holds."""
         self.failure: BaseException | None = None
         """What made the engine useless."""
         limits = StepLimits(
@@ -154,10 +165,11 @@ class Engine:
             threading.Thread(target=self._render, name="render", daemon=True),
         )
 
-    # For any thread -----------------------------------------------------------------------------------------------------
+    # For any thread -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the threads and wait until the model is warm. Raises what the first steps raised."""
+        """Start the threads and wait until the model is warm. Raises what the first steps
+        raised."""
         for thread in self._threads:
             thread.start()
         self._ready.result()
@@ -165,29 +177,37 @@ class Engine:
     def hello(self, load_s: float) -> Hello:
         """What this engine is, for a peer that hears from it for the first time."""
         return Hello(
-            PROTOCOL_VERSION, self._config.model, self._parts.fingerprint, self.context, self._parts.capabilities, load_s
+            PROTOCOL_VERSION,
+            self._config.model,
+            self._parts.fingerprint,
+            self.context,
+            self._parts.capabilities,
+            load_s,
         )
 
     def submit(self, request: Submit) -> None:
-        """Generate one answer. Raises `Overloaded` when too many are in flight, `EngineError` for an id that is in flight
-        or after `close`; then no event follows."""
+        """Generate one answer. Raises `Overloaded` when too many are in flight, `EngineError` for
+        an id that is in flight or after `close`; then no event follows."""
         self._open(Job(request))
 
     def count(self, request: Count) -> None:
-        """Count the tokens of a prompt; answered by `Counted` or `Failed`. Raises as `submit` does."""
+        """Count the tokens of a prompt; answered by `Counted` or `Failed`. Raises as `submit`
+        does."""
         self._open(Job(request))
 
     def abort(self, message: Abort) -> None:
-        """End a request within a step; answered by `Finished` with reason `cancelled`. Unknown ids are ignored."""
+        """End a request within a step; answered by `Finished` with reason `cancelled`. Unknown ids
+        are ignored."""
         self._inbox.abort(message.request_id)
 
     def tick(self, message: Tick) -> None:
-        """Tell the time; the engine's TTL time is the largest of these and of every `Submit.started_at_s`."""
+        """Tell the time; the engine's TTL time is the largest of these and of every
+        `Submit.started_at_s`."""
         self._inbox.tick(message.now_s)
 
     def flush(self, message: Flush) -> None:
-        """Forget cached blocks; answered by `Flushed`, or by `Failed` where a tier does not answer. Raises `Overloaded` or
-        `EngineError`."""
+        """Forget cached blocks; answered by `Flushed`, or by `Failed` where a tier does not answer.
+        Raises `Overloaded` or `EngineError`."""
         self._inbox.ask(message)
 
     def pin(self, message: Pin) -> None:
@@ -195,7 +215,8 @@ class Engine:
         self._inbox.ask(message)
 
     def snapshot(self, message: Snapshot) -> None:
-        """Answered by `EngineStats` (names in `engine/stats.py`). Raises `Overloaded` or `EngineError`."""
+        """Answered by `EngineStats` (names in `engine/stats.py`). Raises `Overloaded` or
+        `EngineError`."""
         self._inbox.ask(message)
 
     def close(self) -> None:
@@ -205,7 +226,8 @@ class Engine:
             self._to_render.put_nowait(None)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until both threads have ended and the device is released; False when they haven't in time."""
+        """Wait until both threads have ended and the device is released; False when they haven't in
+        time."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.ident is not None:
@@ -216,7 +238,12 @@ class Engine:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
         self.join()
 
@@ -230,10 +257,12 @@ class Engine:
 
     def _emit(self, event: FromEngine) -> None:
         """Send an event; the last event of a request only if nobody else has sent one."""
-        if not isinstance(event, Finished | Failed | Counted) or self._inbox.settle(event.request_id):
+        if not isinstance(event, Finished | Failed | Counted) or self._inbox.settle(
+            event.request_id
+        ):
             self._send(event)
 
-    # The render thread --------------------------------------------------------------------------------------------------
+    # The render thread ----------------------------------------------------------------------------
 
     def _render(self) -> None:
         while (job := self._to_render.get()) is not None and not self._inbox.is_closed:
@@ -247,23 +276,31 @@ class Engine:
             rendered = self._parts.renderer.render(job.request.prompt, job.request.started_at_s)
             if isinstance(job.request, Submit):
                 request = job.request
-                constraint = self._parts.grammars.constraint(request.sampling, request.prompt.tools, rendered.speech)
+                constraint = self._parts.grammars.constraint(
+                    request.sampling, request.prompt.tools, rendered.speech
+                )
         except BadPrompt as error:
             self._emit(Failed(job.request_id, "bad_prompt", str(error)))
         except BadFormat as error:
             self._emit(Failed(job.request_id, "bad_format", str(error)))
-        except BaseException as error:  # a panic in a library's Rust is no `Exception`; the next prompt may be fine
+        except (
+            BaseException
+        ) as error:  # a panic in a library's Rust is no `Exception`; the next prompt may be fine
             # By kind and place only: a message may quote the prompt.
             fields = {"error": type(error).__name__, "at": traceback.format_tb(error.__traceback__)}
             _log.error("rendering failed", extra={"fields": fields})
-            self._emit(Failed(job.request_id, "internal", f"{type(error).__name__} while rendering the prompt"))
+            self._emit(
+                Failed(
+                    job.request_id, "internal", f"{type(error).__name__} while rendering the prompt"
+                )
+            )
         else:
             if isinstance(job.request, Count):
                 self._emit(Counted(job.request_id, len(rendered.token_ids)))
             else:
                 self._inbox.deliver(job, rendered, time.perf_counter() - begin_s, constraint)
 
-    # The engine thread --------------------------------------------------------------------------------------------------
+    # The engine thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         with ExitStack() as stack:
@@ -280,11 +317,15 @@ class Engine:
             stack.callback(self._loop.close, FLUSH_S)
             try:
                 self._serve()
-            except BaseException as error:  # a panic, too, must not leave requests waiting for a thread that is gone
+            except (
+                BaseException
+            ) as error:  # a panic, too, must not leave requests waiting for a thread that is gone
                 self._die(error)
 
     def _serve(self) -> None:
-        while not (mail := self._inbox.take(0.0 if self._loop.has_work else self._loop.wait_s())).closed:
+        while not (
+            mail := self._inbox.take(0.0 if self._loop.has_work else self._loop.wait_s())
+        ).closed:
             self._handle(mail)
             self._loop.step()
         self._loop.abort_all()
@@ -310,11 +351,14 @@ class Engine:
                     self._send(self._stats(question.request_id))
 
     def _flush(self, question: Flush) -> None:
-        """Answered once every tier has forgotten, or failed to; what closes meanwhile is never answered."""
+        """Answered once every tier has forgotten, or failed to; what closes meanwhile is never
+        answered."""
 
         def answer(num: int | None) -> None:
             self._send(
-                Failed(question.request_id, "overloaded", UNFORGOTTEN) if num is None else Flushed(question.request_id, num)
+                Failed(question.request_id, "overloaded", UNFORGOTTEN)
+                if num is None
+                else Flushed(question.request_id, num)
             )
 
         self._loop.flush(question.tenant, answer)

@@ -39,7 +39,8 @@ class BadPrompt(EngineError):
 
 
 class BadFormat(EngineError):
-    """The output format is broken, too large or needs what the grammar compiler hasn't; the message says what."""
+    """The output format is broken, too large or needs what the grammar compiler hasn't; the message
+    says what."""
 
 
 class ContextExceeded(EngineError):

@@ -1,4 +1,5 @@
-"""Frames over a blocking stream socket: read one at a time, write from any thread. Knows no engine."""
+"""Frames over a blocking stream socket: read one at a time, write from any thread. Knows no
+engine."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from typing import Final
 
 import msgspec
 
-from engine.messages import LENGTH, MAX_FRAME_NBYTES, FromEngine, ToEngine, decode_to_engine, encode_frame
+from engine.messages import (
+    LENGTH,
+    MAX_FRAME_NBYTES,
+    FromEngine,
+    ToEngine,
+    decode_to_engine,
+    encode_frame,
+)
 
 MAX_PENDING_NBYTES: Final = 1024 * 1024
 """Bytes that may wait for a slow reader before writers have to wait as well."""
@@ -51,8 +59,9 @@ def _read_exactly(sock: socket.socket, nbytes: int) -> bytes | None:
 class FrameWriter:
     """A thread that writes frames in the order they were handed over.
 
-    When more than `max_pending_nbytes` wait for the peer, `write` waits too: a slow reader slows the writer down and costs
-    no memory. Once the peer is gone frames are dropped, silently: whoever reads the socket learns of it.
+    When more than `max_pending_nbytes` wait for the peer, `write` waits too: a slow reader slows
+    the writer down and costs no memory. Once the peer is gone frames are dropped, silently: whoever
+    reads the socket learns of it.
     """
 
     def __init__(self, sock: socket.socket, max_pending_nbytes: int = MAX_PENDING_NBYTES) -> None:
@@ -70,7 +79,9 @@ class FrameWriter:
         """Hand a message over; waits while the peer is slow. Thread-safe."""
         frame = encode_frame(message)
         with self._changed:
-            self._changed.wait_for(lambda: self._pending_nbytes < self._max_pending_nbytes or self._is_broken)
+            self._changed.wait_for(
+                lambda: self._pending_nbytes < self._max_pending_nbytes or self._is_broken
+            )
             if self._is_broken or self._is_closed:
                 return
             self._pending.append(frame)
@@ -78,7 +89,8 @@ class FrameWriter:
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Write what is pending, for at most `timeout_s`, then give up and release every waiting writer. Idempotent."""
+        """Write what is pending, for at most `timeout_s`, then give up and release every waiting
+        writer. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -96,7 +108,9 @@ class FrameWriter:
     def _take(self) -> bytes:
         """Everything pending, at least one frame; empty when it is over."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._pending) or self._is_closed or self._is_broken)
+            self._changed.wait_for(
+                lambda: bool(self._pending) or self._is_closed or self._is_broken
+            )
             frames = b"" if self._is_broken else b"".join(self._pending)
             self._pending.clear()
             self._pending_nbytes = 0

@@ -1,7 +1,9 @@
-"""Where other threads leave what they want of the engine thread. Knows no model and computes nothing.
+"""Where other threads leave what they want of the engine thread. Knows no model and computes
+nothing.
 
-Everything is bounded: a request is *open* from `open` until somebody `settle`s it, and no more than `capacity` are open
-at a time. Ticks coalesce, aborts are marks on open requests, questions have a bound of their own.
+Everything is bounded: a request is *open* from `open` until somebody `settle`s it, and no more than
+`capacity` are open at a time. Ticks coalesce, aborts are marks on open requests, questions have a
+bound of their own.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedJob:
-    """A `Submit` whose prompt has become tokens, in `render_s` seconds; `constraint` is the grammar of its answer, if any."""
+    """A `Submit` whose prompt has become tokens, in `render_s` seconds; `constraint` is the grammar
+    of its answer, if any."""
 
     submit: Submit
     rendered: RenderedPrompt
@@ -45,7 +48,8 @@ class RenderedJob:
 
 @dataclass(slots=True)
 class Mail:
-    """What arrived since the last `take`. `now_s` is the largest tick, None without one; `woken`: somebody called `wake`."""
+    """What arrived since the last `take`. `now_s` is the largest tick, None without one; `woken`:
+    somebody called `wake`."""
 
     rendered: list[RenderedJob] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -56,11 +60,15 @@ class Mail:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.rendered or self.aborted or self.questions or self.woken or self.closed) and self.now_s is None
+        return (
+            not (self.rendered or self.aborted or self.questions or self.woken or self.closed)
+            and self.now_s is None
+        )
 
 
 class Inbox:
-    """Thread-safe; only `take` waits. The right to answer a request belongs to whoever `settle`s it."""
+    """Thread-safe; only `take` waits. The right to answer a request belongs to whoever `settle`s
+    it."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -80,7 +88,8 @@ class Inbox:
             return self._closed
 
     def open(self, job: Job) -> None:
-        """Take a request in. Raises `Overloaded` at capacity, `EngineError` for an id that is in flight or after close."""
+        """Take a request in. Raises `Overloaded` at capacity, `EngineError` for an id that is in
+        flight or after close."""
         with self._changed:
             self._refuse_closed()
             if job.request_id in self._open:
@@ -106,11 +115,20 @@ class Inbox:
             self._open.clear()
             return request_ids
 
-    def deliver(self, job: Job, rendered: RenderedPrompt, render_s: float, constraint: Constraint | None = None) -> None:
-        """Hand a rendered `Submit` to the engine thread; dropped when nobody waits for it any more."""
+    def deliver(
+        self,
+        job: Job,
+        rendered: RenderedPrompt,
+        render_s: float,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """Hand a rendered `Submit` to the engine thread; dropped when nobody waits for it any
+        more."""
         with self._changed:
             if self._open.get(job.request_id) is job and isinstance(job.request, Submit):
-                self._mail.rendered.append(RenderedJob(job.request, rendered, job.submitted_s, render_s, constraint))
+                self._mail.rendered.append(
+                    RenderedJob(job.request, rendered, job.submitted_s, render_s, constraint)
+                )
                 self._changed.notify()
 
     def abort(self, request_id: str) -> None:
@@ -127,7 +145,8 @@ class Inbox:
             self._changed.notify()
 
     def ask(self, question: Flush | Pin | Snapshot) -> None:
-        """Leave a question; raises `Overloaded` when too many are waiting and `EngineError` after close."""
+        """Leave a question; raises `Overloaded` when too many are waiting and `EngineError` after
+        close."""
         with self._changed:
             self._refuse_closed()
             if len(self._mail.questions) >= MAX_QUESTIONS:
@@ -148,8 +167,8 @@ class Inbox:
             self._changed.notify()
 
     def take(self, timeout_s: float | None) -> Mail:
-        """Everything that arrived, and an empty inbox behind. Waits until there is something, but not past `timeout_s`:
-        0 doesn't wait, None waits for ever."""
+        """Everything that arrived, and an empty inbox behind. Waits until there is something, but
+        not past `timeout_s`: 0 doesn't wait, None waits for ever."""
         with self._changed:
             if timeout_s is None or timeout_s > 0:
                 self._changed.wait_for(lambda: not self._mail.is_empty, timeout_s)

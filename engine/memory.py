@@ -1,7 +1,8 @@
-"""Memory by the megabyte: for pools of KV, and for what is moved between tiers. Knows nothing of what it holds.
+"""Memory by the megabyte: for pools of KV, and for what is moved between tiers. Knows nothing of
+what it holds.
 
-A fresh megabyte costs more in page faults than in moving its bytes, so large buffers are mappings of their own that ask
-for huge pages, and go back to the system when their last view is gone.
+A fresh megabyte costs more in page faults than in moving its bytes, so large buffers are mappings
+of their own that ask for huge pages, and go back to the system when their last view is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Payload: TypeAlias = bytes | memoryview
 """Bytes that nobody changes any more. A view is read-only, and of single bytes."""
 
 Lend: TypeAlias = Callable[[int], memoryview]
-"""Gives a writable view of so many bytes that nobody else has, whatever they are: `buffer`, or a stage's `lend`."""
+"""Gives a writable view of so many bytes that nobody else has, whatever they are: `buffer`, or a
+stage's `lend`."""
 
 MAPPED_NBYTES: Final = 1024**2
 """From this size on a buffer is a mapping of its own."""
@@ -31,7 +33,8 @@ _LENT: Final = b"\x00"
 
 
 def mapping(nbytes: int) -> mmap.mmap:
-    """Zeroed memory of at least one byte, in huge pages where the system has them; used only where it is written."""
+    """Zeroed memory of at least one byte, in huge pages where the system has them; used only where
+    it is written."""
     memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
@@ -57,20 +60,24 @@ def joined(parts: Sequence[Payload]) -> Payload:
 
 
 class Stage:
-    """Memory that is lent, comes back when the last view of it is gone, and is lent again: it is touched once.
+    """Memory that is lent, comes back when the last view of it is gone, and is lent again: it is
+    touched once.
 
-    Safe for any thread. What does not fit now is lent from memory of its own, so `lend` always works.
+    Safe for any thread. What does not fit now is lent from memory of its own, so `lend` always
+    works.
     """
 
     def __init__(self, nbytes: int) -> None:
         self._memory = mapping(max(nbytes, 1))
         self._cells = bytearray(_FREE * (nbytes // CELL_NBYTES))
-        # Views end in any thread, in the middle of anything: what comes back only waits here for the next `lend`.
+        # Views end in any thread, in the middle of anything: what comes back only waits here for
+        # the next `lend`.
         self._returned: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
 
     def touch(self) -> None:
-        """Have all of it at hand, before anybody borrows: later writes would wait for fresh memory."""
+        """Have all of it at hand, before anybody borrows: later writes would wait for fresh
+        memory."""
         for at in range(0, len(self._memory), mmap.PAGESIZE):
             self._memory[at] = 0
 

@@ -1,7 +1,7 @@
 """The frames between gateway and engine, in both directions, and their encoding. Knows no sockets.
 
-A frame is a little-endian uint32 length followed by that many bytes of MessagePack. The first frame either side sends is
-`Hello`; the gateway refuses another `PROTOCOL_VERSION`.
+A frame is a little-endian uint32 length followed by that many bytes of MessagePack. The first frame
+either side sends is `Hello`; the gateway refuses another `PROTOCOL_VERSION`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ PROTOCOL_VERSION: Final = 4
 MAX_FRAME_NBYTES: Final = 64 * 1024 * 1024
 LENGTH: Final = struct.Struct("<I")
 
-FailureKind: TypeAlias = Literal["overloaded", "context_exceeded", "bad_prompt", "bad_format", "internal"]
+FailureKind: TypeAlias = Literal[
+    "overloaded", "context_exceeded", "bad_prompt", "bad_format", "internal"
+]
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -31,11 +33,12 @@ class Capabilities(msgspec.Struct, frozen=True):
     device: str
 
 
-# To the engine ----------------------------------------------------------------------------------------------------------
+# To the engine ------------------------------------------------------------------------------------
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Generate one answer. `started_at_s` (epoch seconds) is the request's TTL clock. `tenant` is hashed into every key."""
+    """Generate one answer. `started_at_s` (epoch seconds) is the request's TTL clock. `tenant` is
+    hashed into every key."""
 
     request_id: str
     tenant: str
@@ -54,7 +57,8 @@ class Count(msgspec.Struct, frozen=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Stop a request; its prefilled blocks stay usable. Unknown ids are ignored. Answered by `Finished(cancelled)`."""
+    """Stop a request; its prefilled blocks stay usable. Unknown ids are ignored. Answered by
+    `Finished(cancelled)`."""
 
     request_id: str
 
@@ -73,7 +77,8 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pin(msgspec.Struct, frozen=True, tag=True):
-    """Keep the live entry whose stored object has this key until it is unpinned (`pinned` False)."""
+    """Keep the live entry whose stored object has this key until it is unpinned (`pinned`
+    False)."""
 
     request_id: str
     key: bytes
@@ -86,7 +91,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
-# From the engine --------------------------------------------------------------------------------------------------------
+# From the engine ----------------------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -101,7 +106,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """Match and tier loads are settled, prefill begins: from here on the bill of the prompt is final."""
+    """Match and tier loads are settled, prefill begins: from here on the bill of the prompt is
+    final."""
 
     request_id: str
     report: CacheReport
@@ -111,9 +117,11 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag=True):
-    """More of the answer. `text` never ends in half a character; `token_ids` are the tokens sampled since the last delta.
+    """More of the answer. `text` never ends in half a character; `token_ids` are the tokens sampled
+    since the last delta.
 
-    `thinking` tells reasoning from the answer itself. `logprobs` is one per token, where they were asked for.
+    `thinking` tells reasoning from the answer itself. `logprobs` is one per token, where they were
+    asked for.
     """
 
     request_id: str
@@ -124,8 +132,9 @@ class TextDelta(msgspec.Struct, frozen=True, tag=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, tag=True):
-    """More of the answer's tool call number `index`. The first delta of a call has its `name`, later ones None; the
-    `arguments` of all deltas together are the text of one JSON object, as the model wrote it."""
+    """More of the answer's tool call number `index`. The first delta of a call has its `name`,
+    later ones None; the `arguments` of all deltas together are the text of one JSON object, as the
+    model wrote it."""
 
     request_id: str
     index: int
@@ -179,7 +188,8 @@ class Pinned(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, tag=True):
-    """Counters since start and gauges now; names are those of `pcg_engine_*` and `pcg_kv_*` metrics."""
+    """Counters since start and gauges now; names are those of `pcg_engine_*` and `pcg_kv_*`
+    metrics."""
 
     request_id: str
     counters: dict[str, float]
@@ -188,7 +198,16 @@ class EngineStats(msgspec.Struct, frozen=True, tag=True):
 
 ToEngine: TypeAlias = Submit | Count | Abort | Tick | Flush | Pin | Snapshot
 FromEngine: TypeAlias = (
-    Hello | Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | Pinned | EngineStats
+    Hello
+    | Started
+    | TextDelta
+    | ToolCallDelta
+    | Finished
+    | Failed
+    | Counted
+    | Flushed
+    | Pinned
+    | EngineStats
 )
 
 _encoder = msgspec.msgpack.Encoder()
@@ -205,10 +224,12 @@ def encode_frame(message: ToEngine | FromEngine) -> bytes:
 
 
 def decode_to_engine(payload: bytes) -> ToEngine:
-    """A frame's payload on the engine's side; raises `msgspec.DecodeError` or `msgspec.ValidationError`."""
+    """A frame's payload on the engine's side; raises `msgspec.DecodeError` or
+    `msgspec.ValidationError`."""
     return _to_engine.decode(payload)
 
 
 def decode_from_engine(payload: bytes) -> FromEngine:
-    """A frame's payload on the gateway's side; raises `msgspec.DecodeError` or `msgspec.ValidationError`."""
+    """A frame's payload on the gateway's side; raises `msgspec.DecodeError` or
+    `msgspec.ValidationError`."""
     return _from_engine.decode(payload)

@@ -1,4 +1,5 @@
-"""What the engine counts, by name. The tables are the documentation; `pcg_` in front makes them Prometheus metrics."""
+"""What the engine counts, by name. The tables are the documentation; `pcg_` in front makes them
+Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from typing import Final
 from engine.cache.stats import CacheStats, TierCounters, TierGauges
 
 TIERS: Final = ("ram", "ssd", "redis")
-"""The tiers below the device that there may be. One that is not configured counts nothing and holds nothing."""
+"""The tiers below the device that there may be. One that is not configured counts nothing and holds
+nothing."""
 
 _TIER_COUNTERS: Final[dict[str, str]] = {
     "hits_total": "Objects read",
     "read_nbytes_total": "Bytes of KV read",
     "read_seconds_total": "Seconds in those reads, those of several threads added",
     "written_nbytes_total": "Bytes of KV written",
-    "dropped_writes_total": "Objects that were not stored, as the queue was full or the store did not take them",
+    "dropped_writes_total": "Objects that were not stored, as the queue was full or the store did "
+    "not take them",
     "corrupt_total": "Objects that were damaged, or another tenant's or model's",
     "late_total": "Requests that stopped waiting for the tier",
     "errors_total": "Calls that failed",
@@ -41,7 +44,8 @@ COUNTERS: Final[dict[str, str]] = {
     "engine_failed_total": "Requests that ended in an error of the engine or did not fit",
     "engine_prompt_tokens_total": "Prompt tokens of the requests that started",
     "engine_skipped_tokens_total": "Prompt tokens whose KV was found and not computed",
-    "engine_shared_tokens_total": "Skipped tokens that another request computed while this one waited for them",
+    "engine_shared_tokens_total": "Skipped tokens that another request computed while this one "
+    "waited for them",
     "engine_followers_total": "Requests that waited for another one that computed the same",
     "engine_prefill_tokens_total": "Prompt tokens computed",
     "engine_preempted_total": "Times a running request gave up its pages to another one",
@@ -60,7 +64,8 @@ COUNTERS: Final[dict[str, str]] = {
     "cache_misses_total": "Admitted requests that read none",
     "cache_prompt_tokens_total": "Prompt tokens of the admitted requests",
     "cache_skipped_tokens_total": "Prompt tokens whose KV was found",
-    "cache_copied_tokens_total": "Skipped tokens whose page was copied, as the match ended inside a block",
+    "cache_copied_tokens_total": "Skipped tokens whose page was copied, as the match ended inside "
+    "a block",
     "cache_refused_total": "Admissions put off because pages were short",
     "cache_inserted_blocks_total": "Blocks that became matchable",
     "cache_expired_blocks_total": "Blocks dropped after their time",
@@ -68,19 +73,29 @@ COUNTERS: Final[dict[str, str]] = {
     "cache_flushed_blocks_total": "Blocks dropped by request",
     "cache_demoted_blocks_total": "Blocks that left the device and are kept by a lower tier",
     "cache_loaded_tokens_total": "Skipped tokens whose KV came from a lower tier",
-    "cache_lost_reads_total": "Objects a lower tier said it had and did not give back, or gave back damaged",
+    "cache_lost_reads_total": "Objects a lower tier said it had and did not give back, or gave "
+    "back damaged",
     "cache_late_reads_total": "Times a request stopped waiting for a lower tier",
-    "cache_wasted_wait_seconds_total": "Seconds that requests waited for data of a lower tier that did not arrive",
+    "cache_wasted_wait_seconds_total": "Seconds that requests waited for data of a lower tier "
+    "that did not arrive",
     "cache_wasted_waits_total": "Requests that waited so",
     "cache_long_waits_total": "Requests that waited so for 0.3 s or longer",
     "cache_found_entries_total": "Live entries that a lower tier alone knew",
-    "cache_dropped_writes_total": "Objects that were queued for no lower tier, as every queue was full",
+    "cache_dropped_writes_total": "Objects that were queued for no lower tier, as every queue was "
+    "full",
     "cache_written_entries_total": "Entries written",
     "cache_refreshed_entries_total": "Entries whose time was extended",
-    "cache_broken_evicted_tokens_total": "Tokens under a live entry that were evicted and computed again",
-    "cache_broken_late_tokens_total": "Tokens under a live entry computed again, as a lower tier did not answer in time",
-    "cache_broken_corrupt_tokens_total": "Tokens under a live entry computed again, as a lower tier gave them back damaged",
-    **{f"tier_{tier}_{name}": f"{text} ({tier})" for tier in TIERS for name, text in _TIER_COUNTERS.items()},
+    "cache_broken_evicted_tokens_total": "Tokens under a live entry that were evicted and "
+    "computed again",
+    "cache_broken_late_tokens_total": "Tokens under a live entry computed again, as a lower tier "
+    "did not answer in time",
+    "cache_broken_corrupt_tokens_total": "Tokens under a live entry computed again, as a lower "
+    "tier gave them back damaged",
+    **{
+        f"tier_{tier}_{name}": f"{text} ({tier})"
+        for tier in TIERS
+        for name, text in _TIER_COUNTERS.items()
+    },
 }
 """Counters since the engine started."""
 
@@ -100,10 +115,16 @@ GAUGES: Final[dict[str, str]] = {
     "cache_leases": "Requests that hold pages",
     "cache_device_nbytes": "Bytes of the pages in use, cached ones included",
     "cache_staged_nbytes": "Bytes read or being read from lower tiers and not yet on the device",
-    "cache_unwritten": "Objects that wait to be copied for the lower tiers, or whose new expiry they do not know yet",
-    "cache_pinned_entries": "Entries that are pinned, as far as the engine has read them since it started",
+    "cache_unwritten": "Objects that wait to be copied for the lower tiers, or whose new expiry "
+    "they do not know yet",
+    "cache_pinned_entries": "Entries that are pinned, as far as the engine has read them since it "
+    "started",
     "cache_pin_nbytes": "Bytes of KV under pinned entries",
-    **{f"tier_{tier}_{name}": f"{text} ({tier})" for tier in TIERS for name, text in _TIER_GAUGES.items()},
+    **{
+        f"tier_{tier}_{name}": f"{text} ({tier})"
+        for tier in TIERS
+        for name, text in _TIER_GAUGES.items()
+    },
 }
 """Gauges of the moment."""
 
@@ -130,10 +151,16 @@ class Stats:
 
 def cache_counters(stats: CacheStats) -> dict[str, float]:
     """The cache's counters under the names of `COUNTERS`."""
-    counters = {_name("cache", name) + "_total": float(value) for name, value in asdict(stats.counters).items()}
+    counters = {
+        _name("cache", name) + "_total": float(value)
+        for name, value in asdict(stats.counters).items()
+    }
     for tier in TIERS:
         of_tier = stats.tiers[tier].counters if tier in stats.tiers else TierCounters()
-        counters |= {_name(f"tier_{tier}", name) + "_total": float(value) for name, value in asdict(of_tier).items()}
+        counters |= {
+            _name(f"tier_{tier}", name) + "_total": float(value)
+            for name, value in asdict(of_tier).items()
+        }
     return counters
 
 
@@ -141,8 +168,14 @@ def cache_gauges(stats: CacheStats) -> dict[str, float]:
     """The cache's gauges under the names of `GAUGES`."""
     gauges = {_name("cache", name): float(value) for name, value in asdict(stats.gauges).items()}
     for tier in TIERS:
-        of_tier = stats.tiers[tier].gauges if tier in stats.tiers else TierGauges(0, 0, 0, 0.0, 0.0, 0, -1)
-        gauges |= {_name(f"tier_{tier}", name): float(value) for name, value in asdict(of_tier).items()}
+        of_tier = (
+            stats.tiers[tier].gauges
+            if tier in stats.tiers
+            else TierGauges(0, 0, 0, 0.0, 0.0, 0, -1)
+        )
+        gauges |= {
+            _name(f"tier_{tier}", name): float(value) for name, value in asdict(of_tier).items()
+        }
     return gauges
 
 

@@ -1,4 +1,5 @@
-"""What crosses the border of the engine besides the prompt: the plan that goes in, the report that comes out."""
+"""What crosses the border of the engine besides the prompt: the plan that goes in, the report that
+comes out."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ MissCause: TypeAlias = Literal[
 class PlannedEntry(msgspec.Struct, frozen=True):
     """An entry the request wants to exist afterwards: cached up to `position` for `ttl_s` seconds.
 
-    Where it is read instead of written, it takes the longer class of the two, but with `upgrade=False` keeps its own. With
-    `max_age_s` it ends so many seconds after it was written, whatever its class and however often it is read.
+    Where it is read instead of written, it takes the longer class of the two, but with
+    `upgrade=False` keeps its own. With `max_age_s` it ends so many seconds after it was written,
+    whatever its class and however often it is read.
     """
 
     position: Position
@@ -43,17 +45,18 @@ class PlannedEntry(msgspec.Struct, frozen=True):
 class CachePlan(msgspec.Struct, frozen=True):
     """A provider's caching rules applied to one request, before anything is tokenized.
 
-    `readable` lists positions in the order to try: the first with a live entry is the hit. `writable` is in wire order.
-    `salts` holds, per level, the parameters that invalidate that level without being rendered; an entry is found only
-    under the salt it was written with. With `any_prefix` every live token prefix counts as readable, entry or not
-    (automatic caching). `min_tokens` is the smallest boundary that may be written or read. KV that no entry covers is
-    kept for `unmarked_ttl_s` after its last use (0: not kept). `read=False` neither matches nor reuses anything;
-    `store=False` keeps nothing. With `max_age_s` only entries written in the last so many seconds are read, and no prefix
-    that is not an entry.
+    `readable` lists positions in the order to try: the first with a live entry is the hit.
+    `writable` is in wire order. `salts` holds, per level, the parameters that invalidate that level
+    without being rendered; an entry is found only under the salt it was written with. With
+    `any_prefix` every live token prefix counts as readable, entry or not (automatic caching).
+    `min_tokens` is the smallest boundary that may be written or read. KV that no entry covers is
+    kept for `unmarked_ttl_s` after its last use (0: not kept). `read=False` neither matches nor
+    reuses anything; `store=False` keeps nothing. With `max_age_s` only entries written in the last
+    so many seconds are read, and no prefix that is not an entry.
 
-    With `single_flight` a request waits, for at most `max_wait_s` of the engine's time, while another one computes what
-    both begin with. What it was spared so counts as read, or with `write` as if it had not been found: true counts are in
-    the report either way.
+    With `single_flight` a request waits, for at most `max_wait_s` of the engine's time, while
+    another one computes what both begin with. What it was spared so counts as read, or with `write`
+    as if it had not been found: true counts are in the report either way.
     """
 
     readable: tuple[Position, ...] = ()
@@ -70,7 +73,8 @@ class CachePlan(msgspec.Struct, frozen=True):
 
 
 class Boundary(msgspec.Struct, frozen=True):
-    """One planned entry as the engine found it: `offset` tokens from the start, already there or new."""
+    """One planned entry as the engine found it: `offset` tokens from the start, already there or
+    new."""
 
     position: Position
     offset: int
@@ -79,7 +83,8 @@ class Boundary(msgspec.Struct, frozen=True):
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """The entry that was read: the prompt's first `offset` tokens. `ttl_left_s` counts from the request's start, refreshed."""
+    """The entry that was read: the prompt's first `offset` tokens. `ttl_left_s` counts from the
+    request's start, refreshed."""
 
     position: Position
     offset: int
@@ -87,7 +92,8 @@ class Hit(msgspec.Struct, frozen=True):
 
 
 class Miss(msgspec.Struct, frozen=True):
-    """Why the plan read less than it could have: the first position that differs and the token where it does."""
+    """Why the plan read less than it could have: the first position that differs and the token
+    where it does."""
 
     cause: MissCause
     position: Position | None = None
@@ -95,12 +101,14 @@ class Miss(msgspec.Struct, frozen=True):
 
 
 class CacheReport(msgspec.Struct, frozen=True):
-    """What the cache did for one request. Offsets in tokens, never sums: the arithmetic of billing lives in the dialects.
+    """What the cache did for one request. Offsets in tokens, never sums: the arithmetic of billing
+    lives in the dialects.
 
-    `skipped` tokens were not prefilled; `skipped <= num_prompt - 1`. `hit.offset <= skipped`. `boundaries` are in wire
-    order with offsets that never decrease, at least `min_tokens` and at most `num_prompt - 1`. `tiers` says which tier
-    the skipped tokens came from and adds up to `skipped`. `shared` of the skipped tokens were computed by another request
-    while this one waited for them.
+    `skipped` tokens were not prefilled; `skipped <= num_prompt - 1`. `hit.offset <= skipped`.
+    `boundaries` are in wire order with offsets that never decrease, at least `min_tokens` and at
+    most `num_prompt - 1`. `tiers` says which tier the skipped tokens came from and adds up to
+    `skipped`. `shared` of the skipped tokens were computed by another request while this one waited
+    for them.
     """
 
     num_prompt: int
@@ -114,13 +122,16 @@ class CacheReport(msgspec.Struct, frozen=True):
 
 
 PinOutcome: TypeAlias = Literal["done", "unknown", "absent", "over_budget"]
-"""What became of a pin or unpin. `absent`: the entry's KV is not on the device now; `unknown`: no live entry has the key."""
+"""What became of a pin or unpin. `absent`: the entry's KV is not on the device now; `unknown`: no
+live entry has the key."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether the answer may, must or must not call tools, and which of those offered: all where there are no `names`.
+    """Whether the answer may, must or must not call tools, and which of those offered: all where
+    there are no `names`.
 
-    One name and `required` mean exactly one call. Tools that may not be called stay in the prompt, which is cached.
+    One name and `required` mean exactly one call. Tools that may not be called stay in the prompt,
+    which is cached.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
@@ -131,7 +142,8 @@ class ToolChoice(msgspec.Struct, frozen=True):
 class OutputFormat(msgspec.Struct, frozen=True):
     """A language the answer's text must be in.
 
-    `definition` is a JSON Schema as JSON text, a regular expression or a Lark grammar; empty for `json_object`.
+    `definition` is a JSON Schema as JSON text, a regular expression or a Lark grammar; empty for
+    `json_object`.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark"]
@@ -139,7 +151,8 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """The natural logarithm of a token's probability. `text` is the token's bytes, maybe half a character."""
+    """The natural logarithm of a token's probability. `text` is the token's bytes, maybe half a
+    character."""
 
     token_id: int
     logprob: float
@@ -154,9 +167,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen. `temperature == 0` is greedy. `seed` makes a request reproducible, alone or in a batch.
+    """How tokens are chosen. `temperature == 0` is greedy. `seed` makes a request reproducible,
+    alone or in a batch.
 
-    `num_logprobs` asks for the probability of every token and of that many others; None asks for nothing.
+    `num_logprobs` asks for the probability of every token and of that many others; None asks for
+    nothing.
     """
 
     max_tokens: int

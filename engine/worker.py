@@ -1,11 +1,14 @@
-"""One engine in a process of its own, behind a Unix socket: `python -m engine.worker SOCKET`. Knows no HTTP.
+"""One engine in a process of its own, behind a Unix socket: `python -m engine.worker SOCKET`. Knows
+no HTTP.
 
-The parent listens on SOCKET, starts this with an `EngineConfig` as JSON on standard input (until end of file), and gets
-`Hello` when the model is loaded and warm, or `Failed` with an empty request id when it can't be. Then frames go both
-ways (`engine/messages.py`) until one side ends: when the socket closes, the worker exits, so it never outlives its parent.
+The parent listens on SOCKET, starts this with an `EngineConfig` as JSON on standard input (until
+end of file), and gets `Hello` when the model is loaded and warm, or `Failed` with an empty request
+id when it can't be. Then frames go both ways (`engine/messages.py`) until one side ends: when the
+socket closes, the worker exits, so it never outlives its parent.
 
-Exit statuses: 0 the socket closed or SIGTERM; 1 a frame was unreadable; 3 the model could not be loaded; 4 an error made
-the engine useless. SIGINT is ignored: the parent decides. Standard error gets one JSON object per line, never prompts.
+Exit statuses: 0 the socket closed or SIGTERM; 1 a frame was unreadable; 3 the model could not be
+loaded; 4 an error made the engine useless. SIGINT is ignored: the parent decides. Standard error
+gets one JSON object per line, never prompts.
 """
 
 from __future__ import annotations
@@ -31,7 +34,19 @@ from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts
 from engine.errors import EngineError, ModelError, Overloaded
 from engine.frames import BrokenFrame, FrameWriter, read_frame
-from engine.messages import Abort, Capabilities, Count, Failed, Flush, FromEngine, Pin, Snapshot, Submit, Tick, ToEngine
+from engine.messages import (
+    Abort,
+    Capabilities,
+    Count,
+    Failed,
+    Flush,
+    FromEngine,
+    Pin,
+    Snapshot,
+    Submit,
+    Tick,
+    ToEngine,
+)
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer
@@ -42,11 +57,12 @@ from engine.store.open import open_tiers
 _log = logging.getLogger("engine.worker")
 
 DRAIN_S: Final = 2.0
-"""How long an ending worker waits for the step in progress, and for the peer to read what is pending."""
+"""How long an ending worker waits for the step in progress, and for the peer to read what is
+pending."""
 
 STAGE_NBYTES: Final = 128 * 1024**2
-"""Memory that reads from SSD and Redis go through, touched once, but no more than the pool has: what about 4,000 tokens of
-the default model take, twice for as many as are being decrypted."""
+"""Memory that reads from SSD and Redis go through, touched once, but no more than the pool has:
+what about 4,000 tokens of the default model take, twice for as many as are being decrypted."""
 
 
 class ExitReason(IntEnum):
@@ -65,10 +81,11 @@ def build_engine(
     runner: Runner | None = None,
     on_fatal: Callable[[BaseException], None] = lambda error: None,
 ) -> Engine:
-    """An engine that has not started yet, of the model in `config.model_path` or around the given runner.
+    """An engine that has not started yet, of the model in `config.model_path` or around the given
+    runner.
 
-    Loads the weights and opens the tiers, so it takes seconds; the tiers are closed when the engine has run. Raises
-    `ModelError` when the folder can't be used, `StoreError` when a tier can't.
+    Loads the weights and opens the tiers, so it takes seconds; the tiers are closed when the engine
+    has run. Raises `ModelError` when the folder can't be used, `StoreError` when a tier can't.
     """
     folder = Path(config.model_path)
     tokenizer = HfTokenizer.from_folder(folder)
@@ -78,7 +95,9 @@ def build_engine(
     fingerprint = f"{runner.fingerprint}+{tokenizer.fingerprint}+{template.fingerprint}"
     with ExitStack() as opening:
         stage_nbytes = min(STAGE_NBYTES, runner.num_pages * runner.page_nbytes)
-        stores = opening.enter_context(open_tiers(config, log_progress, waits=True, stage_nbytes=stage_nbytes))
+        stores = opening.enter_context(
+            open_tiers(config, log_progress, waits=True, stage_nbytes=stage_nbytes)
+        )
         cache = PrefixCache(
             device=runner,
             num_pages=runner.num_pages,
@@ -100,13 +119,17 @@ def build_engine(
         device=runner.device,
     )
     renderer, grammars = Renderer(tokenizer, template), Grammars(tokenizer.for_any_thread())
-    parts = EngineParts(runner, cache, tokenizer, renderer, grammars, fingerprint, capabilities, resources)
+    parts = EngineParts(
+        runner, cache, tokenizer, renderer, grammars, fingerprint, capabilities, resources
+    )
     return Engine(config, parts, emit, on_fatal)
 
 
 def log_progress(tier: str, num_done: int, num_total: int) -> None:
     """One line per step of opening a tier that holds much."""
-    _log.info("opening tier", extra={"fields": {"tier": tier, "done": num_done, "total": num_total}})
+    _log.info(
+        "opening tier", extra={"fields": {"tier": tier, "done": num_done, "total": num_total}}
+    )
 
 
 def _load_runner(config: EngineConfig) -> Runner:
@@ -136,7 +159,8 @@ def stop_reading(sock: socket.socket) -> None:
 
 
 def dispatch(engine: Engine, message: ToEngine, emit: Callable[[FromEngine], None]) -> None:
-    """Hand one message over. What the engine refuses at the door is answered here, with `Failed`."""
+    """Hand one message over. What the engine refuses at the door is answered here, with
+    `Failed`."""
     if isinstance(message, Tick):
         engine.tick(message)
         return
@@ -163,7 +187,8 @@ def dispatch(engine: Engine, message: ToEngine, emit: Callable[[FromEngine], Non
 
 
 def run(path: str, config_json: bytes) -> ExitReason:
-    """Connect, load, serve; see the module's docstring. Raises OSError when nobody listens at `path`."""
+    """Connect, load, serve; see the module's docstring. Raises OSError when nobody listens at
+    `path`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.connect(path)
         writer = FrameWriter(sock)
@@ -181,12 +206,25 @@ def _load_and_serve(sock: socket.socket, writer: FrameWriter, config_json: bytes
         engine.start()
     except Exception as error:
         _log.error("loading failed", exc_info=error)
-        message = str(error) if isinstance(error, ModelError | StoreError) else f"{type(error).__name__}: {error}"
+        message = (
+            str(error)
+            if isinstance(error, ModelError | StoreError)
+            else f"{type(error).__name__}: {error}"
+        )
         writer.write(Failed("", "internal", message))
         return ExitReason.LOAD_FAILED
     try:
         hello = engine.hello(time.perf_counter() - begin_s)
-        _log.info("ready", extra={"fields": {"model": hello.model, "context": hello.context, "load_s": round(hello.load_s, 3)}})
+        _log.info(
+            "ready",
+            extra={
+                "fields": {
+                    "model": hello.model,
+                    "context": hello.context,
+                    "load_s": round(hello.load_s, 3),
+                }
+            },
+        )
         writer.write(hello)
         return serve(engine, sock, writer)
     finally:
@@ -194,7 +232,8 @@ def _load_and_serve(sock: socket.socket, writer: FrameWriter, config_json: bytes
 
 
 def _end(engine: Engine, writer: FrameWriter) -> None:
-    """Stop the engine's threads; a step that never returns or a peer that never reads must not keep the process."""
+    """Stop the engine's threads; a step that never returns or a peer that never reads must not keep
+    the process."""
     engine.close()
     if not engine.join(DRAIN_S):
         writer.close(timeout_s=0)
@@ -204,10 +243,15 @@ def _end(engine: Engine, writer: FrameWriter) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per record: level, logger, event, the record's `fields`, and the traceback of an error."""
+    """One JSON object per record: level, logger, event, the record's `fields`, and the traceback of
+    an error."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {"level": record.levelname.lower(), "logger": record.name, "event": record.getMessage()}
+        line = {
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
         line.update(getattr(record, "fields", {}))
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

@@ -1,4 +1,5 @@
-"""`make demo`: both official SDKs hold a cold and a warm conversation about a long document, and a table shows the bill.
+"""`make demo`: both official SDKs hold a cold and a warm conversation about a long document, and a
+table shows the bill.
 
     python -m examples.demo [http://127.0.0.1:8080]
 
@@ -34,7 +35,8 @@ TURNS = (
     ("same conversation", "And what does it not store?"),
     ("new conversation", "In one sentence: what is single flight?"),
 )
-"""What each SDK asks. The second turn continues the first; the third starts over behind the same document."""
+"""What each SDK asks. The second turn continues the first; the third starts over behind the same
+document."""
 
 console = Console(width=None if sys.stdout.isatty() else 110)
 
@@ -59,7 +61,10 @@ def anthropic_turns(base_url: str) -> Iterator[Turn]:
     system = document()
     history: list[MessageParam] = []
     for name, question in TURNS:
-        history = [*([] if name == "new conversation" else history), {"role": "user", "content": question}]
+        history = [
+            *([] if name == "new conversation" else history),
+            {"role": "user", "content": question},
+        ]
         begin_s, first_s, text = time.perf_counter(), None, ""
         with client.messages.stream(
             model="claude-sonnet-5-5",
@@ -76,11 +81,14 @@ def anthropic_turns(base_url: str) -> Iterator[Turn]:
 
 
 def openai_turns(base_url: str) -> Iterator[Turn]:
-    """OpenAI's format: a breakpoint behind the document; the end of the last message is kept without one."""
+    """OpenAI's format: a breakpoint behind the document; the end of the last message is kept
+    without one."""
     client = OpenAI(base_url=f"{base_url}/v1", api_key=API_KEY, timeout=600)
     system: ChatCompletionMessageParam = {
         "role": "system",
-        "content": [{"type": "text", "text": document(), "prompt_cache_breakpoint": {"mode": "explicit"}}],
+        "content": [
+            {"type": "text", "text": document(), "prompt_cache_breakpoint": {"mode": "explicit"}}
+        ],
     }
     history: list[ChatCompletionMessageParam] = []
     for name, question in TURNS:
@@ -103,10 +111,17 @@ def openai_turns(base_url: str) -> Iterator[Turn]:
 
 def row(turn: Turn) -> tuple[str, ...]:
     """Counts, time and cost of one turn, as the gateway's headers say."""
-    read, written, uncached = (int(turn.headers[f"pcg-{kind}-tokens"]) for kind in ("cache-read", "cache-write", "uncached"))
+    read, written, uncached = (
+        int(turn.headers[f"pcg-{kind}-tokens"])
+        for kind in ("cache-read", "cache-write", "uncached")
+    )
     counts = (read + written + uncached, read, written, uncached)
     costs = (turn.headers["pcg-prompt-cost-usd"], turn.headers["pcg-cost-saved-usd"])
-    return (*(f"{count:,}" for count in counts), f"{turn.ttft_s:.2f} s", *(f"{float(cost):.5f}" for cost in costs))
+    return (
+        *(f"{count:,}" for count in counts),
+        f"{turn.ttft_s:.2f} s",
+        *(f"{float(cost):.5f}" for cost in costs),
+    )
 
 
 def converse(base_url: str) -> bool:
@@ -117,7 +132,10 @@ def converse(base_url: str) -> bool:
     for column in ("prompt", "read", "written", "input", "TTFT", "cost, USD", "saved, USD"):
         table.add_column(column, justify="right")
     warm_reads = []
-    for sdk, turns in (("anthropic", anthropic_turns(base_url)), ("openai", openai_turns(base_url))):
+    for sdk, turns in (
+        ("anthropic", anthropic_turns(base_url)),
+        ("openai", openai_turns(base_url)),
+    ):
         for (name, question), turn in zip(TURNS, turns, strict=True):
             console.print(f"[bold]{sdk}[/bold], {name}: [italic]{question}[/italic]")
             console.print(f"  {' '.join(turn.text.split())} ...", highlight=False, markup=False)
@@ -127,12 +145,17 @@ def converse(base_url: str) -> bool:
         table.add_section()
     console.print()
     console.print(table)
-    console.print("prompt = read + written + input; cost is the prompt's, saved is against paying input price for all of it")
+    console.print(
+        "prompt = read + written + input; cost is the prompt's, saved is against paying input "
+        "price for all of it"
+    )
     return all(warm_reads)
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the gateway started here is stopped, too
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that the gateway started here is stopped, too
     given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("PCG_BASE_URL")
     if given is None:
         console.print("starting a gateway ...")

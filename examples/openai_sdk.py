@@ -1,9 +1,10 @@
-"""Ask two questions about one long document through the official `openai` SDK; caching needs no mark in this format.
+"""Ask two questions about one long document through the official `openai` SDK; caching needs no
+mark in this format.
 
     python examples/openai_sdk.py [http://127.0.0.1:8080]
 
-The address may also come from PCG_BASE_URL, an API key from PCG_API_KEY. Exits with 0 if the second request reported cached
-tokens, with 1 if it did not.
+The address may also come from PCG_BASE_URL, an API key from PCG_API_KEY. Exits with 0 if the second
+request reported cached tokens, with 1 if it did not.
 """
 
 from __future__ import annotations
@@ -52,13 +53,23 @@ def cached_tokens(usage: CompletionUsage) -> int:
 
 
 def main() -> int:
-    base_url = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("PCG_BASE_URL", "http://127.0.0.1:8080")
-    client = OpenAI(base_url=f"{base_url}/v1", api_key=os.environ.get("PCG_API_KEY", "any"), timeout=300)
+    base_url = (
+        sys.argv[1]
+        if len(sys.argv) > 1
+        else os.environ.get("PCG_BASE_URL", "http://127.0.0.1:8080")
+    )
+    client = OpenAI(
+        base_url=f"{base_url}/v1", api_key=os.environ.get("PCG_API_KEY", "any"), timeout=300
+    )
     # The first line is new in every run, so that the first question is really cold.
     system = f"Edition {uuid.uuid4().hex}.\n\n{DOCUMENT.read_text(encoding='utf-8')}"
     cold, warm = (ask(client, system, question) for question in QUESTIONS)
     read = cached_tokens(warm) > cached_tokens(cold)
-    print("\nwarm: the second question read the document from the cache" if read else "\ncold: nothing was read")
+    print(
+        "\nwarm: the second question read the document from the cache"
+        if read
+        else "\ncold: nothing was read"
+    )
     return 0 if read else 1
 
 

@@ -1,1 +1,2 @@
-"""The application: provider wire formats in, provider wire formats out, with the prefix cache between."""
+"""The application: provider wire formats in, provider wire formats out, with the prefix cache
+between."""

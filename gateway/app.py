@@ -1,4 +1,5 @@
-"""The composition root: puts policy, backends, wires and HTTP together, runs them, and takes them down in order."""
+"""The composition root: puts policy, backends, wires and HTTP together, runs them, and takes them
+down in order."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ from gateway.wire.openai.responses.compact import CompactWire
 from policies.schema import Policy
 
 KEEPALIVE_S: Final = 3630.0
-"""Idle connections stay open longer than any load balancer's, so that it never reuses one we are closing."""
+"""Idle connections stay open longer than any load balancer's, so that it never reuses one we are
+closing."""
 
 GOODBYE_S: Final = 5.0
 """For streams still open after the drain to send their error event."""
@@ -85,9 +87,11 @@ def build_app(
     root_secret: bytes | None = None,
     batches: Path | None = None,
 ) -> Gateway:
-    """A gateway over backends, one per model name of the policy, and the policy's upstreams. Starts nothing.
+    """A gateway over backends, one per model name of the policy, and the policy's upstreams. Starts
+    nothing.
 
-    `inventory` is what its tiers hold, `batches` the folder of message batches; without it there are none.
+    `inventory` is what its tiers hold, `batches` the folder of message batches; without it there
+    are none.
     """
     metrics, ledger = metrics or Metrics(), Ledger()
     in_flight = InFlight(_most_requests(policy))
@@ -107,30 +111,60 @@ def build_app(
     }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     responses, background = ResponseCache(policy.caching.responses), Background(clock)
-    handler = Handler(policy, ModelCatalog(policy, backends, upstreams), in_flight, record, archive, responses, background)
+    handler = Handler(
+        policy,
+        ModelCatalog(policy, backends, upstreams),
+        in_flight,
+        record,
+        archive,
+        responses,
+        background,
+    )
     limits = policy.server.batches
     later = None
     if batches is not None and limits.bytes:
-        later = BatchRoutes(handler, wires["anthropic"], clock, BatchStore(batches, limits.bytes), limits.concurrency)
+        later = BatchRoutes(
+            handler,
+            wires["anthropic"],
+            clock,
+            BatchStore(batches, limits.bytes),
+            limits.concurrency,
+        )
     server = Server(handler, wires, clock, later)
     admin = Admin(policy, backends, metrics, in_flight, responses)
     app = web.Application(client_max_size=policy.server.max_body)
     app.cleanup_ctx.extend(upstream.session for upstream in upstreams.values())
     server.add_routes(app)
     admin.add_routes(app)
-    CacheAdmin(policy, backends, clock, inventory or Inventory(), root_secret, responses).add_routes(app)
-    return Gateway(policy, app, server, admin, in_flight, metrics, ledger, background, later, tuple(upstreams.values()))
+    CacheAdmin(
+        policy, backends, clock, inventory or Inventory(), root_secret, responses
+    ).add_routes(app)
+    return Gateway(
+        policy,
+        app,
+        server,
+        admin,
+        in_flight,
+        metrics,
+        ledger,
+        background,
+        later,
+        tuple(upstreams.values()),
+    )
 
 
 def _most_requests(policy: Policy) -> int:
     """What engines and upstreams together take at a time, waiting ones included."""
-    engines = sum(m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models)
+    engines = sum(
+        m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models
+    )
     return engines + sum(backend.max_requests for backend in policy.backends)
 
 
 @dataclass(slots=True)
 class Listener:
-    """Where the gateway can be reached; `stop` takes no more connections and leaves those that are open."""
+    """Where the gateway can be reached; `stop` takes no more connections and leaves those that are
+    open."""
 
     site: web.TCPSite
     host: str
@@ -139,7 +173,11 @@ class Listener:
 
     @property
     def url(self) -> str:
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        return (
+            f"http://[{self.host}]:{self.port}"
+            if ":" in self.host
+            else f"http://{self.host}:{self.port}"
+        )
 
     async def stop(self) -> None:
         await self.site.stop()
@@ -150,7 +188,8 @@ class Listener:
 async def listening(gateway: Gateway) -> AsyncIterator[Listener]:
     """The gateway on its port. Raises `OSError` when the port is taken.
 
-    A client that leaves cancels its handler; bodies are decompressed by us, within bounds; nothing logs requests but us.
+    A client that leaves cancels its handler; bodies are decompressed by us, within bounds; nothing
+    logs requests but us.
     """
     runner = web.AppRunner(
         gateway.app,
@@ -173,17 +212,23 @@ async def listening(gateway: Gateway) -> AsyncIterator[Listener]:
         await runner.cleanup()
 
 
-async def drain(gateway: Gateway, listener: Listener, *, delay_s: float, hurry: asyncio.Event) -> None:
-    """Not ready but serving for `delay_s`, then nothing new, then what is in flight may finish within `drain.timeout`.
+async def drain(
+    gateway: Gateway, listener: Listener, *, delay_s: float, hurry: asyncio.Event
+) -> None:
+    """Not ready but serving for `delay_s`, then nothing new, then what is in flight may finish
+    within `drain.timeout`.
 
-    `hurry` cuts every wait short. What is left afterwards is for the backends' end to answer with an error.
+    `hurry` cuts every wait short. What is left afterwards is for the backends' end to answer with
+    an error.
     """
     gateway.admin.draining = gateway.server.closing = True
     _log.info("draining", in_flight=len(gateway.in_flight))
     await _within(delay_s, hurry.wait())
     gateway.in_flight.close()
     await listener.stop()
-    await _within(gateway.policy.server.drain.timeout, first_of(gateway.in_flight.wait_idle(), hurry.wait()))
+    await _within(
+        gateway.policy.server.drain.timeout, first_of(gateway.in_flight.wait_idle(), hurry.wait())
+    )
 
 
 async def serve(
@@ -196,26 +241,38 @@ async def serve(
     command: Sequence[str] = WORKER,
     batches: Path | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and return. SIGINT skips the delay, a second signal every wait.
+    """Serve until SIGTERM or SIGINT, then drain and return. SIGINT skips the delay, a second signal
+    every wait.
 
-    Raises `ModelError` when a model cannot be loaded at start, `OSError` when the port is taken. `on_ready` is told the
-    base URL once every worker is loaded; until one of a model is, its requests wait and `/readyz` says so. `engines` holds one
-    configuration per worker, by model name, and `command` starts one. The operator's key follows from `root_secret`, which is
-    that of the engines where there are any. Message batches are kept in the folder `batches`, and
-    gone on with by the next start.
+    Raises `ModelError` when a model cannot be loaded at start, `OSError` when the port is taken.
+    `on_ready` is told the base URL once every worker is loaded; until one of a model is, its
+    requests wait and `/readyz` says so. `engines` holds one configuration per worker, by model
+    name, and `command` starts one. The operator's key follows from `root_secret`, which is that of
+    the engines where there are any. Message batches are kept in the folder `batches`, and gone on
+    with by the next start.
     """
     metrics = Metrics()
     configs = [config for workers in engines.values() for config in workers]
     secret = next((config.root_secret for config in configs), root_secret)
-    workers = {name: _workers(several, clock, command, metrics) for name, several in engines.items()}
+    workers = {
+        name: _workers(several, clock, command, metrics) for name, several in engines.items()
+    }
     backends = {
-        name: several[0] if len(several) == 1 else Router(several, on_choice=partial(metrics.routed, name))
+        name: several[0]
+        if len(several) == 1
+        else Router(several, on_choice=partial(metrics.routed, name))
         for name, several in workers.items()
     }
     try:
         with stop_signals() as stop, open_inventory(configs) as inventory:
             gateway = build_app(
-                policy, backends, clock, metrics=metrics, inventory=inventory, root_secret=secret, batches=batches
+                policy,
+                backends,
+                clock,
+                metrics=metrics,
+                inventory=inventory,
+                root_secret=secret,
+                batches=batches,
             )
             async with listening(gateway) as listener, asyncio.TaskGroup() as group:
                 everyone = [worker for several in workers.values() for worker in several]
@@ -238,15 +295,25 @@ async def serve(
         raise errors.exceptions[0] from None
 
 
-def _workers(configs: Sequence[EngineConfig], clock: Clock, command: Sequence[str], metrics: Metrics) -> list[LocalBackend]:
+def _workers(
+    configs: Sequence[EngineConfig], clock: Clock, command: Sequence[str], metrics: Metrics
+) -> list[LocalBackend]:
     """The workers of one model, not running yet."""
     return [
-        LocalBackend(config, clock, command=command, on_restart=partial(metrics.restarted, config.model, number), number=number)
+        LocalBackend(
+            config,
+            clock,
+            command=command,
+            on_restart=partial(metrics.restarted, config.model, number),
+            number=number,
+        )
         for number, config in enumerate(configs)
     ]
 
 
-async def _tell_ready(workers: Sequence[LocalBackend], listener: Listener, on_ready: Callable[[str], None]) -> None:
+async def _tell_ready(
+    workers: Sequence[LocalBackend], listener: Listener, on_ready: Callable[[str], None]
+) -> None:
     for worker in workers:
         await worker.wait_loaded()
     on_ready(listener.url)

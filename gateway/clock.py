@@ -8,13 +8,15 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Called for the time in epoch seconds. Durations are measured with the event loop's monotonic clock instead."""
+    """Called for the time in epoch seconds. Durations are measured with the event loop's monotonic
+    clock instead."""
 
     def __call__(self) -> float: ...
 
 
 class SystemClock:
-    """The wall clock that never steps back: after a backwards correction it stands still until real time catches up."""
+    """The wall clock that never steps back: after a backwards correction it stands still until real
+    time catches up."""
 
     def __init__(self) -> None:
         self._latest_s = 0.0
@@ -27,8 +29,8 @@ class SystemClock:
 class FileClock:
     """The time another process wrote to a file as epoch seconds; for black-box tests only.
 
-    A file that is missing or half-written leaves the time where it was: the first read must succeed (`ValueError`,
-    `OSError`), later ones never raise.
+    A file that is missing or half-written leaves the time where it was: the first read must succeed
+    (`ValueError`, `OSError`), later ones never raise.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,6 +1,8 @@
-"""Where the gateway's settings come from: the only reader of the environment, the secret file and the machine's size.
+"""Where the gateway's settings come from: the only reader of the environment, the secret file and
+the machine's size.
 
-Knows no HTTP and starts nothing. Options of the command beat the environment, which beats the policy file.
+Knows no HTTP and starts nothing. Options of the command beat the environment, which beats the
+policy file.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for, besides the policy file. `environ` is what `${ENV:NAME}` in the policy may name."""
+    """What was asked for, besides the policy file. `environ` is what `${ENV:NAME}` in the policy
+    may name."""
 
     home: Path
     policy_file: Path | None
@@ -45,14 +48,20 @@ class Settings:
 
 
 def read_settings(
-    environ: Mapping[str, str] = os.environ, *, policy: Path | None = None, host: str | None = None, port: int | None = None
+    environ: Mapping[str, str] = os.environ,
+    *,
+    policy: Path | None = None,
+    host: str | None = None,
+    port: int | None = None,
 ) -> Settings:
     """Settings from the environment, overridden by what is given. Raises `ConfigError`.
 
-    Reads `PCG_HOME` (default `~/.cache/pcg`), `PCG_POLICY`, `PCG_HOST`, `PORT`, `PCG_REDIS_URL`, `PCG_TEST_CLOCK`,
-    `PCG_SECRET_FILE`.
+    Reads `PCG_HOME` (default `~/.cache/pcg`), `PCG_POLICY`, `PCG_HOST`, `PORT`, `PCG_REDIS_URL`,
+    `PCG_TEST_CLOCK`, `PCG_SECRET_FILE`.
     """
-    home = Path(environ.get("PCG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache" / "pcg").absolute()
+    home = Path(
+        environ.get("PCG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache" / "pcg"
+    ).absolute()
     return Settings(
         home=home,
         policy_file=policy or _path(environ, "PCG_POLICY"),
@@ -75,21 +84,29 @@ def read_policy(settings: Settings) -> Policy:
 
 
 def choose_clock(settings: Settings, policy: Policy) -> Clock:
-    """The wall clock, or the test clock where `PCG_TEST_CLOCK` names a file: only on loopback. Raises `ConfigError`."""
+    """The wall clock, or the test clock where `PCG_TEST_CLOCK` names a file: only on loopback.
+    Raises `ConfigError`."""
     if settings.test_clock is None:
         return SystemClock()
     if not is_loopback(policy.server.host):
-        raise ConfigError(f"PCG_TEST_CLOCK is for tests and refused unless bound to loopback, not {policy.server.host}")
+        raise ConfigError(
+            "PCG_TEST_CLOCK is for tests and refused unless bound to loopback, not "
+            f"{policy.server.host}"
+        )
     try:
         return FileClock(settings.test_clock)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"PCG_TEST_CLOCK: {settings.test_clock} does not hold epoch seconds") from error
+        raise ConfigError(
+            f"PCG_TEST_CLOCK: {settings.test_clock} does not hold epoch seconds"
+        ) from error
 
 
 def root_secret(settings: Settings) -> bytes:
-    """The secret that keys every cached block. Made at first start, mode 0600, unless a file is given. Raises `ConfigError`.
+    """The secret that keys every cached block. Made at first start, mode 0600, unless a file is
+    given. Raises `ConfigError`.
 
-    Gateways that start at the same moment agree on one secret: the file appears whole or not at all.
+    Gateways that start at the same moment agree on one secret: the file appears whole or not at
+    all.
     """
     path = settings.secret_file or settings.home / "secret"
     try:
@@ -105,10 +122,13 @@ def root_secret(settings: Settings) -> bytes:
     return secret
 
 
-def engine_configs(policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes) -> tuple[EngineConfig, ...]:
+def engine_configs(
+    policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes
+) -> tuple[EngineConfig, ...]:
     """How the engine of one model is to be set up on this machine, in each of its workers.
 
-    What the policy gives a model is dealt out: its KV pool to the workers on one device, everything else to all of them.
+    What the policy gives a model is dealt out: its KV pool to the workers on one device, everything
+    else to all of them.
     """
     whole = _whole_config(policy, model, model_path, secret)
     engine, shares = model.engine, ssd_shares(policy, model)
@@ -130,7 +150,9 @@ def engine_configs(policy: Policy, model: ModelPolicy, model_path: Path, secret:
     )
 
 
-def _whole_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes) -> EngineConfig:
+def _whole_config(
+    policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes
+) -> EngineConfig:
     """Everything that all workers have alike, and what they share as if there were one."""
     memory_nbytes = machine_memory_nbytes()
     engine, tiers = model.engine, policy.tiers
@@ -164,15 +186,19 @@ def _whole_config(policy: Policy, model: ModelPolicy, model_path: Path, secret: 
 
 
 def _fair_threads(num_workers: int) -> int:
-    """CPU threads of each of several workers, so that together they have one per core; 0, the engine's choice, for one."""
+    """CPU threads of each of several workers, so that together they have one per core; 0, the
+    engine's choice, for one."""
     if num_workers == 1:
         return 0
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(num_cores // num_workers, 1)
 
 
 def machine_memory_nbytes(limit_file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """RAM this process may use: the machine's, or the container's limit (cgroup v2) where that is less."""
+    """RAM this process may use: the machine's, or the container's limit (cgroup v2) where that is
+    less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(total, int(limit_file.read_text()))

@@ -1,4 +1,5 @@
-"""Every error a client can be told of, named for the caller's situation. Each wire format maps every leaf to a status.
+"""Every error a client can be told of, named for the caller's situation. Each wire format maps
+every leaf to a status.
 
 GatewayError
 ├── InvalidRequest         400  the body is wrong; `path` names the field in the caller's own coordinates
@@ -27,11 +28,17 @@ from __future__ import annotations
 class GatewayError(Exception):
     """Base. `message` is shown to the client and holds no secret and no prompt text.
 
-    `code` is the machine-readable word of formats that have one (OpenAI's `invalid_type`, `unsupported_value`, ...).
+    `code` is the machine-readable word of formats that have one (OpenAI's `invalid_type`,
+    `unsupported_value`, ...).
     """
 
     def __init__(
-        self, message: str, *, path: str | None = None, retry_after_s: float | None = None, code: str | None = None
+        self,
+        message: str,
+        *,
+        path: str | None = None,
+        retry_after_s: float | None = None,
+        code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -48,7 +55,9 @@ class ContextExceeded(InvalidRequest):
     """The prompt leaves no room for an answer."""
 
     def __init__(self, num_prompt: int, limit: int) -> None:
-        super().__init__(f"prompt is too long: {num_prompt} tokens > {limit} maximum", path="messages")
+        super().__init__(
+            f"prompt is too long: {num_prompt} tokens > {limit} maximum", path="messages"
+        )
         self.num_prompt = num_prompt
         self.limit = limit
 
@@ -58,7 +67,8 @@ class BadPrompt(InvalidRequest):
 
 
 class BadFormat(InvalidRequest):
-    """The output format is no grammar, or none that can be kept. Each wire format has a field of its own for it."""
+    """The output format is no grammar, or none that can be kept. Each wire format has a field of
+    its own for it."""
 
 
 class Unauthenticated(GatewayError):
@@ -106,7 +116,8 @@ class EngineFailed(GatewayError):
 
 
 class UpstreamFailed(GatewayError):
-    """Whoever was to answer instead of us could not be reached, broke off, or does not take our key."""
+    """Whoever was to answer instead of us could not be reached, broke off, or does not take our
+    key."""
 
 
 class TimedOut(GatewayError):

@@ -1,4 +1,5 @@
-"""The single internal request: what every wire format is parsed into. Knows no HTTP and no provider."""
+"""The single internal request: what every wire format is parsed into. Knows no HTTP and no
+provider."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ REST_OF_CONTEXT: Final = 2**31 - 1
 
 
 class MarkerProblem(msgspec.Struct, frozen=True):
-    """A cache mark where none may stand, already taken out of the prompt. Whether it is an error is the dialect's choice.
+    """A cache mark where none may stand, already taken out of the prompt. Whether it is an error is
+    the dialect's choice.
 
     `warning` names the repair, as `pcg-warning` shows it.
     """
@@ -28,7 +30,8 @@ class MarkerProblem(msgspec.Struct, frozen=True):
 
 
 class Unseen(msgspec.Struct, frozen=True):
-    """A part of the body that the model cannot see. The prompt names it in its place, and is not to be generated from."""
+    """A part of the body that the model cannot see. The prompt names it in its place, and is not to
+    be generated from."""
 
     path: str
     message: str
@@ -37,16 +40,19 @@ class Unseen(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request to generate an answer.
 
-    `model` is the id the client asked for; it chooses dialect and price and never enters a cache key. `parameters` are
-    request fields that are not rendered but may invalidate a level (`tool_choice`, `thinking`, `effort`, ...). `wire_options`
-    are wishes about the answer's form that only its wire format reads (`include_usage`, ...). `unseen` is refused once the
-    marks have been checked, as a provider checks them first. `ttl_classes` are the lifetimes of the model's TTL classes by
-    name and `usage_fields` what usage shows besides, once they are known. `automatic` is the client's request-level cache
-    mark, if any. `prewarm` means: read and write the cache, generate nothing. `num_choices` answers are wanted to each
-    prompt; `other_prompts` are asked beside `prompt`, have positions like it, and are cached by the same plan. `routing_key` is
-    a hash of what the client says its requests belong together by, empty where it says nothing. `end_user` is its own name for
-    whom it asks: neither the model nor anybody else is told. `read_cache`, `store_cache`, `max_age_s` and `only_if_cached` are
-    the client's `Cache-Control: no-cache`, `no-store`, `max-age` and `only-if-cached`.
+    `model` is the id the client asked for; it chooses dialect and price and never enters a cache
+    key. `parameters` are request fields that are not rendered but may invalidate a level
+    (`tool_choice`, `thinking`, `effort`, ...). `wire_options` are wishes about the answer's form
+    that only its wire format reads (`include_usage`, ...). `unseen` is refused once the marks have
+    been checked, as a provider checks them first. `ttl_classes` are the lifetimes of the model's
+    TTL classes by name and `usage_fields` what usage shows besides, once they are known.
+    `automatic` is the client's request-level cache mark, if any. `prewarm` means: read and write
+    the cache, generate nothing. `num_choices` answers are wanted to each prompt; `other_prompts`
+    are asked beside `prompt`, have positions like it, and are cached by the same plan.
+    `routing_key` is a hash of what the client says its requests belong together by, empty where it
+    says nothing. `end_user` is its own name for whom it asks: neither the model nor anybody else is
+    told. `read_cache`, `store_cache`, `max_age_s` and `only_if_cached` are the client's
+    `Cache-Control: no-cache`, `no-store`, `max-age` and `only-if-cached`.
     """
 
     id: str

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Stop:
-    """`asked` at the first signal, `insisted` at the second. `interrupted`: one was SIGINT, somebody sits and waits."""
+    """`asked` at the first signal, `insisted` at the second. `interrupted`: one was SIGINT,
+    somebody sits and waits."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     insisted: asyncio.Event = field(default_factory=asyncio.Event)

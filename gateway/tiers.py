@@ -1,7 +1,9 @@
-"""What each engine worker gets of the SSD: a folder and a share of the cap. Reads sizes of files, opens none.
+"""What each engine worker gets of the SSD: a folder and a share of the cap. Reads sizes of files,
+opens none.
 
-Every worker is a process of its own and counts its own bytes, so no two of them share a folder. What else lies below
-`tiers.ssd.path`, such as folders of models and workers that are no longer there, counts against the cap.
+Every worker is a process of its own and counts its own bytes, so no two of them share a folder.
+What else lies below `tiers.ssd.path`, such as folders of models and workers that are no longer
+there, counts against the cap.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class SsdShare:
 
 
 def ssd_shares(policy: Policy, model: ModelPolicy) -> list[SsdShare] | None:
-    """The part of each worker that serves `model`; None where the policy has no SSD tier, or others have filled it."""
+    """The part of each worker that serves `model`; None where the policy has no SSD tier, or others
+    have filled it."""
     nbytes = policy.tiers.ssd.bytes - sum(map(occupied_nbytes, leftovers(policy)))
     share = nbytes // len(policy.models) // model.engine.workers
     return [SsdShare(folder, share) for folder in ssd_folders(policy, model)] if share > 0 else None
@@ -41,8 +44,11 @@ def ssd_root(policy: Policy) -> Path:
 
 
 def ssd_folders(policy: Policy, model: ModelPolicy) -> list[Path]:
-    """The folder of each worker of a model, whether it exists or not. The first is the model's, however many there are."""
-    return [ssd_root(policy) / folder_name(model.name, worker) for worker in range(model.engine.workers)]
+    """The folder of each worker of a model, whether it exists or not. The first is the model's,
+    however many there are."""
+    return [
+        ssd_root(policy) / folder_name(model.name, worker) for worker in range(model.engine.workers)
+    ]
 
 
 def folder_name(model: str, worker: int = 0) -> str:
@@ -59,7 +65,8 @@ def leftovers(policy: Policy) -> list[Path]:
 
 
 def occupied_nbytes(path: Path) -> int:
-    """What a file, or a folder with everything in it, takes on the disk, as `du` counts. What can't be read counts 0."""
+    """What a file, or a folder with everything in it, takes on the disk, as `du` counts. What can't
+    be read counts 0."""
     try:
         nbytes = path.lstat().st_blocks * _SECTOR_NBYTES
     except OSError:

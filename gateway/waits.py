@@ -8,8 +8,8 @@ from typing import Any
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any]) -> Any:
-    """The result of whichever ends first (of several at once, the first named); the others have been cancelled and have
-    ended when this returns or is cancelled itself."""
+    """The result of whichever ends first (of several at once, the first named); the others have
+    been cancelled and have ended when this returns or is cancelled itself."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -46,7 +46,9 @@ def _models(policy: Policy) -> Iterator[Conflict]:
         names.add(model.name)
         engine = model.engine
         if len(engine.device) > engine.workers:
-            yield Conflict(("models", i, "engine", "device"), f"more devices than workers ({engine.workers})")
+            yield Conflict(
+                ("models", i, "engine", "device"), f"more devices than workers ({engine.workers})"
+            )
         if engine.max_step_tokens < engine.block_size:
             path = ("models", i, "engine", "max_step_tokens")
             yield Conflict(path, f"must be at least block_size ({engine.block_size})")
@@ -62,20 +64,28 @@ def _backends(policy: Policy) -> Iterator[Conflict]:
         if not backend.models:
             yield Conflict((*path, "models"), "at least one model id is needed")
         if backend.pass_client_key and policy.tenants:
-            yield Conflict((*path, "pass_client_key"), "the keys that clients of tenants send are this gateway's: use api_key")
+            yield Conflict(
+                (*path, "pass_client_key"),
+                "the keys that clients of tenants send are this gateway's: use api_key",
+            )
         if backend.pass_client_key and backend.api_key is not None:
             yield Conflict((*path, "pass_client_key"), "there is an api_key already")
 
 
 def _ttl_classes(policy: Policy) -> Iterator[Conflict]:
-    """The lifetime identifies the class from the plan to the bill. What would outlive pins would be taken for one."""
+    """The lifetime identifies the class from the plan to the bill. What would outlive pins would be
+    taken for one."""
     longest = f"must be at most {LONGEST_S / 86400:.0f}d"
     if policy.caching.unmarked_ttl > LONGEST_S:
         yield Conflict(("caching", "unmarked_ttl"), longest)
     previous: tuple[str, float] | None = None
-    for name, lifetime_s in sorted(policy.caching.ttl_classes.items(), key=lambda item: parse_duration(item[0])):
+    for name, lifetime_s in sorted(
+        policy.caching.ttl_classes.items(), key=lambda item: parse_duration(item[0])
+    ):
         if previous is not None and lifetime_s <= previous[1]:
-            yield Conflict(("caching", "ttl_classes", name), f"must live longer than class {previous[0]}")
+            yield Conflict(
+                ("caching", "ttl_classes", name), f"must live longer than class {previous[0]}"
+            )
         elif lifetime_s > LONGEST_S:
             yield Conflict(("caching", "ttl_classes", name), longest)
         previous = (name, lifetime_s)
@@ -84,34 +94,48 @@ def _ttl_classes(policy: Policy) -> Iterator[Conflict]:
 def _presets(policy: Policy) -> Iterator[Conflict]:
     for preset_name in type(policy.presets).model_fields:
         preset: PresetPolicy = getattr(policy.presets, preset_name)
-        yield from _known_classes(policy, preset.ttl_classes, ("presets", preset_name, "ttl_classes"))
+        yield from _known_classes(
+            policy, preset.ttl_classes, ("presets", preset_name, "ttl_classes")
+        )
         if preset.default_ttl not in preset.ttl_classes:
             yield Conflict(
-                ("presets", preset_name, "default_ttl"), f"must be one of ttl_classes ({', '.join(preset.ttl_classes)})"
+                ("presets", preset_name, "default_ttl"),
+                f"must be one of ttl_classes ({', '.join(preset.ttl_classes)})",
             )
 
 
 def _prices(policy: Policy) -> Iterator[Conflict]:
-    yield from _known_classes(policy, policy.prices.multipliers.write, ("prices", "multipliers", "write"))
+    yield from _known_classes(
+        policy, policy.prices.multipliers.write, ("prices", "multipliers", "write")
+    )
     for i, entry in enumerate(policy.prices.models):
         yield from _known_classes(policy, entry.write or {}, ("prices", "models", i, "write"))
 
 
-def _known_classes(policy: Policy, names: Mapping[str, object] | Sequence[str], path: KeyPath) -> Iterator[Conflict]:
+def _known_classes(
+    policy: Policy, names: Mapping[str, object] | Sequence[str], path: KeyPath
+) -> Iterator[Conflict]:
     for i, name in enumerate(names):
         if name not in policy.caching.ttl_classes:
-            yield Conflict((*path, name if isinstance(names, Mapping) else i), f"caching.ttl_classes has no class {name}")
+            yield Conflict(
+                (*path, name if isinstance(names, Mapping) else i),
+                f"caching.ttl_classes has no class {name}",
+            )
 
 
 def _dialect(policy: Policy, dialect: DialectPolicy, path: KeyPath) -> Iterator[Conflict]:
     if dialect.ttl_classes is not None:
         yield from _known_classes(policy, dialect.ttl_classes, (*path, "ttl_classes"))
-    names = tuple(type(policy.presets).model_fields) if dialect.preset == "auto" else (dialect.preset,)
+    names = (
+        tuple(type(policy.presets).model_fields) if dialect.preset == "auto" else (dialect.preset,)
+    )
     for name in names:
         preset: PresetPolicy = getattr(policy.presets, name)
         classes = preset.ttl_classes if dialect.ttl_classes is None else dialect.ttl_classes
         default = preset.default_ttl if dialect.default_ttl is None else dialect.default_ttl
-        if default not in classes and (dialect.ttl_classes is not None or dialect.default_ttl is not None):
+        if default not in classes and (
+            dialect.ttl_classes is not None or dialect.default_ttl is not None
+        ):
             message = f"{default}, the default, must be one of ttl_classes ({', '.join(classes)})"
             yield Conflict((*path, "default_ttl"), message)
             return
@@ -120,7 +144,9 @@ def _dialect(policy: Policy, dialect: DialectPolicy, path: KeyPath) -> Iterator[
 def _tenants(policy: Policy) -> Iterator[Conflict]:
     host = policy.server.host
     if not policy.tenants and not policy.server.allow_anonymous and not is_loopback(host):
-        message = f"no tenants configured: refusing to listen on {host} (see server.allow_anonymous)"
+        message = (
+            f"no tenants configured: refusing to listen on {host} (see server.allow_anonymous)"
+        )
         yield Conflict(("server", "host"), message)
     names: set[str] = set()
     owners: dict[bytes, str] = {}
@@ -133,4 +159,6 @@ def _tenants(policy: Policy) -> Iterator[Conflict]:
         for j, key in enumerate(tenant.keys):
             owner = owners.setdefault(key.digest, tenant.name)
             if owner != tenant.name:
-                yield Conflict(("tenants", i, "keys", j), f"this key already belongs to tenant {owner}")
+                yield Conflict(
+                    ("tenants", i, "keys", j), f"this key already belongs to tenant {owner}"
+                )

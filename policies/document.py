@@ -1,7 +1,7 @@
 """YAML text -> plain data that remembers the line of every key and value. Knows no schema.
 
-The node tree is read instead of ruamel's objects: it has a mark for every key and every value, keeps duplicate keys
-visible, and lets references be resolved in values only.
+The node tree is read instead of ruamel's objects: it has a mark for every key and every value,
+keeps duplicate keys visible, and lets references be resolved in values only.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class SourcePosition:
 class Document:
     """What a policy file says, and where.
 
-    `data` is made of dict, list, str, int, float, bool and None. `keys` and `values` hold the marks of what stands in the
-    file. `interpolated` holds the paths whose values came from elsewhere and must not be shown; `overridden` those whose
-    values the command line decides. `problems` were found while reading; `broken` holds the paths where that left None.
+    `data` is made of dict, list, str, int, float, bool and None. `keys` and `values` hold the marks
+    of what stands in the file. `interpolated` holds the paths whose values came from elsewhere and
+    must not be shown; `overridden` those whose values the command line decides. `problems` were
+    found while reading; `broken` holds the paths where that left None.
     """
 
     file: str
@@ -51,8 +52,11 @@ class Document:
     broken: set[KeyPath] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
 
-    def problem(self, path: KeyPath, message: str, *, at_key: bool = False, suggestion: str | None = None) -> Problem:
-        """A problem with a mark: the path's own, or that of the nearest thing around it that the file has."""
+    def problem(
+        self, path: KeyPath, message: str, *, at_key: bool = False, suggestion: str | None = None
+    ) -> Problem:
+        """A problem with a mark: the path's own, or that of the nearest thing around it that the
+        file has."""
         if path in self.overridden:
             return Problem("command line", None, None, dotted(path), message, suggestion)
         marks = self.keys if at_key else self.values
@@ -77,7 +81,9 @@ def parse_document(text: str, *, file: str, interpolator: Interpolator) -> Docum
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-        document.problems.append(Problem(file, line, column, "", f"not valid YAML: {error.problem or error.context}"))
+        document.problems.append(
+            Problem(file, line, column, "", f"not valid YAML: {error.problem or error.context}")
+        )
         return document
     except RecursionError:
         document.problems.append(Problem(file, None, None, "", "not valid YAML: nested too deeply"))
@@ -92,7 +98,9 @@ def parse_document(text: str, *, file: str, interpolator: Interpolator) -> Docum
     if isinstance(data, Mapping):
         document.data = dict(data)
     elif data is not None:
-        document.problems.append(document.problem((), "must be a mapping of sections such as server: and caching:"))
+        document.problems.append(
+            document.problem((), "must be a mapping of sections such as server: and caching:")
+        )
     return document
 
 
@@ -133,7 +141,9 @@ class _Reader:
                 first = self.document.keys[key].line
                 mark = _mark(key_node.start_mark)
                 message = f"duplicate key, first given on line {first}"
-                self.document.problems.append(Problem(self.document.file, mark.line, mark.column, dotted(key), message))
+                self.document.problems.append(
+                    Problem(self.document.file, mark.line, mark.column, dotted(key), message)
+                )
                 continue
             self.document.keys[key] = _mark(key_node.start_mark)
             data[key_node.value] = self.read(value_node, key)

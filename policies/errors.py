@@ -13,8 +13,9 @@ from dataclasses import dataclass
 class Problem:
     """One mistake, where it stands and what to do about it. Never holds the value of a secret.
 
-    `line` and `column` count from 1; None where the file as a whole (or no file) is meant. `path` is dotted, list items by
-    their index from 0: `dialects.2.match`. `suggestion` is a name the author may have meant.
+    `line` and `column` count from 1; None where the file as a whole (or no file) is meant. `path`
+    is dotted, list items by their index from 0: `dialects.2.match`. `suggestion` is a name the
+    author may have meant.
     """
 
     file: str

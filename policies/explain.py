@@ -1,4 +1,5 @@
-"""Turns what pydantic says about a value into what a person can act on: place, plain words, "did you mean". Shows no secret."""
+"""Turns what pydantic says about a value into what a person can act on: place, plain words, "did
+you mean". Shows no secret."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ def explain(error: ErrorDetails, document: Document) -> Problem:
     if len(path) != len(error["loc"]):
         return document.problem(path, message, at_key=True)
     value = error["input"]
-    if error["type"] in _WORDS or not isinstance(value, str | int | float) or not _may_show(value, path, document):
+    if (
+        error["type"] in _WORDS
+        or not isinstance(value, str | int | float)
+        or not _may_show(value, path, document)
+    ):
         return document.problem(path, message)
     suggestion = similar(str(value), _choices(error)) if error["type"] == "literal_error" else None
     return document.problem(path, f"{message}, not {_quote(value)}", suggestion=suggestion)
@@ -60,10 +65,20 @@ def _choices(error: ErrorDetails) -> list[str]:
 
 
 def _may_show(value: str | int | float, path: KeyPath, document: Document) -> bool:
-    """Nothing that came from the environment or a file, nothing near an API key or a password, nothing long or of lines."""
-    secret = path[:1] == ("tenants",) or path[:2] == ("tiers", "redis") or path[-1:] in (("api_key",), ("base_url",))
+    """Nothing that came from the environment or a file, nothing near an API key or a password,
+    nothing long or of lines."""
+    secret = (
+        path[:1] == ("tenants",)
+        or path[:2] == ("tiers", "redis")
+        or path[-1:] in (("api_key",), ("base_url",))
+    )
     text = str(value)
-    return path not in document.interpolated and not secret and len(text) <= _MAX_SHOWN and text.isprintable()
+    return (
+        path not in document.interpolated
+        and not secret
+        and len(text) <= _MAX_SHOWN
+        and text.isprintable()
+    )
 
 
 def _quote(value: str | int | float) -> str:

@@ -1,4 +1,5 @@
-"""`${ENV:NAME}`, `${ENV:NAME:-default}` and `${FILE:/path}` in a text. The only place of the package that reads other files."""
+"""`${ENV:NAME}`, `${ENV:NAME:-default}` and `${FILE:/path}` in a text. The only place of the
+package that reads other files."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ INTERPOLATED_PATTERN: Final = r"\$\{(ENV|FILE):[^}]+\}"
 """Regular expression of a text that holds a reference."""
 
 _REFERENCE: Final = re.compile(r"\$(?P<escaped>\$\{)|\$\{(?P<body>[^}]*)\}")
-_VARIABLE: Final = re.compile(r"^(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?$", re.DOTALL)
+_VARIABLE: Final = re.compile(
+    r"^(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?$", re.DOTALL
+)
 _MAX_SECRET_NBYTES: Final = 64 * 1024
 
 
@@ -28,7 +31,8 @@ class Interpolator:
     folder: Path
 
     def resolve(self, text: str) -> str:
-        """The text with every reference replaced; `$${` is a literal `${`. Raises InterpolationError."""
+        """The text with every reference replaced; `$${` is a literal `${`. Raises
+        InterpolationError."""
         return _REFERENCE.sub(self._replace, text)
 
     def _replace(self, match: re.Match[str]) -> str:
@@ -39,12 +43,16 @@ class Interpolator:
             return self._variable(rest)
         if scheme == "FILE":
             return self._file(rest)
-        raise InterpolationError("a reference is ${ENV:NAME} or ${FILE:/path}; a plain ${ is written $${")
+        raise InterpolationError(
+            "a reference is ${ENV:NAME} or ${FILE:/path}; a plain ${ is written $${"
+        )
 
     def _variable(self, body: str) -> str:
         match = _VARIABLE.match(body)
         if match is None:
-            raise InterpolationError("${ENV:...} needs the name of a variable, then :- and a default if you like")
+            raise InterpolationError(
+                "${ENV:...} needs the name of a variable, then :- and a default if you like"
+            )
         value = self.environ.get(match["name"], "")
         if not value and match["default"] is not None:
             return match["default"]
@@ -60,7 +68,9 @@ class Interpolator:
         except OSError as error:
             raise InterpolationError(f"cannot read file {name}: {error.strerror}") from None
         except ValueError:
-            raise InterpolationError("the path of a file holds a character that no path can hold") from None
+            raise InterpolationError(
+                "the path of a file holds a character that no path can hold"
+            ) from None
         if len(content) > _MAX_SECRET_NBYTES:
             raise InterpolationError(f"file {name} is larger than {_MAX_SECRET_NBYTES} bytes")
         try:

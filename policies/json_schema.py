@@ -21,7 +21,8 @@ _SHIPPED: Final = frozenset({"Policy.dialects", "PricesPolicy.models", "PricesPo
 
 
 def json_schema() -> _Schema:
-    """Draft 2020-12. Accepts every shape `load_policy` accepts: also keys left empty, also references for values."""
+    """Draft 2020-12. Accepts every shape `load_policy` accepts: also keys left empty, also
+    references for values."""
     schema = Policy.model_json_schema(mode="validation")
     shapes = schema["$defs"] | {"Policy": schema}
     definitions = {model.__name__: _section(model, shapes[model.__name__]) for model in sections()}
@@ -56,10 +57,22 @@ def _value(schema: _Schema) -> _Schema:
         return {"type": ["array", "null"], "items": _value(first["items"])}
     if first.get("type") == "object":
         values = {pattern: _value(value) for pattern, value in first["patternProperties"].items()}
-        return {"type": ["object", "null"], "patternProperties": values, "additionalProperties": False}
+        return {
+            "type": ["object", "null"],
+            "patternProperties": values,
+            "additionalProperties": False,
+        }
     scalars = [_without_annotations(option) for option in options]
-    return {"type": ["string", "null"]} if scalars == [{"type": "string"}] else {"anyOf": [*scalars, _REFERENCE, _NULL]}
+    return (
+        {"type": ["string", "null"]}
+        if scalars == [{"type": "string"}]
+        else {"anyOf": [*scalars, _REFERENCE, _NULL]}
+    )
 
 
 def _without_annotations(schema: _Schema) -> _Schema:
-    return {key: value for key, value in schema.items() if key not in ("title", "description", "default")}
+    return {
+        key: value
+        for key, value in schema.items()
+        if key not in ("title", "description", "default")
+    }

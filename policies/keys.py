@@ -13,7 +13,8 @@ from policies.schema import Policy
 
 
 def key_paths(model: type[BaseModel] = Policy, prefix: str = "") -> Iterator[str]:
-    """Every key of the schema, in its order: `server`, `server.port`, `models`, `models[].name`, ..."""
+    """Every key of the schema, in its order: `server`, `server.port`, `models`, `models[].name`,
+    ..."""
     for name, info in model.model_fields.items():
         yield prefix + name
         inner, is_list = _inner_model(info.annotation)
@@ -31,7 +32,8 @@ def sections(model: type[BaseModel] = Policy) -> Iterator[type[BaseModel]]:
 
 
 def similar_key(path: KeyPath) -> str | None:
-    """A sibling with a similar name, else the one place of the schema that has a key of this very name."""
+    """A sibling with a similar name, else the one place of the schema that has a key of this very
+    name."""
     model = _model_at(path[:-1])
     name = str(path[-1])
     sibling = similar(name, model.model_fields) if model else None
@@ -59,4 +61,8 @@ def _inner_model(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     """The section a field holds, and whether it holds a list of them."""
     is_list = get_origin(annotation) is tuple
     inner = get_args(annotation)[0] if is_list else annotation
-    return (inner, is_list) if isinstance(inner, type) and issubclass(inner, BaseModel) else (None, is_list)
+    return (
+        (inner, is_list)
+        if isinstance(inner, type) and issubclass(inner, BaseModel)
+        else (None, is_list)
+    )

@@ -1,4 +1,5 @@
-"""A policy file -> a frozen `Policy`, or everything that is wrong with it. The shipped presets lie beneath every file."""
+"""A policy file -> a frozen `Policy`, or everything that is wrong with it. The shipped presets lie
+beneath every file."""
 
 from __future__ import annotations
 
@@ -20,40 +21,68 @@ from policies.schema import Policy
 __all__ = ["PolicyError", "Problem", "load_policy", "parse_policy"]
 
 PRESETS: Final = ("default", "anthropic", "openai", "gemini", "others", "prices")
-"""Files in `presets/`, policy files like any other, merged in this order before the operator's own."""
+"""Files in `presets/`, policy files like any other, merged in this order before the operator's
+own."""
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-def load_policy(path: Path | None, environ: Mapping[str, str], *, overrides: Mapping[str, Any] = _NOTHING) -> Policy:
-    """Reads a policy file, or the shipped policy for None. Raises PolicyError with all problems found.
+def load_policy(
+    path: Path | None, environ: Mapping[str, str], *, overrides: Mapping[str, Any] = _NOTHING
+) -> Policy:
+    """Reads a policy file, or the shipped policy for None. Raises PolicyError with all problems
+    found.
 
-    `environ` is what `${ENV:NAME}` sees. `overrides` is merged last, in the file's own shape: `{"server": {"port": 0}}`.
+    `environ` is what `${ENV:NAME}` sees. `overrides` is merged last, in the file's own shape:
+    `{"server": {"port": 0}}`.
     """
     if path is None:
-        return parse_policy("", file="<defaults>", environ=environ, folder=Path(), overrides=overrides)
+        return parse_policy(
+            "", file="<defaults>", environ=environ, folder=Path(), overrides=overrides
+        )
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise PolicyError([Problem(str(path), None, None, "", f"cannot read: {error.strerror}")]) from None
+        raise PolicyError(
+            [Problem(str(path), None, None, "", f"cannot read: {error.strerror}")]
+        ) from None
     except UnicodeDecodeError:
-        raise PolicyError([Problem(str(path), None, None, "", "cannot read: not UTF-8 text")]) from None
-    return parse_policy(text, file=str(path), environ=environ, folder=path.parent, overrides=overrides)
+        raise PolicyError(
+            [Problem(str(path), None, None, "", "cannot read: not UTF-8 text")]
+        ) from None
+    return parse_policy(
+        text, file=str(path), environ=environ, folder=path.parent, overrides=overrides
+    )
 
 
 def parse_policy(
-    text: str, *, file: str, environ: Mapping[str, str], folder: Path, overrides: Mapping[str, Any] = _NOTHING
+    text: str,
+    *,
+    file: str,
+    environ: Mapping[str, str],
+    folder: Path,
+    overrides: Mapping[str, Any] = _NOTHING,
 ) -> Policy:
-    """As `load_policy`, for text in hand. `file` names it in problems; `${FILE:...}` is relative to `folder`."""
+    """As `load_policy`, for text in hand. `file` names it in problems; `${FILE:...}` is relative to
+    `folder`."""
     document = parse_document(text, file=file, interpolator=Interpolator(environ, folder))
     document.overridden.update(_leaves(overrides))
     data = merge(merge(shipped(environ), document.data), overrides)
     try:
         policy = Policy.model_validate(data)
     except ValidationError as error:
-        errors = [details for details in error.errors(include_url=False) if not _is_known(document, details["loc"])]
-        raise PolicyError(_in_order([*document.problems, *(explain(details, document) for details in errors)])) from None
-    problems = [*document.problems, *(document.problem(conflict.path, conflict.message) for conflict in conflicts(policy))]
+        errors = [
+            details
+            for details in error.errors(include_url=False)
+            if not _is_known(document, details["loc"])
+        ]
+        raise PolicyError(
+            _in_order([*document.problems, *(explain(details, document) for details in errors)])
+        ) from None
+    problems = [
+        *document.problems,
+        *(document.problem(conflict.path, conflict.message) for conflict in conflicts(policy)),
+    ]
     if problems:
         raise PolicyError(_in_order(problems))
     return policy
@@ -65,7 +94,9 @@ def shipped(environ: Mapping[str, str] = _NOTHING) -> dict[str, Any]:
     folder = importlib.resources.files("policies") / "presets"
     for name in PRESETS:
         text = (folder / f"{name}.yaml").read_text("utf-8")
-        document = parse_document(text, file=f"presets/{name}.yaml", interpolator=Interpolator(environ, Path()))
+        document = parse_document(
+            text, file=f"presets/{name}.yaml", interpolator=Interpolator(environ, Path())
+        )
         if document.problems:
             raise PolicyError(document.problems)
         data = merge(data, document.data)
@@ -73,7 +104,8 @@ def shipped(environ: Mapping[str, str] = _NOTHING) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged key by key, anything else is replaced; an empty (null) value leaves what was there."""
+    """Mappings are merged key by key, anything else is replaced; an empty (null) value leaves what
+    was there."""
     merged = dict(base)
     for key, value in over.items():
         if value is None:
@@ -102,7 +134,8 @@ def _leaves(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def _is_known(document: Document, location: KeyPath) -> bool:
-    """Whether the value was already found wanting before validation, and only a placeholder was validated."""
+    """Whether the value was already found wanting before validation, and only a placeholder was
+    validated."""
     return any(location[:length] in document.broken for length in range(len(location) + 1))
 
 

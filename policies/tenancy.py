@@ -1,4 +1,5 @@
-"""Who is asking: an API key -> a tenant. Knows no HTTP; keys are compared as hashes, in constant time, and never kept."""
+"""Who is asking: an API key -> a tenant. Knows no HTTP; keys are compared as hashes, in constant
+time, and never kept."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ DEFAULT_TENANT: Final = Tenant("default")
 
 
 def identify(policy: Policy, api_key: str | None) -> Tenant | None:
-    """The tenant of a key, None for a missing or unknown one. Takes as long for a right key as for a wrong one."""
+    """The tenant of a key, None for a missing or unknown one. Takes as long for a right key as for
+    a wrong one."""
     if not policy.tenants:
         return DEFAULT_TENANT
     if api_key is None:

@@ -24,7 +24,11 @@ def parse_duration(value: object) -> float:
             value = _sum_of_units(text) if _WHOLE.match(text) else float(text)
         except ValueError:
             raise ValueError(_EXPECTED) from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value <= sys.float_info.max
+    ):
         raise ValueError(_EXPECTED)
     return float(value)
 
@@ -34,7 +38,8 @@ def _sum_of_units(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest exact text with one unit: 300 -> "5m", 3600 -> "1h", 90 -> "90s", 86400 -> "24h", 0.05 -> "50ms"."""
+    """The shortest exact text with one unit: 300 -> "5m", 3600 -> "1h", 90 -> "90s", 86400 ->
+    "24h", 0.05 -> "50ms"."""
     for unit in ("h", "m", "s", "ms"):
         number = round(seconds / _SECONDS[unit], 9)
         if number.is_integer() and (number >= 1 or (unit == "s" and not seconds)):

@@ -1,4 +1,5 @@
-"""Where an upstream is reached and with which key, as an operator writes it. Knows no client; the key is never shown."""
+"""Where an upstream is reached and with which key, as an operator writes it. Knows no client; the
+key is never shown."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ BASE_URL_PATTERN: Final = r"^https?://[^/?#\s@]+(/[^?#\s]*)?$"
 """Regular expression of the URLs an upstream's API is reached at."""
 
 _BASE_URL: Final = re.compile(BASE_URL_PATTERN)
-_EXPECTED: Final = "must be a URL such as http://127.0.0.1:8000 or https://api.example.com/v1, without user, query and fragment"
+_EXPECTED: Final = (
+    "must be a URL such as http://127.0.0.1:8000 or https://api.example.com/v1, "
+    "without user, query and fragment"
+)
 _VERSIONED: Final = re.compile(r"/v\d+[a-z0-9]*$")
 _VERSION: Final = "/v1"
 """Begins every path that clients use here."""
@@ -27,7 +31,8 @@ class BaseUrl:
 
     @classmethod
     def parse(cls, value: object) -> BaseUrl:
-        """Raises ValueError, without the value in its words: a password may stand where none belongs."""
+        """Raises ValueError, without the value in its words: a password may stand where none
+        belongs."""
         if isinstance(value, BaseUrl):
             return value
         if not isinstance(value, str) or _BASE_URL.match(value.strip()) is None:
@@ -43,7 +48,8 @@ class BaseUrl:
         return cls(text)
 
     def join(self, path: str) -> str:
-        """The URL of a client's path, which begins with /v1. A base that ends in a version of its own replaces that one."""
+        """The URL of a client's path, which begins with /v1. A base that ends in a version of its
+        own replaces that one."""
         return self.text + (path.removeprefix(_VERSION) if _VERSIONED.search(self.text) else path)
 
     def __str__(self) -> str:

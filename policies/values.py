@@ -1,7 +1,8 @@
-"""The scalar types of the policy file: what the YAML text may be, what it becomes, how the JSON Schema describes it.
+"""The scalar types of the policy file: what the YAML text may be, what it becomes, how the JSON
+Schema describes it.
 
-Every reader accepts the text form too, because `${ENV:NAME}` always yields text. Messages read "must be ..." and never
-quote the value: whether it may be shown is not for a type to decide.
+Every reader accepts the text form too, because `${ENV:NAME}` always yields text. Messages read
+"must be ..." and never quote the value: whether it may be shown is not for a type to decide.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+)
 
 from policies.redis_url import REDIS_URL_PATTERN, RedisUrl
 from policies.size import SIZE_PATTERN, Size, parse_nbytes
@@ -129,7 +137,8 @@ def _read_optional_secret(value: object) -> Secret | None:
 
 
 def _check_class_name(name: str) -> str:
-    """A TTL class is named by its nominal duration, so that prices, headers and markers agree on it."""
+    """A TTL class is named by its nominal duration, so that prices, headers and markers agree on
+    it."""
     try:
         nominal_s = parse_duration(name)
     except ValueError:
@@ -154,7 +163,9 @@ def _check_backend_name(name: str) -> str:
 def _read_devices(value: object) -> tuple[str, ...]:
     """One device, or a list of them."""
     names = value if isinstance(value, list | tuple) else [value]
-    if not names or not all(isinstance(name, str) and re.fullmatch(_DEVICE, name) for name in names):
+    if not names or not all(
+        isinstance(name, str) and re.fullmatch(_DEVICE, name) for name in names
+    ):
         raise ValueError('must be "auto", "cpu", "cuda" or "cuda:N", or a list of these')
     return tuple(names)
 
@@ -165,7 +176,9 @@ def _format_devices(names: tuple[str, ...]) -> str | list[str]:
 
 def _duration_schema(*extra: dict[str, Any]) -> WithJsonSchema:
     text = {"type": "string", "pattern": DURATION_PATTERN}
-    return WithJsonSchema({"anyOf": [text, {"type": "number", "minimum": 0, "description": "seconds"}, *extra]})
+    return WithJsonSchema(
+        {"anyOf": [text, {"type": "number", "minimum": 0, "description": "seconds"}, *extra]}
+    )
 
 
 def _text_schema(pattern: str) -> WithJsonSchema:
@@ -194,8 +207,12 @@ Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_read_whole)]
 PositiveCount: TypeAlias = Annotated[int, Field(ge=1), BeforeValidator(_read_whole)]
 Port: TypeAlias = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_read_whole)]
 Flag: TypeAlias = Annotated[bool, BeforeValidator(_read_flag)]
-Duration: TypeAlias = Annotated[float, PlainValidator(parse_duration), _AS_DURATION, _duration_schema()]
-PositiveDuration: TypeAlias = Annotated[float, PlainValidator(_read_positive_duration), _AS_DURATION, _duration_schema()]
+Duration: TypeAlias = Annotated[
+    float, PlainValidator(parse_duration), _AS_DURATION, _duration_schema()
+]
+PositiveDuration: TypeAlias = Annotated[
+    float, PlainValidator(_read_positive_duration), _AS_DURATION, _duration_schema()
+]
 OptionalDuration: TypeAlias = Annotated[
     float | None,
     PlainValidator(_read_optional_duration),
@@ -205,17 +222,27 @@ OptionalDuration: TypeAlias = Annotated[
 """None where the file says "none"."""
 
 Number: TypeAlias = Annotated[
-    Decimal, PlainValidator(_read_decimal), _AS_NUMBER, WithJsonSchema({"type": "number", "minimum": 0})
+    Decimal,
+    PlainValidator(_read_decimal),
+    _AS_NUMBER,
+    WithJsonSchema({"type": "number", "minimum": 0}),
 ]
 """A price or a multiplier: exact, 0 or more."""
 
 ByteSize: TypeAlias = Annotated[
-    Size, PlainValidator(Size.parse), PlainSerializer(str, return_type=str, when_used="json"), _SIZE_SCHEMA
+    Size,
+    PlainValidator(Size.parse),
+    PlainSerializer(str, return_type=str, when_used="json"),
+    _SIZE_SCHEMA,
 ]
 NumBytes: TypeAlias = Annotated[int, PlainValidator(parse_nbytes), _SIZE_SCHEMA]
-ClassName: TypeAlias = Annotated[Text, AfterValidator(_check_class_name), _text_schema(r"^[1-9]\d*(ms|s|m|h)$")]
+ClassName: TypeAlias = Annotated[
+    Text, AfterValidator(_check_class_name), _text_schema(r"^[1-9]\d*(ms|s|m|h)$")
+]
 TenantName: TypeAlias = Annotated[Text, AfterValidator(_check_tenant_name), _text_schema(_TENANT)]
-BackendName: TypeAlias = Annotated[Text, AfterValidator(_check_backend_name), _text_schema(_BACKEND)]
+BackendName: TypeAlias = Annotated[
+    Text, AfterValidator(_check_backend_name), _text_schema(_BACKEND)
+]
 Devices: TypeAlias = Annotated[
     tuple[str, ...],
     PlainValidator(_read_devices),
@@ -246,7 +273,10 @@ OptionalRedisUrl: TypeAlias = Annotated[
 """None where the file says nothing or "none"; like a key, never printed."""
 
 UpstreamUrl: TypeAlias = Annotated[
-    BaseUrl, PlainValidator(BaseUrl.parse), PlainSerializer(str, return_type=str), _text_schema(BASE_URL_PATTERN)
+    BaseUrl,
+    PlainValidator(BaseUrl.parse),
+    PlainSerializer(str, return_type=str),
+    _text_schema(BASE_URL_PATTERN),
 ]
 OptionalSecret: TypeAlias = Annotated[
     Secret | None,

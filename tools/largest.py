@@ -1,4 +1,5 @@
-"""List the five largest files, functions and signatures of the three packages, as places to look. Judges nothing."""
+"""List the five largest files, functions and signatures of the three packages, as places to look.
+Judges nothing."""
 
 from __future__ import annotations
 
@@ -30,13 +31,20 @@ def functions(tree: ast.Module, path: Path) -> Iterator[tuple[FunctionNode, str]
 
 def num_parameters(node: FunctionNode) -> int:
     """Parameters of a signature, without `self` and `cls`."""
-    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    names = [
+        argument.arg
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    ]
     return len([name for name in names if name not in ("self", "cls")])
 
 
 def measure(root: Path) -> dict[str, list[Place]]:
     """Lines per file, lines per function and parameters per signature, largest first."""
-    sizes: dict[str, list[Place]] = {"lines in a file": [], "lines in a function": [], "parameters in a signature": []}
+    sizes: dict[str, list[Place]] = {
+        "lines in a file": [],
+        "lines in a function": [],
+        "parameters in a signature": [],
+    }
     for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         shown = path.relative_to(root)
@@ -45,7 +53,10 @@ def measure(root: Path) -> dict[str, list[Place]]:
             num_lines = (node.end_lineno or node.lineno) - node.lineno + 1
             sizes["lines in a function"].append(Place(num_lines, where))
             sizes["parameters in a signature"].append(Place(num_parameters(node), where))
-    return {what: sorted(places, key=lambda place: (-place.size, place.where)) for what, places in sizes.items()}
+    return {
+        what: sorted(places, key=lambda place: (-place.size, place.where))
+        for what, places in sizes.items()
+    }
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""The modules of the packages and what they import, read from their source without running it. Knows no rule."""
+"""The modules of the packages and what they import, read from their source without running it.
+Knows no rule."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One imported module. `inside` is the enclosing function's name, None at module level (also under `TYPE_CHECKING`)."""
+    """One imported module. `inside` is the enclosing function's name, None at module level (also
+    under `TYPE_CHECKING`)."""
 
     target: str
     line: int
@@ -37,7 +39,8 @@ def read_modules(root: Path, packages: Sequence[str]) -> dict[str, Module]:
 
 
 def read_module(name: str, path: Path, known: frozenset[str]) -> Module:
-    """Parse one file. `from package import x` counts as `package.x` where that is one of the `known` modules."""
+    """Parse one file. `from package import x` counts as `package.x` where that is one of the
+    `known` modules."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     return Module(name, path, ast.get_docstring(tree), tuple(_imports(tree, known)))
 
@@ -51,7 +54,11 @@ def dotted_name(path: Path) -> str:
 def first_cycle(modules: Mapping[str, Module]) -> list[str]:
     """One import cycle as a list of names that begins and ends alike, or nothing."""
     graph = {
-        name: {found.target for found in module.imports if found.target in modules and found.inside is None}
+        name: {
+            found.target
+            for found in module.imports
+            if found.target in modules and found.inside is None
+        }
         for name, module in modules.items()
     }
     try:
@@ -74,7 +81,10 @@ def _imports(node: ast.AST, known: frozenset[str], inside: str | None = None) ->
             if child.level:
                 raise ValueError(f"relative import in line {child.lineno}")
             module = child.module or ""
-            targets = {name if (name := f"{module}.{alias.name}") in known else module for alias in child.names}
+            targets = {
+                name if (name := f"{module}.{alias.name}") in known else module
+                for alias in child.names
+            }
             yield from (Import(target, child.lineno, inside) for target in sorted(targets))
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _imports(child, known, child.name)

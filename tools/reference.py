@@ -1,4 +1,5 @@
-"""Write the generated part of docs/policy.md and docs/metrics.md from the code: `python -m tools.reference`.
+"""Write the generated part of docs/policy.md and docs/metrics.md from the code: `python -m
+tools.reference`.
 
 A generated part stands between two HTML comments; the prose around it is written by hand and kept.
 """
@@ -33,15 +34,24 @@ class Key:
     meaning: str
 
 
-def policy_keys(section: type[Section] = Policy, values: Mapping[str, Any] | None = None, prefix: str = "") -> Iterator[Key]:
-    """Every key below a section, in the order of the schema, with the defaults of the shipped policy."""
+def policy_keys(
+    section: type[Section] = Policy, values: Mapping[str, Any] | None = None, prefix: str = ""
+) -> Iterator[Key]:
+    """Every key below a section, in the order of the schema, with the defaults of the shipped
+    policy."""
     if values is None:
-        values = load_policy(None, {}).model_dump(mode="json") if section is Policy else section().model_dump(mode="json")
+        values = (
+            load_policy(None, {}).model_dump(mode="json")
+            if section is Policy
+            else section().model_dump(mode="json")
+        )
     for name, field in section.model_fields.items():
         inner, is_list = _section_in(field.annotation)
         path = f"{prefix}{name}{'[]' if is_list else ''}"
         if inner is None:
-            yield Key(path, _shown(values[name]), _choices(field.annotation), field.description or "")
+            yield Key(
+                path, _shown(values[name]), _choices(field.annotation), field.description or ""
+            )
         else:
             yield from policy_keys(inner, None if is_list else values[name], f"{path}.")
 
@@ -54,9 +64,20 @@ def policy_tables(keys: Iterable[Key]) -> str:
     lines = []
     for name, rows in sections.items():
         described = Policy.model_fields[name].description
-        lines += [f"## `{name}`", "", described or "", "", "| key | default | meaning |", "| --- | --- | --- |"]
+        lines += [
+            f"## `{name}`",
+            "",
+            described or "",
+            "",
+            "| key | default | meaning |",
+            "| --- | --- | --- |",
+        ]
         for key in rows:
-            choices = f" One of {', '.join(f'`{choice}`' for choice in key.choices)}." if key.choices else ""
+            choices = (
+                f" One of {', '.join(f'`{choice}`' for choice in key.choices)}."
+                if key.choices
+                else ""
+            )
             lines.append(f"| `{key.path}` | {key.default} | {_cell(key.meaning)}{choices} |")
         lines.append("")
     return "\n".join(lines)
@@ -72,7 +93,8 @@ def metric_table(metrics: Iterable[Described]) -> str:
 
 
 def with_generated(text: str, generated: str) -> str:
-    """The document with its generated part replaced. Raises ValueError where the two comments are missing."""
+    """The document with its generated part replaced. Raises ValueError where the two comments are
+    missing."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -82,9 +104,14 @@ def with_generated(text: str, generated: str) -> str:
 
 def documents() -> dict[Path, str]:
     """What the generated documents should hold now."""
-    generated = {"policy.md": policy_tables(policy_keys()), "metrics.md": metric_table(Metrics().describe())}
+    generated = {
+        "policy.md": policy_tables(policy_keys()),
+        "metrics.md": metric_table(Metrics().describe()),
+    }
     paths = {ROOT / "docs" / name: part for name, part in generated.items()}
-    return {path: with_generated(path.read_text(encoding="utf-8"), part) for path, part in paths.items()}
+    return {
+        path: with_generated(path.read_text(encoding="utf-8"), part) for path, part in paths.items()
+    }
 
 
 def _section_in(annotation: object) -> tuple[type[Section] | None, bool]:

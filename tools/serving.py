@@ -76,14 +76,25 @@ class Server:
 
 
 def start(home: Path, policy: str = POLICY, environ: Mapping[str, str] | None = None) -> Server:
-    """Run a gateway with this home on a free loopback port; returns when it is ready. Raises `DidNotStart`.
+    """Run a gateway with this home on a free loopback port; returns when it is ready. Raises
+    `DidNotStart`.
 
-    `policy` is the text of a policy file; `environ` is added to this process's environment. Whoever starts it stops it.
+    `policy` is the text of a policy file; `environ` is added to this process's environment. Whoever
+    starts it stops it.
     """
     port = free_port()
     policy_file, output = home / "policy.yaml", home / f"output-{port}"
     policy_file.write_text(policy, encoding="utf-8")
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(port), "--policy", str(policy_file)]
+    command = [
+        sys.executable,
+        "-m",
+        "gateway.cli",
+        "serve",
+        "--port",
+        str(port),
+        "--policy",
+        str(policy_file),
+    ]
     inherited = {name: value for name, value in os.environ.items() if name not in OURS}
     with output.open("wb") as file:
         process = subprocess.Popen(  # noqa: S603 - our own command
@@ -105,7 +116,8 @@ def start(home: Path, policy: str = POLICY, environ: Mapping[str, str] | None = 
 
 @contextmanager
 def serving(policy: str = POLICY, environ: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Run a gateway while the block lasts and yield its base URL once it is ready; arguments and errors as of `start`.
+    """Run a gateway while the block lasts and yield its base URL once it is ready; arguments and
+    errors as of `start`.
 
     It has a home of its own that is gone afterwards: it starts cold and leaves no KV behind.
     """
@@ -118,7 +130,8 @@ def serving(policy: str = POLICY, environ: Mapping[str, str] | None = None) -> I
 
 
 def make_home(path: Path) -> Path:
-    """A new `$PCG_HOME` with the models of the real one, brought there when they are first needed."""
+    """A new `$PCG_HOME` with the models of the real one, brought there when they are first
+    needed."""
     models = REAL_HOME / "models"
     models.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.mkdir(mode=0o700)
@@ -154,7 +167,8 @@ def wait_until_ready(base_url: str, is_alive: Callable[[], bool] = lambda: True)
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has this id and has not ended; one that nobody has waited for yet has ended."""
+    """Whether a process has this id and has not ended; one that nobody has waited for yet has
+    ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:

@@ -1,8 +1,9 @@
-"""Where pages come from: free ones first, then expired blocks', then evicted ones'. Knows blocks, no requests and no tiers.
+"""Where pages come from: free ones first, then expired blocks', then evicted ones'. Knows blocks,
+no requests and no tiers.
 
-Accounting: a page is *in use* while some lease's block table holds it; it is *reserved* while a lease may still ask for it.
-`num_in_use + num_reserved <= num_pages` always, and every other page is free or can be evicted, so a reserved page can
-always be had.
+Accounting: a page is *in use* while some lease's block table holds it; it is *reserved* while a
+lease may still ask for it. `num_in_use + num_reserved <= num_pages` always, and every other page is
+free or can be evicted, so a reserved page can always be had.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from engine.cache.tree.radix import RadixIndex
 class PageAllocator:
     """Gives pages to leases, and drops blocks to make room.
 
-    `now_s` is the cache's time, kept by its owner. `before_evict` is called with each live block that is about to leave
-    the device, while its page still holds its KV.
+    `now_s` is the cache's time, kept by its owner. `before_evict` is called with each live block
+    that is about to leave the device, while its page still holds its KV.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class PageAllocator:
         """Pages that are neither in use nor reserved."""
         return self._pool.num_pages - self.num_in_use - self.num_reserved
 
-    # For leases -----------------------------------------------------------------------------------------------------------
+    # For leases -----------------------------------------------------------------------------------
 
     def reserve(self, num_pages: int) -> None:
         """Set pages aside; a negative number gives them up."""
@@ -88,22 +89,27 @@ class PageAllocator:
         block.page = page
 
     def hand_over(self, block: Block, page: int) -> None:
-        """Let a page in use take the place of the block's own, which its last lease gave up; `page` stays in use."""
+        """Let a page in use take the place of the block's own, which its last lease gave up; `page`
+        stays in use."""
         self.replace_page(block, page)
         self.num_in_use -= 1
 
-    # For blocks -----------------------------------------------------------------------------------------------------------
+    # For blocks -----------------------------------------------------------------------------------
 
     def extend(self, block: Block, until_s: float, *, promised: bool = False) -> None:
         """Keep the block and all above it until `until_s`."""
         self._index.extend(block, until_s, promised=promised)
 
     def curtail(self, block: Block, until_s: float, promised_until_s: float) -> None:
-        """Keep a block that was kept longer only so long, or as long as what hangs on it. `promised_until_s` is what the
-        entries that end in it were promised."""
+        """Keep a block that was kept longer only so long, or as long as what hangs on it.
+        `promised_until_s` is what the entries that end in it were promised."""
         children = block.children.values()
-        block.promised_until_s = max([promised_until_s, *(child.promised_until_s for child in children)])
-        longest_s = max([block.promised_until_s, until_s, *(child.expires_at_s for child in children)])
+        block.promised_until_s = max(
+            [promised_until_s, *(child.promised_until_s for child in children)]
+        )
+        longest_s = max(
+            [block.promised_until_s, until_s, *(child.expires_at_s for child in children)]
+        )
         block.expires_at_s = min(block.expires_at_s, longest_s)
         self._queue.renew(block, self.now_s)
         self._index.reschedule(block)
@@ -136,7 +142,8 @@ class PageAllocator:
             self._evict(block)
 
     def check(self, blocks: list[Block], private_pages: Sequence[int]) -> None:
-        """Raise AssertionError unless every page is free, in exactly one block, or privately held, and the counts agree."""
+        """Raise AssertionError unless every page is free, in exactly one block, or privately held,
+        and the counts agree."""
         self._pool.check()
         owned = [*(block.page for block in blocks), *private_pages]
         assert len(owned) == len(set(owned)), "a page has two owners"
@@ -146,7 +153,7 @@ class PageAllocator:
         assert self.num_in_use + self.num_reserved <= self._pool.num_pages
         self._queue.check(blocks)
 
-    # Inside ---------------------------------------------------------------------------------------------------------------
+    # Inside ---------------------------------------------------------------------------------------
 
     def _obtain(self, num_pages: int, after: int | None, room: int = 0) -> list[int]:
         while (missing := num_pages - self._pool.num_free) > 0:

@@ -1,4 +1,5 @@
-"""Why a plan read less than it could have. Looks at the tree's and the entries' past; changes nothing."""
+"""Why a plan read less than it could have. Looks at the tree's and the entries' past; changes
+nothing."""
 
 from __future__ import annotations
 
@@ -31,21 +32,29 @@ def refuse(view: PromptLookup) -> Miss | None:
 
 
 def is_best(view: PromptLookup, reading: HitResult) -> bool:
-    """Whether nothing better could have been read: the first boundary tried, or every token that may be skipped."""
+    """Whether nothing better could have been read: the first boundary tried, or every token that
+    may be skipped."""
     if view.plan.any_prefix:
         return reading.offset >= view.limit
     return reading.position is not None and reading.position == _wanted(view)[0]
 
 
-def explain(view: PromptLookup, entries: EntryTable, reading: HitResult, reach: KnownPrefix, *, lost: bool) -> Miss | None:
+def explain(
+    view: PromptLookup, entries: EntryTable, reading: HitResult, reach: KnownPrefix, *, lost: bool
+) -> Miss | None:
     """The cause of a miss, or None where the prompt only went on after what is cached.
 
-    Causes from the surest to the vaguest: a promise broken (`lost`: by a lower tier), an entry expired, one under another
-    salt, a prompt that differs from what is known at one token. `token` is that token, or the boundary that was not read.
+    Causes from the surest to the vaguest: a promise broken (`lost`: by a lower tier), an entry
+    expired, one under another salt, a prompt that differs from what is known at one token. `token`
+    is that token, or the boundary that was not read.
     """
     if reading.broken is not None:
-        return Miss("broken_promise" if lost else "evicted", reading.broken, view.offset(reading.broken))
-    missed = [position for position in _tried(view, reading) if view.offset(position) > reading.offset]
+        return Miss(
+            "broken_promise" if lost else "evicted", reading.broken, view.offset(reading.broken)
+        )
+    missed = [
+        position for position in _tried(view, reading) if view.offset(position) > reading.offset
+    ]
     for position in missed:
         if entries.find(view.key(position)) is not None:
             return Miss("expired", position, view.offset(position))
@@ -59,8 +68,11 @@ def explain(view: PromptLookup, entries: EntryTable, reading: HitResult, reach: 
     return _divergence(view, entries, reading, reach)
 
 
-def _divergence(view: PromptLookup, entries: EntryTable, reading: HitResult, reach: KnownPrefix) -> Miss | None:
-    """`<level>_changed` where the prompt leaves what is known of earlier ones; `cold` where it shares nothing with them.
+def _divergence(
+    view: PromptLookup, entries: EntryTable, reading: HitResult, reach: KnownPrefix
+) -> Miss | None:
+    """`<level>_changed` where the prompt leaves what is known of earlier ones; `cold` where it
+    shares nothing with them.
 
     `template_clock` where it leaves them in the day that the template tells.
     """
@@ -71,7 +83,9 @@ def _divergence(view: PromptLookup, entries: EntryTable, reading: HitResult, rea
         return Miss("template_clock", token=known)
     if known > view.rendered.preamble and forks:
         position = _containing(view, known)
-        if position is not None and (view.plan.any_prefix or position.order <= _wanted(view)[0].order):
+        if position is not None and (
+            view.plan.any_prefix or position.order <= _wanted(view)[0].order
+        ):
             return Miss(CHANGED[position.level], position, known)
     return None if reading.position is not None else Miss("cold")
 
@@ -85,12 +99,18 @@ def _wanted(view: PromptLookup) -> list[Position]:
 def _tried(view: PromptLookup, reading: HitResult) -> list[Position]:
     """Those of them that were tried in vain."""
     wanted = _wanted(view)
-    return wanted[: wanted.index(reading.position)] if reading.entry is not None and reading.position else wanted
+    return (
+        wanted[: wanted.index(reading.position)]
+        if reading.entry is not None and reading.position
+        else wanted
+    )
 
 
 def _containing(view: PromptLookup, token: int) -> Position | None:
     """The position that token `token` belongs to."""
-    return next((position for position, offset in view.rendered.offsets.items() if offset > token), None)
+    return next(
+        (position for position, offset in view.rendered.offsets.items() if offset > token), None
+    )
 
 
 def _remembered(view: PromptLookup, entries: EntryTable) -> int:
@@ -99,6 +119,8 @@ def _remembered(view: PromptLookup, entries: EntryTable) -> int:
         return 0
     offsets = {view.offset(position) for position in view.rendered.offsets}
     there = (
-        offset for offset in sorted(offsets, reverse=True) if entries.at(view.keys.ancestor(offset), view.keys.tail(offset))
+        offset
+        for offset in sorted(offsets, reverse=True)
+        if entries.at(view.keys.ancestor(offset), view.keys.tail(offset))
     )
     return next(there, 0)

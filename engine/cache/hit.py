@@ -1,4 +1,5 @@
-"""What a prompt's plan finds among the entries: the hit, the boundaries, the live entries along the way. Changes nothing."""
+"""What a prompt's plan finds among the entries: the hit, the boundaries, the live entries along the
+way. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from engine.types import Boundary, CachePlan, PlannedEntry
 
 @dataclass(frozen=True, slots=True)
 class HitResult:
-    """The boundary that is read, within the tokens that are `skipped`; `position` is None when none is.
+    """The boundary that is read, within the tokens that are `skipped`; `position` is None when none
+    is.
 
-    `entry` is the one that was read, None where any prefix may be.
-    `broken` is the readable position with the largest live offset past what was skipped: a promise that was not kept.
+    `entry` is the one that was read, None where any prefix may be. `broken` is the readable
+    position with the largest live offset past what was skipped: a promise that was not kept.
     """
 
     skipped: int
@@ -26,10 +28,14 @@ class HitResult:
     broken: Position | None = None
 
 
-def find_hit(view: PromptLookup, entries: EntryTable, skipped: int, now_s: float, readable: int | None = None) -> HitResult:
-    """The first readable position with a live entry whose KV is there, or the longest prefix where any may be read.
+def find_hit(
+    view: PromptLookup, entries: EntryTable, skipped: int, now_s: float, readable: int | None = None
+) -> HitResult:
+    """The first readable position with a live entry whose KV is there, or the longest prefix where
+    any may be read.
 
-    Nothing past `readable` tokens is read, which is fewer than were skipped where the rest is billed as written.
+    Nothing past `readable` tokens is read, which is fewer than were skipped where the rest is
+    billed as written.
     """
     readable = skipped if readable is None else readable
     plan = view.plan
@@ -60,7 +66,8 @@ def is_too_old(entry: Entry, plan: CachePlan, now_s: float) -> bool:
 
 
 def last_position(view: PromptLookup, num_tokens: int) -> Position | None:
-    """The last position that ends within the first `num_tokens` tokens, or the first that begins there."""
+    """The last position that ends within the first `num_tokens` tokens, or the first that begins
+    there."""
     last: Position | None = None
     for position, offset in view.rendered.offsets.items():
         if last is not None and offset > num_tokens:
@@ -74,23 +81,36 @@ def writes(view: PromptLookup) -> tuple[PlannedEntry, ...]:
     if not view.plan.store:
         return ()
     least = max(view.plan.min_tokens, 1)
-    return tuple(planned for planned in view.plan.writable if view.offset(planned.position) >= least)
+    return tuple(
+        planned for planned in view.plan.writable if view.offset(planned.position) >= least
+    )
 
 
 def boundaries(
-    view: PromptLookup, planned: tuple[PlannedEntry, ...], entries: EntryTable, now_s: float, skipped: int
+    view: PromptLookup,
+    planned: tuple[PlannedEntry, ...],
+    entries: EntryTable,
+    now_s: float,
+    skipped: int,
 ) -> tuple[Boundary, ...]:
     """Each of `writes(view)` as it was found."""
     found = []
     for entry in planned:
         offset = view.offset(entry.position)
-        existed = offset <= skipped and len(entries) > 0 and entries.find_live(view.key(entry.position), now_s) is not None
+        existed = (
+            offset <= skipped
+            and len(entries) > 0
+            and entries.find_live(view.key(entry.position), now_s) is not None
+        )
         found.append(Boundary(entry.position, offset, entry.ttl_s, existed))
     return tuple(found)
 
 
-def live_entries(view: PromptLookup, entries: EntryTable, num_tokens: int, now_s: float) -> Iterator[Entry]:
-    """The live entries at the prompt's positions within its first `num_tokens` tokens, under the plan's salts."""
+def live_entries(
+    view: PromptLookup, entries: EntryTable, num_tokens: int, now_s: float
+) -> Iterator[Entry]:
+    """The live entries at the prompt's positions within its first `num_tokens` tokens, under the
+    plan's salts."""
     if not len(entries):
         return
     for position in view.rendered.offsets:

@@ -1,4 +1,5 @@
-"""How what a lease computed becomes the tree's, and how the lease lets go of it. Knows no plans, no tiers, no reports."""
+"""How what a lease computed becomes the tree's, and how the lease lets go of it. Knows no plans, no
+tiers, no reports."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from engine.cache.tree.radix import RadixIndex
 class TreeInserter:
     """Puts blocks of leases into the tree and takes them out.
 
-    Two leases may compute the same block. The first one's page is the tree's; the other, a *shadow*, keeps its own page
-    until it ends, without pinning the tree's. When the last lease that uses the tree's page lets go of it, the page of a
-    shadow takes its place: so a lease never holds more pages than its block table.
+    Two leases may compute the same block. The first one's page is the tree's; the other, a
+    *shadow*, keeps its own page until it ends, without pinning the tree's. When the last lease that
+    uses the tree's page lets go of it, the page of a shadow takes its place: so a lease never holds
+    more pages than its block table.
     """
 
     def __init__(self, index: RadixIndex, supply: PageAllocator, counters: CacheCounters) -> None:
@@ -28,7 +30,8 @@ class TreeInserter:
         self._shadows: dict[Block, list[Lease]] = {}
 
     def put(self, lease: Lease, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Put the lease's first `num_tokens` computed tokens into the tree, as far as they are to be kept."""
+        """Put the lease's first `num_tokens` computed tokens into the tree, as far as they are to
+        be kept."""
         start = len(lease.held) * self._index.block_size
         end = min(num_tokens, lease.num_kept, len(token_ids))
         if lease.released or end <= start:
@@ -42,21 +45,27 @@ class TreeInserter:
             self._expose(lease, rest)
 
     def keep(self, entry: Entry, lease: Lease) -> None:
-        """Keep the block that covers the last token of an entry on the lease's path, and all above it, while it lives."""
+        """Keep the block that covers the last token of an entry on the lease's path, and all above
+        it, while it lives."""
         block = entry.block
         if block is None or block.parent is None:
             num_full = entry.offset // self._index.block_size
             if num_full > len(lease.held):  # still on its way from a lower tier
                 return
             ancestor = lease.held[num_full - 1] if num_full else lease.space.root
-            block = self._index.cover(ancestor, entry.tail, self._supply.now_s) if entry.tail else ancestor
+            block = (
+                self._index.cover(ancestor, entry.tail, self._supply.now_s)
+                if entry.tail
+                else ancestor
+            )
             if block is None:
                 return
             entry.block = block
         self._supply.extend(block, entry.expires_at_s, promised=True)
 
     def let_go(self, lease: Lease) -> None:
-        """Unpin every block of the lease and free every page that stays nobody's. What is not kept leaves the tree."""
+        """Unpin every block of the lease and free every page that stays nobody's. What is not kept
+        leaves the tree."""
         table, num_held = lease.block_table, len(lease.held)
         num_shared = num_held
         if table:
@@ -71,7 +80,8 @@ class TreeInserter:
         self._supply.reserve(len(table) - lease.num_pages)
 
     def check(self, leases: Sequence[Lease], blocks: Sequence[Block]) -> list[int]:
-        """Raise AssertionError unless all pins are those of `leases`; the pages that are theirs alone."""
+        """Raise AssertionError unless all pins are those of `leases`; the pages that are theirs
+        alone."""
         pins: Counter[Block] = Counter()
         private: list[int] = []
         num_shadows = 0
@@ -98,10 +108,11 @@ class TreeInserter:
         assert num_shadows == sum(map(len, self._shadows.values()))
         return private
 
-    # Into the tree --------------------------------------------------------------------------------------------------------
+    # Into the tree --------------------------------------------------------------------------------
 
     def _join(self, lease: Lease, ids: bytes) -> None:
-        """Make the lease's next full block the tree's, or hold on to the tree's own block of the same tokens."""
+        """Make the lease's next full block the tree's, or hold on to the tree's own block of the
+        same tokens."""
         parent, page = lease.last, lease.block_table[len(lease.held)]
         kept_s = self._withdraw_tail(lease)
         block = parent.children.get(ids)
@@ -116,7 +127,8 @@ class TreeInserter:
         self._settle(lease, block, kept_s)
 
     def _expose(self, lease: Lease, ids: bytes) -> None:
-        """Let others copy from the lease's unfilled page, unless a live block holds those tokens already."""
+        """Let others copy from the lease's unfilled page, unless a live block holds those tokens
+        already."""
         if lease.tail is not None and len(lease.tail.ids) >= len(ids):
             return
         parent = lease.last
@@ -130,7 +142,8 @@ class TreeInserter:
         self._settle(lease, block, kept_s)
 
     def _add(self, parent: Block, ids: bytes, page: int) -> Block:
-        """A new pinned block whose page is a lease's. Shorter blocks that it makes needless are dropped."""
+        """A new pinned block whose page is a lease's. Shorter blocks that it makes needless are
+        dropped."""
         block = self._index.add(parent, ids, page)
         block.pins = 1
         self._counters.num_inserted_blocks += 1
@@ -140,7 +153,8 @@ class TreeInserter:
         return block
 
     def _withdraw_tail(self, lease: Lease) -> float:
-        """Take the lease's partial block out of the tree, keeping its page; until when it was kept."""
+        """Take the lease's partial block out of the tree, keeping its page; until when it was
+        kept."""
         tail, lease.tail = lease.tail, None
         if tail is None:
             return 0.0
@@ -148,7 +162,8 @@ class TreeInserter:
         return tail.expires_at_s
 
     def _settle(self, lease: Lease, block: Block, kept_s: float) -> None:
-        """The block is now the lease's last: kept as long as what it replaced, and as the entries that end in it."""
+        """The block is now the lease's last: kept as long as what it replaced, and as the entries
+        that end in it."""
         lease.end = block
         now_s = self._supply.now_s
         self._supply.extend(block, kept_s)
@@ -157,7 +172,7 @@ class TreeInserter:
                 entry.block = block
                 self._supply.extend(block, entry.expires_at_s, promised=True)
 
-    # Out of it ------------------------------------------------------------------------------------------------------------
+    # Out of it ------------------------------------------------------------------------------------
 
     def _let_go(self, lease: Lease, i: int) -> None:
         block, page = lease.held[i], lease.block_table[i]

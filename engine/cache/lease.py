@@ -1,4 +1,5 @@
-"""A running request's hold on the cache: its block table and what it pinned. Data; `PrefixCache` alone changes it."""
+"""A running request's hold on the cache: its block table and what it pinned. Data; `PrefixCache`
+alone changes it."""
 
 from __future__ import annotations
 
@@ -16,15 +17,17 @@ from engine.types import CacheReport, PlannedEntry
 class Lease:
     """Pages for one request, from `admit` to `release`.
 
-    `block_table[i]` is the page of tokens `[i * block_size, (i + 1) * block_size)`. The KV of the first `num_cached`
-    tokens need not be computed: that of the first `num_there` is in the pages, the rest is in `arrivals`, read from lower
-    tiers, until `restore` has put it there; `loaded` is how many tokens each of them gave. `report` is final from the start.
+    `block_table[i]` is the page of tokens `[i * block_size, (i + 1) * block_size)`. The KV of the
+    first `num_cached` tokens need not be computed: that of the first `num_there` is in the pages,
+    the rest is in `arrivals`, read from lower tiers, until `restore` has put it there; `loaded` is
+    how many tokens each of them gave. `report` is final from the start.
 
-    `held` are the full blocks of the tree along the request's tokens. Where `held[i].page` is another page than
-    `block_table[i]`, someone else computed the same block first, and this lease keeps its own page until it ends.
-    `tail` is the partial block after them that has this lease's page, so that others may copy what is computed of it.
-    `end` is the block in which the lease's tokens in the tree end. Tokens past `num_kept` never come into the tree.
-    The first `num_promised` of the `planned` entries were written.
+    `held` are the full blocks of the tree along the request's tokens. Where `held[i].page` is
+    another page than `block_table[i]`, someone else computed the same block first, and this lease
+    keeps its own page until it ends. `tail` is the partial block after them that has this lease's
+    page, so that others may copy what is computed of it. `end` is the block in which the lease's
+    tokens in the tree end. Tokens past `num_kept` never come into the tree. The first
+    `num_promised` of the `planned` entries were written.
     """
 
     space: TenantCache

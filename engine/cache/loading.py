@@ -1,4 +1,5 @@
-"""Bringing a prefix into a lease's block table: what is on the device is pinned or copied, what was read from below written."""
+"""Bringing a prefix into a lease's block table: what is on the device is pinned or copied, what was
+read from below written."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ class Loader:
     """Pins, copies and restores; the pages come from the lease's reservation."""
 
     def __init__(
-        self, geometry: Geometry, supply: PageAllocator, sharing: TreeInserter, device: PageDevice, counters: CacheCounters
+        self,
+        geometry: Geometry,
+        supply: PageAllocator,
+        sharing: TreeInserter,
+        device: PageDevice,
+        counters: CacheCounters,
     ) -> None:
         self._geometry = geometry
         self._supply = supply
@@ -25,7 +31,8 @@ class Loader:
         self._counters = counters
 
     def load(self, lease: Lease, match: Match) -> None:
-        """Afterwards the lease holds the matched blocks and its table covers its `num_cached` tokens."""
+        """Afterwards the lease holds the matched blocks and its table covers its `num_cached`
+        tokens."""
         for block in match.path:
             self._supply.pin(block)
         lease.held = list(match.path)
@@ -36,14 +43,17 @@ class Loader:
             self._copy(lease, match.tail, match.num_tail)
 
     def restore(self, lease: Lease, max_nbytes: int) -> int:
-        """Write up to `max_nbytes` (at least a page) of what was read from below into pages of the lease, and let others
-        match them. Returns the bytes written; afterwards `lease.arrivals` is empty or `max_nbytes` were."""
+        """Write up to `max_nbytes` (at least a page) of what was read from below into pages of the
+        lease, and let others match them. Returns the bytes written; afterwards `lease.arrivals` is
+        empty or `max_nbytes` were."""
         size, nbytes = self._geometry.block_size, 0
         while lease.arrivals and (not nbytes or nbytes + self._geometry.page_nbytes <= max_nbytes):
             piece = lease.arrivals[0]
             end = min(piece.end, lease.num_cached)
             first = lease.num_there // size
-            num_pages = min(-(-end // size) - first, max(1, (max_nbytes - nbytes) // self._geometry.page_nbytes))
+            num_pages = min(
+                -(-end // size) - first, max(1, (max_nbytes - nbytes) // self._geometry.page_nbytes)
+            )
             self._write(lease, first, num_pages)
             nbytes += num_pages * self._geometry.page_nbytes
             lease.num_there = min(end, (first + num_pages) * size)
@@ -59,27 +69,38 @@ class Loader:
         piece, size = lease.arrivals[0], self._geometry.page_nbytes
         assert piece.body is not None
         table = lease.block_table
-        table += self._supply.take(first + num_pages - len(table), table[-1] if table else None, lease.num_pages - len(table))
+        table += self._supply.take(
+            first + num_pages - len(table),
+            table[-1] if table else None,
+            lease.num_pages - len(table),
+        )
         at = (first - piece.start // self._geometry.block_size) * size
         self._device.write_pages(table[first:], piece.body[at : at + num_pages * size])
 
     def _settle(self, lease: Lease, expires_at_s: float) -> None:
-        """A whole piece is there: its blocks live as long as it does, and need not be written to where they came from."""
+        """A whole piece is there: its blocks live as long as it does, and need not be written to
+        where they came from."""
         last = lease.last
-        if len(lease.held) * self._geometry.block_size == lease.num_there and last.parent is not None:
+        if (
+            len(lease.held) * self._geometry.block_size == lease.num_there
+            and last.parent is not None
+        ):
             self._supply.extend(last, expires_at_s)
             if lease.num_there % self._geometry.span_tokens == 0:
                 last.stored_until_s = max(last.stored_until_s, expires_at_s)
         elif lease.end is not None and lease.end.parent is not None:
             self._supply.extend(lease.end, expires_at_s)
             lease.end.stored = True
-        for block in lease.held[self._geometry.border(max(lease.num_there - 1, 0)) // self._geometry.block_size :]:
+        for block in lease.held[
+            self._geometry.border(max(lease.num_there - 1, 0)) // self._geometry.block_size :
+        ]:
             block.stored = True
 
     def _copy(self, lease: Lease, tail: Block, num_tokens: int) -> None:
         """Put the first tokens of `tail` into a page of the lease's own.
 
-        Taking that page may evict `tail` itself, but only when no page is free: then it is the very page taken.
+        Taking that page may evict `tail` itself, but only when no page is free: then it is the very
+        page taken.
         """
         table, source = lease.block_table, tail.page
         table += self._supply.take(1, table[-1] if table else None, lease.num_pages - len(table))

@@ -1,4 +1,5 @@
-"""What is cached for one tenant, and one prompt as it is looked up there. Data; knows no pages and no tiers."""
+"""What is cached for one tenant, and one prompt as it is looked up there. Data; knows no pages and
+no tiers."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class TenantCache:
 
 @dataclass(frozen=True, slots=True)
 class CachePreview:
-    """What a prompt would find and leave: the first `num_found` tokens are there, its first `num_kept` may be found later."""
+    """What a prompt would find and leave: the first `num_found` tokens are there, its first
+    `num_kept` may be found later."""
 
     num_found: int
     num_kept: int
@@ -36,7 +38,8 @@ class CachePreview:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PromptLookup:
-    """One prompt under one plan, as entries are looked up for it. `ids` are its packed token ids."""
+    """One prompt under one plan, as entries are looked up for it. `ids` are its packed token
+    ids."""
 
     rendered: RenderedPrompt
     plan: CachePlan
@@ -54,7 +57,8 @@ class PromptLookup:
         return len(self.rendered.token_ids) - 1
 
     def offset(self, position: Position) -> int:
-        """Tokens up to the end of `position`, at most `limit`; 0 for a position the prompt does not have."""
+        """Tokens up to the end of `position`, at most `limit`; 0 for a position the prompt does not
+        have."""
         return min(self.rendered.offsets.get(position, 0), self.limit)
 
     def key(self, position: Position) -> bytes:

@@ -1,7 +1,9 @@
-"""Pinned entries: which one a key names, what they may take, and the two changes. Knows no requests and no stores.
+"""Pinned entries: which one a key names, what they may take, and the two changes. Knows no requests
+and no stores.
 
-A pin is an expiry that never comes, on the entry, on the blocks under it and on their objects below the device. Everything
-else follows from that: nothing is renewed, evictions see it, and it survives a restart as any expiry does.
+A pin is an expiry that never comes, on the entry, on the blocks under it and on their objects below
+the device. Everything else follows from that: nothing is renewed, evictions see it, and it survives
+a restart as any expiry does.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ UNLIMITED: Final = 1 << 62
 class Pins:
     """All pinned entries of a cache together may take `budget_nbytes` of KV."""
 
-    def __init__(self, supply: PageAllocator, geometry: Geometry, below: LowerTiers, budget_nbytes: int) -> None:
+    def __init__(
+        self, supply: PageAllocator, geometry: Geometry, below: LowerTiers, budget_nbytes: int
+    ) -> None:
         self.budget_nbytes = budget_nbytes
         self._supply = supply
         self._geometry = geometry
@@ -71,7 +75,8 @@ class Pins:
         return "done"
 
     def used_nbytes(self, spaces: Iterable[TenantCache]) -> int:
-        """Bytes of KV under pinned entries: those this cache knows, or more where a tier holds more from before."""
+        """Bytes of KV under pinned entries: those this cache knows, or more where a tier holds more
+        from before."""
         pages: set[Block] = set()
         elsewhere_nbytes = 0
         for entry in self.entries(spaces):
@@ -80,18 +85,25 @@ class Pins:
             else:
                 pages.update(_path(entry.block))
         known_nbytes = len(pages) * self._geometry.page_nbytes + elsewhere_nbytes
-        return max([known_nbytes, *(tier.gauges.pinned_nbytes for tier in self._below.stats().values())])
+        return max(
+            [known_nbytes, *(tier.gauges.pinned_nbytes for tier in self._below.stats().values())]
+        )
 
     @staticmethod
     def entries(spaces: Iterable[TenantCache]) -> list[Entry]:
         """Every pinned entry this cache knows."""
         return [entry for space in spaces for entry in space.entries if entry.is_pinned]
 
-    def _find(self, spaces: Iterable[TenantCache], key: bytes) -> tuple[TenantCache | None, Entry | None]:
+    def _find(
+        self, spaces: Iterable[TenantCache], key: bytes
+    ) -> tuple[TenantCache | None, Entry | None]:
         for space in spaces:
             if key.startswith(space.seal.namespace):
                 for entry in space.entries:
-                    if entry.live(self._supply.now_s) and stored_entry_key(space.seal, entry.key) == key:
+                    if (
+                        entry.live(self._supply.now_s)
+                        and stored_entry_key(space.seal, entry.key) == key
+                    ):
                         return space, entry
         return None, None
 

@@ -1,4 +1,5 @@
-"""What a request's plan finds and leaves among the entries, and what is said of it. Knows no pages and reads no tier.
+"""What a request's plan finds and leaves among the entries, and what is said of it. Knows no pages
+and reads no tier.
 
 Reading is use: what is read is refreshed. What is planned is written once its tokens are computed.
 """
@@ -29,7 +30,12 @@ class Promises:
     """Reads, renews and writes the entries of leases. `below` is told what changed."""
 
     def __init__(
-        self, index: RadixIndex, supply: PageAllocator, sharing: TreeInserter, counters: CacheCounters, below: LowerTiers
+        self,
+        index: RadixIndex,
+        supply: PageAllocator,
+        sharing: TreeInserter,
+        counters: CacheCounters,
+        below: LowerTiers,
     ) -> None:
         self._index = index
         self._supply = supply
@@ -38,9 +44,11 @@ class Promises:
         self._below = below
 
     def report(self, lease: Lease, fetch: Fetch | None, num_known: int | None) -> CacheReport:
-        """What the plan found, counted once. Reading is use: the entries up to the hit are refreshed.
+        """What the plan found, counted once. Reading is use: the entries up to the hit are
+        refreshed.
 
-        Where what another request computed meanwhile is billed as written, nothing past `num_known` counts as found.
+        Where what another request computed meanwhile is billed as written, nothing past `num_known`
+        counts as found.
         """
         view, entries, skipped = lease.view, lease.space.entries, lease.num_cached
         lost = fetch is not None and fetch.cause is not None
@@ -52,7 +60,9 @@ class Promises:
         if miss is None and readable < skipped:
             miss = Miss("cold")
         elif miss is None and not is_best(view, reading):
-            miss = explain(view, entries, reading, self._index.reach(lease.space.root, view.ids), lost=lost)
+            miss = explain(
+                view, entries, reading, self._index.reach(lease.space.root, view.ids), lost=lost
+            )
         for entry in live_entries(view, entries, reading.offset, self._supply.now_s):
             if entry.refresh_on_read:
                 entry.renew(lease.started_at_s)
@@ -67,26 +77,39 @@ class Promises:
             boundaries=found,
             tiers={tier: num_tokens for tier, num_tokens in tiers.items() if num_tokens},
             miss=miss,
-            broken_tokens=0 if reading.broken is None else view.offset(reading.broken) - reading.offset,
+            broken_tokens=0
+            if reading.broken is None
+            else view.offset(reading.broken) - reading.offset,
             shared=shared,
         )
         self._count(report, fetch)
         return report
 
     def write(self, lease: Lease, planned: PlannedEntry, *, existed: bool) -> None:
-        """Make the planned entry, or take the longer class and the later expiry where it is there already.
+        """Make the planned entry, or take the longer class and the later expiry where it is there
+        already.
 
         What was found is renewed within its own end; what was written anew begins a new life.
         """
         view, entries = lease.view, lease.space.entries
         key, offset = view.key(planned.position), view.offset(planned.position)
         entry = entries.find_live(key, self._supply.now_s)
-        ends_at_s = lease.started_at_s + (math.inf if planned.max_age_s is None else planned.max_age_s)
+        ends_at_s = lease.started_at_s + (
+            math.inf if planned.max_age_s is None else planned.max_age_s
+        )
         ttl_s = planned.ttl_s if planned.upgrade or not existed else 0.0
         if entry is None:
             expires_at_s = min(lease.started_at_s + planned.ttl_s, ends_at_s)
             place = view.keys.ancestor(offset), view.keys.tail(offset)
-            entry = Entry(key, *place, planned.position, offset, planned.ttl_s, expires_at_s, planned.refresh_on_read)
+            entry = Entry(
+                key,
+                *place,
+                planned.position,
+                offset,
+                planned.ttl_s,
+                expires_at_s,
+                planned.refresh_on_read,
+            )
             entry.written_at_s, entry.ends_at_s = lease.started_at_s, ends_at_s
             entries.add(entry)
             self._counters.num_written_entries += 1
@@ -96,7 +119,9 @@ class Promises:
             too_old = is_too_old(entry, view.plan, lease.started_at_s)
             if too_old:
                 entry.written_at_s = lease.started_at_s
-            entry.ends_at_s = min(entry.ends_at_s, ends_at_s) if existed and not too_old else ends_at_s
+            entry.ends_at_s = (
+                min(entry.ends_at_s, ends_at_s) if existed and not too_old else ends_at_s
+            )
             entry.refresh_on_read |= planned.refresh_on_read
             entry.renew(lease.started_at_s, ttl_s)
         self._sharing.keep(entry, lease)
@@ -123,7 +148,9 @@ class Promises:
             expires_at_s = max(lease.arrivals[-1].expires_at_s, kept_s)
         else:
             expires_at_s = lease.end.expires_at_s
-        if expires_at_s >= PINNED_UNTIL_S:  # under a pinned entry: what the request itself would keep it for
+        if (
+            expires_at_s >= PINNED_UNTIL_S
+        ):  # under a pinned entry: what the request itself would keep it for
             expires_at_s = lease.started_at_s + lease.view.plan.unmarked_ttl_s
         return Hit(reading.position, reading.offset, max(0.0, expires_at_s - lease.started_at_s))
 
@@ -134,7 +161,9 @@ class Promises:
         counters.num_misses += report.hit is None
         counters.num_prompt_tokens += report.num_prompt
         counters.num_skipped_tokens += report.skipped
-        counters.num_loaded_tokens += sum(num for tier, num in report.tiers.items() if tier != DEVICE)
+        counters.num_loaded_tokens += sum(
+            num for tier, num in report.tiers.items() if tier != DEVICE
+        )
         match None if fetch is None else fetch.cause:
             case "late":
                 counters.num_broken_late_tokens += report.broken_tokens

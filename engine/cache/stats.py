@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class CacheCounters:
-    """Counts since the cache was made. Requests are leases granted; a hit is a report with a `hit`."""
+    """Counts since the cache was made. Requests are leases granted; a hit is a report with a
+    `hit`."""
 
     num_requests: int = 0
     num_hits: int = 0
@@ -53,7 +54,8 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True)
 class CacheGauges:
-    """What the cache holds now. Pages are free, pinned (in a running request's block table) or evictable."""
+    """What the cache holds now. Pages are free, pinned (in a running request's block table) or
+    evictable."""
 
     num_pages: int
     num_free_pages: int

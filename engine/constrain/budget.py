@@ -1,8 +1,10 @@
-"""What a schema may cost to compile: refused before, because the compiler cannot be stopped. Knows no vocabulary.
+"""What a schema may cost to compile: refused before, because the compiler cannot be stopped. Knows
+no vocabulary.
 
-The compiler bounds most of its work by itself, but builds some of a schema as automata at once: a state for every remainder
-of a `multipleOf`, a check of every pair of `patternProperties`, and a table that grows with the square of `properties`.
-Measured with llguidance 1.9 on one core: 8 s and 360 MB for `"multipleOf": 999983`, 6 s for 300 patterns in one object.
+The compiler bounds most of its work by itself, but builds some of a schema as automata at once: a
+state for every remainder of a `multipleOf`, a check of every pair of `patternProperties`, and a
+table that grows with the square of `properties`. Measured with llguidance 1.9 on one core: 8 s and
+360 MB for `"multipleOf": 999983`, 6 s for 300 patterns in one object.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Any, Final
 from engine.errors import BadFormat
 
 MAX_STATES: Final = 20_000
-"""Of all `multipleOf` of a grammar: their digits without zeros at either end, added up, and their least common multiple."""
+"""Of all `multipleOf` of a grammar: their digits without zeros at either end, added up, and their
+least common multiple."""
 
 MAX_PATTERNS: Final = 64
 """`patternProperties` in one object; of a whole grammar four times as many."""
@@ -39,7 +42,8 @@ class Budget:
     num_members: int = 0
 
     def excess(self, schema: Any) -> str | None:
-        """What of a schema is too much, in words for the client; None, and its cost is taken, where nothing is."""
+        """What of a schema is too much, in words for the client; None, and its cost is taken, where
+        nothing is."""
         before = astuple(self)
         for node in _objects(schema):
             problem = self._take(node)
@@ -70,7 +74,8 @@ def check_schema(schema: Any) -> None:
 
 
 def check_lark(text: str) -> None:
-    """Raises `BadFormat` for a Lark grammar whose `%json` schemas cost too much together, or cannot be read."""
+    """Raises `BadFormat` for a Lark grammar whose `%json` schemas cost too much together, or cannot
+    be read."""
     budget, decoder = Budget(), json.JSONDecoder()
     for match in _EMBEDDED.finditer(text):
         try:
@@ -87,7 +92,8 @@ def _check(budget: Budget, schema: Any) -> None:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every JSON object in a value, itself included. What is no keyword but looks like one counts, too."""
+    """Every JSON object in a value, itself included. What is no keyword but looks like one counts,
+    too."""
     left = [value]
     while left:
         value = left.pop()
@@ -99,7 +105,8 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _coefficient(number: Any) -> int:
-    """A number's digits without the zeros at either end, as an integer; 0 for what is no positive number."""
+    """A number's digits without the zeros at either end, as an integer; 0 for what is no positive
+    number."""
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
         return 0
     digits = "".join(map(str, Decimal(repr(number)).as_tuple().digits)).strip("0")

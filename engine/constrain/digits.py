@@ -1,6 +1,8 @@
-"""Bounds for the numbers and times of a JSON Schema that has none: a small model could go on with digits for ever. Pure data.
+"""Bounds for the numbers and times of a JSON Schema that has none: a small model could go on with
+digits for ever. Pure data.
 
-What validates against the bounded schema validates against the client's own, never the other way round only.
+What validates against the bounded schema validates against the client's own, never the other way
+round only.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ SMALLEST_STEP: Final = 1e-6
 """Six digits behind the point, and no exponent."""
 
 LONGEST_TIMES: Final[Mapping[str, int]] = {"time": 24, "date-time": 35, "duration": 32}
-"""Characters of a `format` that allows any number of digits: six or nine behind the point, and an offset (RFC 3339 §5.6)."""
+"""Characters of a `format` that allows any number of digits: six or nine behind the point, and an
+offset (RFC 3339 §5.6)."""
 
 ANY_OBJECT: Final[Mapping[str, Any]] = {
     "type": "object",
@@ -33,15 +36,21 @@ ANY_OBJECT: Final[Mapping[str, Any]] = {
 }
 """Any object, in words that name every number."""
 
-_ONE: Final = frozenset({"items", "additionalProperties", "additionalItems", "contains", "if", "then", "else"})
+_ONE: Final = frozenset(
+    {"items", "additionalProperties", "additionalItems", "contains", "if", "then", "else"}
+)
 _LISTS: Final = frozenset({"prefixItems", "items", "anyOf", "oneOf", "allOf"})
-_NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_NAMED: Final = frozenset(
+    {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+)
 
 
 def bound_digits(schema: Any) -> Any:
-    """The schema with bounds wherever it allows numbers by `type`, or times by `format`, of any size or precision.
+    """The schema with bounds wherever it allows numbers by `type`, or times by `format`, of any
+    size or precision.
 
-    Only schemas are looked into, never values (`const`, `enum`, `default`) or names. What is no schema is left as it is.
+    Only schemas are looked into, never values (`const`, `enum`, `default`) or names. What is no
+    schema is left as it is.
     """
     if not isinstance(schema, Mapping):
         return schema
@@ -94,7 +103,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_fine(least: Any, most: Any) -> bool:
-    """Whether limits are so small, or so close and no steps, that steps of `SMALLEST_STEP` may leave nothing within them."""
+    """Whether limits are so small, or so close and no steps, that steps of `SMALLEST_STEP` may
+    leave nothing within them."""
     limits = [limit for limit in (least, most) if _is_number(limit)]
     is_close = len(limits) == 2 and most - least < 1000 * SMALLEST_STEP
-    return any(0 < abs(limit) < 1000 * SMALLEST_STEP or (is_close and limit != round(limit, 6)) for limit in limits)
+    return any(
+        0 < abs(limit) < 1000 * SMALLEST_STEP or (is_close and limit != round(limit, 6))
+        for limit in limits
+    )

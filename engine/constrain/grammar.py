@@ -1,11 +1,14 @@
-"""What an answer must look like, as the text of a grammar in llguidance's words. Knows no vocabulary.
+"""What an answer must look like, as the text of a grammar in llguidance's words. Knows no
+vocabulary.
 
-JSON has at most one space between two of its parts, and exactly those of past calls in a call, and its numbers have bounds: a
-small model could go on with blanks or digits for ever. Keywords of a schema that the grammar can't keep are refused for an
-output format, and left out for the arguments of a tool, which has no word to say that they are a mere hint; a schema that
-is none at all leaves an object.
+JSON has at most one space between two of its parts, and exactly those of past calls in a call, and
+its numbers have bounds: a small model could go on with blanks or digits for ever. Keywords of a
+schema that the grammar can't keep are refused for an output format, and left out for the arguments
+of a tool, which has no word to say that they are a mere hint; a schema that is none at all leaves
+an object.
 
-Source: https://github.com/guidance-ai/llguidance, docs/syntax.md and docs/json_schema.md (1.9, 2026-11).
+Source: https://github.com/guidance-ai/llguidance, docs/syntax.md and docs/json_schema.md (1.9,
+2026-11).
 """
 
 from __future__ import annotations
@@ -34,14 +37,20 @@ MAX_TOOLS: Final = 256
 MAX_CALLS: Final = 16
 """Calls in one forced answer: a small model could go on calling for ever."""
 
-_JSON: Final = {"whitespace_flexible": True, "whitespace_pattern": " ?", "coerce_one_of": False, "lenient": False}
+_JSON: Final = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": " ?",
+    "coerce_one_of": False,
+    "lenient": False,
+}
 _CALL_JSON: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As past calls are rendered (`engine/prompt/canonical.py`), so that the next turn hits through a forced one."""
+"""As past calls are rendered (`engine/prompt/canonical.py`), so that the next turn hits through a
+forced one."""
 
 
 def format_grammar(output: OutputFormat) -> str:
-    """The grammar of an output format. Raises `BadFormat` for a schema that is no JSON object, and for what is too much to be
-    compiled; the rest is the compiler's."""
+    """The grammar of an output format. Raises `BadFormat` for a schema that is no JSON object, and
+    for what is too much to be compiled; the rest is the compiler's."""
     if len(output.definition) > MAX_CHARACTERS:
         raise BadFormat(f"the definition has more than {MAX_CHARACTERS} characters")
     match output.kind:
@@ -61,10 +70,11 @@ def format_grammar(output: OutputFormat) -> str:
 def calls_grammar(
     calls: CallFormat, tools: Sequence[Tool], choice: ToolChoice, special_tokens: Mapping[str, int]
 ) -> str | None:
-    """The grammar of an answer that is nothing but calls of the chosen `tools`; None where none has to be called.
+    """The grammar of an answer that is nothing but calls of the chosen `tools`; None where none has
+    to be called.
 
-    One call where one tool is named or calls mustn't come together, else up to `MAX_CALLS`. Raises `BadFormat` for more tools
-    than can be kept apart.
+    One call where one tool is named or calls mustn't come together, else up to `MAX_CALLS`. Raises
+    `BadFormat` for more tools than can be kept apart.
     """
     offered = [tool for tool in tools if not choice.names or tool.name in choice.names]
     if choice.mode != "required" or not offered:
@@ -72,7 +82,9 @@ def calls_grammar(
     if len(offered) > MAX_TOOLS:
         raise BadFormat(f"tool_choice: more than {MAX_TOOLS} tools to choose from")
     if sum(len(json.dumps(tool.parameters)) for tool in offered) > MAX_CHARACTERS:
-        raise BadFormat(f"tool_choice: the schemas of the tools have more than {MAX_CHARACTERS} characters")
+        raise BadFormat(
+            f"tool_choice: the schemas of the tools have more than {MAX_CHARACTERS} characters"
+        )
     budget = Budget()
     write = _Writer({tag: special_tokens[tag] for tag in calls.tags if tag in special_tokens})
     is_one = len(choice.names) == 1 or not choice.parallel
@@ -83,13 +95,19 @@ def calls_grammar(
         "call: " + " | ".join(f"call_{i}" for i in range(len(offered))),
     ]
     for i, tool in enumerate(offered):
-        rules.append(f"call_{i}: {write.text(calls.opening(tool.name))} arguments_{i} {write.text(calls.end)}")
-        rules.append(f"arguments_{i}: %json {json.dumps(arguments_schema(tool.parameters, budget))}")
+        rules.append(
+            f"call_{i}: {write.text(calls.opening(tool.name))} arguments_{i} "
+            f"{write.text(calls.end)}"
+        )
+        rules.append(
+            f"arguments_{i}: %json {json.dumps(arguments_schema(tool.parameters, budget))}"
+        )
     return _lark_grammar("\n".join(rules))
 
 
 def arguments_schema(parameters: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
-    """The schema of a tool's arguments: what can be kept of its parameters within the budget, and always an object."""
+    """The schema of a tool's arguments: what can be kept of its parameters within the budget, and
+    always an object."""
     if budget.excess(parameters) is not None:
         return {**ANY_OBJECT, "x-guidance": _CALL_JSON}
     schema = {
@@ -103,17 +121,26 @@ def arguments_schema(parameters: Mapping[str, Any], budget: Budget) -> dict[str,
 
 
 def behind_reasoning(grammar: str, reasoning: Reasoning, special_tokens: Mapping[str, int]) -> str:
-    """The grammar of an answer in a form with reasoning in front of it: open already, or as the model likes."""
-    tags = {tag: special_tokens[tag] for tag in (reasoning.open, reasoning.close) if tag in special_tokens}
+    """The grammar of an answer in a form with reasoning in front of it: open already, or as the
+    model likes."""
+    tags = {
+        tag: special_tokens[tag]
+        for tag in (reasoning.open, reasoning.close)
+        if tag in special_tokens
+    }
     write = _Writer(tags)
     if reasoning.close in tags:
         rules = [f"thought: TEXT {write.text(reasoning.close)}", "TEXT: /(.|\\n)*/"]
     else:
         rules = [f"thought[lazy]: /(.|\\n)*/ {write.text(reasoning.close)}"]
-    thinks = "thought BLANK" if reasoning.begun else f"({write.text(reasoning.open)} thought BLANK)?"
+    thinks = (
+        "thought BLANK" if reasoning.begun else f"({write.text(reasoning.open)} thought BLANK)?"
+    )
     lark = "\n".join([f"start: {thinks} @form", *rules, "BLANK: /\\n{0,2}/"])
     form, *others = json.loads(grammar)["grammars"]
-    return json.dumps({"grammars": [{"name": "answer", "lark_grammar": lark}, {**form, "name": "form"}, *others]})
+    return json.dumps(
+        {"grammars": [{"name": "answer", "lark_grammar": lark}, {**form, "name": "form"}, *others]}
+    )
 
 
 def _decoded(definition: str) -> Any:

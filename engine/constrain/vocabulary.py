@@ -1,4 +1,5 @@
-"""A tokenizer as llguidance sees it: the bytes of every token, and which of them are control tokens. Knows no grammar."""
+"""A tokenizer as llguidance sees it: the bytes of every token, and which of them are control
+tokens. Knows no grammar."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from engine.prompt.tokenizer import Tokenizer
 
 
 def open_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
-    """The trie of all tokens; takes some tenths of a second. The tokenizer's stop ids end an answer, and there must be one.
+    """The trie of all tokens; takes some tenths of a second. The tokenizer's stop ids end an
+    answer, and there must be one.
 
     What the grammar forces is split into tokens with `tokenizer.encode`, later and on any thread.
     """
@@ -24,13 +26,18 @@ class _Source:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.eos_token_id: Final = min(tokenizer.stop_ids)
         self.bos_token_id: Final = None
-        self.tokens: Final = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
-        self.special_token_ids: Final = sorted({*tokenizer.special_tokens.values(), *tokenizer.stop_ids})
+        self.tokens: Final = [
+            tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)
+        ]
+        self.special_token_ids: Final = sorted(
+            {*tokenizer.special_tokens.values(), *tokenizer.stop_ids}
+        )
         self._tokenizer = tokenizer
         self._special = any_of(text for text in tokenizer.special_tokens if len(text) > 1)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a forced text. One that reads like a control token is split, as its bytes are just text.
+        """The tokens of a forced text. One that reads like a control token is split, as its bytes
+        are just text.
 
         Raises `TypeError` for bytes, which tells the library to bring only text.
         """

@@ -1,7 +1,8 @@
-"""From the queue to pages: a request waits for another that computes the same, for lower tiers, for room; then it starts.
+"""From the queue to pages: a request waits for another that computes the same, for lower tiers, for
+room; then it starts.
 
-Knows no model and no answers. What a request waits for, in this order: `FOLLOWING` (single-flight), `LOADING` (tiers),
-`WAITING` (pages and a seat), `RESTORING` (what was read is put into its pages).
+Knows no model and no answers. What a request waits for, in this order: `FOLLOWING` (single-flight),
+`LOADING` (tiers), `WAITING` (pages and a seat), `RESTORING` (what was read is put into its pages).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ RESTORE_NBYTES: Final = 16 * 1024**2
 """Bytes put onto the device between two steps, so that answers being read never stop for long."""
 
 MAX_SEEKS: Final = 4
-"""How often a request's prefix is read again because the device lost its own part while the request queued."""
+"""How often a request's prefix is read again because the device lost its own part while the request
+queued."""
 
 
 class Admission:
@@ -49,15 +51,17 @@ class Admission:
         """Waiting requests whose prefix another request is computing."""
         return self._flights.num_following
 
-    # In ------------------------------------------------------------------------------------------------------------------
+    # In -------------------------------------------------------------------------------------------
 
     def enter(self, request: EngineRequest) -> None:
-        """A request that was put into the queue begins to wait for what it needs, and starts if that is nothing."""
+        """A request that was put into the queue begins to wait for what it needs, and starts if
+        that is nothing."""
         self._begin(request)
         self.admit()
 
     def settle(self) -> None:
-        """Take in what the tiers have done, and let go of those who have waited long enough for somebody else."""
+        """Take in what the tiers have done, and let go of those who have waited long enough for
+        somebody else."""
         with self._stats.timed("engine_cache_seconds_total"):
             self._cache.poll()
         for request_id, request in list(self._loading.items()):
@@ -74,7 +78,8 @@ class Admission:
         self._scheduler.admit(self._try_admit)
 
     def restore(self) -> None:
-        """Put what was read onto the device, oldest request first, a slice at a time; who waited for that starts."""
+        """Put what was read onto the device, oldest request first, a slice at a time; who waited
+        for that starts."""
         left = RESTORE_NBYTES
         for request_id, request in list(self._restoring.items()):
             lease = request.pages
@@ -88,7 +93,7 @@ class Admission:
                 break
         self.admit()
 
-    # On ------------------------------------------------------------------------------------------------------------------
+    # On -------------------------------------------------------------------------------------------
 
     def computed(self, request: EngineRequest) -> None:
         """More of a prompt is in the cache: whoever waited for that much goes on.
@@ -102,30 +107,34 @@ class Admission:
         self._release(released)
 
     def leave(self, request: EngineRequest) -> None:
-        """A request has all of its prompt, or has ended: nobody waits for it any more, and it waits for nothing."""
+        """A request has all of its prompt, or has ended: nobody waits for it any more, and it waits
+        for nothing."""
         self._loading.pop(request.request_id, None)
         self._restoring.pop(request.request_id, None)
         self._flights.leave(request.request_id)
         self._release(self._flights.land(request.request_id))
 
     def forget(self, tenant: str | None) -> None:
-        """What running requests of the tenant, or of all, have computed so far will not be found by others."""
+        """What running requests of the tenant, or of all, have computed so far will not be found by
+        others."""
         running = [self._requests[sequence.request_id] for sequence in self._scheduler.running]
         mine = [request for request in running if tenant in (None, request.job.submit.tenant)]
         self._release([name for request in mine for name in self._flights.land(request.request_id)])
 
     def check(self) -> None:
-        """Raise AssertionError unless everybody who waits is in the queue for what it waits for. For tests."""
+        """Raise AssertionError unless everybody who waits is in the queue for what it waits for.
+        For tests."""
         self._flights.check()
         following = [r for r in self._requests.values() if r.sequence.status is Status.FOLLOWING]
         assert len(following) == self._flights.num_following
         assert all(r.sequence.status is Status.LOADING for r in self._loading.values())
         assert all(r.sequence.status is Status.RESTORING for r in self._restoring.values())
 
-    # Inside --------------------------------------------------------------------------------------------------------------
+    # Inside ---------------------------------------------------------------------------------------
 
     def _begin(self, request: EngineRequest) -> None:
-        """Wait for whoever computes the same, else for what lower tiers have; the sequence may be admitted if for neither."""
+        """Wait for whoever computes the same, else for what lower tiers have; the sequence may be
+        admitted if for neither."""
         if not self._follow(request):
             self._seek(request)
 
@@ -143,16 +152,25 @@ class Admission:
             return False
         with self._stats.timed("engine_cache_seconds_total"):
             if request.beginning is None:
-                request.beginning = Beginning.of(submit.tenant, pack(rendered.token_ids), self._block_size)
+                request.beginning = Beginning.of(
+                    submit.tenant, pack(rendered.token_ids), self._block_size
+                )
             beginning = request.beginning
             outlook = self._cache.look(submit.tenant, rendered, submit.plan, beginning.ids)
         num_found, num_prompt = outlook.num_found, request.sequence.num_prompt
-        found = self._flights.find(beginning, num_found, num_prompt - 1) if submit.plan.read and request.is_patient else None
+        found = (
+            self._flights.find(beginning, num_found, num_prompt - 1)
+            if submit.plan.read and request.is_patient
+            else None
+        )
         if found is None:
             self._flights.lead(request.request_id, beginning, num_found, outlook.num_kept)
             return False
         if request.until_s is None:
-            request.num_found, request.until_s = num_found, self._cache.now_s + submit.plan.max_wait_s
+            request.num_found, request.until_s = (
+                num_found,
+                self._cache.now_s + submit.plan.max_wait_s,
+            )
             self._stats.add("engine_followers_total")
         flight, num_tokens = found
         self._flights.follow(request.request_id, flight, num_tokens, request.until_s)
@@ -160,11 +178,14 @@ class Admission:
         return True
 
     def _seek(self, request: EngineRequest) -> None:
-        """Start reading what lower tiers have of the prompt; the sequence is LOADING unless that is settled at once."""
+        """Start reading what lower tiers have of the prompt; the sequence is LOADING unless that is
+        settled at once."""
         submit, sequence = request.job.submit, request.sequence
         request.num_seeks += 1
         with self._stats.timed("engine_cache_seconds_total"):
-            request.fetch = self._cache.seek(submit.tenant, request.job.rendered, submit.plan, submit.started_at_s, request.ids)
+            request.fetch = self._cache.seek(
+                submit.tenant, request.job.rendered, submit.plan, submit.started_at_s, request.ids
+            )
         if request.fetch is not None and not request.fetch.is_over:
             sequence.move(Status.LOADING)
             self._loading[sequence.request_id] = request
@@ -173,7 +194,9 @@ class Admission:
         request = self._requests[sequence.request_id]
         if request.last_lease is not None:
             return self._room.resume(request)
-        while request.fetch is not None and request.fetch.is_outrun and request.num_seeks < MAX_SEEKS:
+        while (
+            request.fetch is not None and request.fetch.is_outrun and request.num_seeks < MAX_SEEKS
+        ):
             self._cache.abandon(request.fetch)
             self._seek(request)
             if sequence.status is Status.LOADING:

@@ -13,8 +13,8 @@ ANSWER_TOKENS: Final = 256
 class StepLimits:
     """`context` is the most tokens of prompt and answer together, never more than the pool holds.
 
-    A step has `max_step_tokens`, of which prefills get `max_mixed_tokens` while something decodes. `answer_tokens` of an
-    answer get their pages at once, the others when they are needed.
+    A step has `max_step_tokens`, of which prefills get `max_mixed_tokens` while something decodes.
+    `answer_tokens` of an answer get their pages at once, the others when they are needed.
     """
 
     context: int

@@ -1,4 +1,5 @@
-"""One accepted request, with all that it has until its last event, and what the parts of the step loop share. Data only."""
+"""One accepted request, with all that it has until its last event, and what the parts of the step
+loop share. Data only."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ from engine.stats import Stats
 class EngineRequest:
     """Owned by the step loop; times are on the monotonic clock.
 
-    `lease` is None while it has no pages: before it is admitted, and while it is preempted, when `last_lease` is the one
-    it had. `num_found` are the prompt's tokens that were there before it first waited for another request, None if it
-    never did. `is_patient` until it has waited for others as long as it may. `drafter` guesses what it will say, None
-    where nothing is guessed.
+    `lease` is None while it has no pages: before it is admitted, and while it is preempted, when
+    `last_lease` is the one it had. `num_found` are the prompt's tokens that were there before it
+    first waited for another request, None if it never did. `is_patient` until it has waited for
+    others as long as it may. `drafter` guesses what it will say, None where nothing is guessed.
     """
 
     job: RenderedJob
@@ -63,7 +64,8 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoopParts:
-    """What the step loop and its parts work on; the engine thread owns all of it. `requests` are the accepted ones by id."""
+    """What the step loop and its parts work on; the engine thread owns all of it. `requests` are
+    the accepted ones by id."""
 
     limits: StepLimits
     runner: Runner

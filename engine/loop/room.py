@@ -1,8 +1,10 @@
-"""Pages for what a step writes: taken from what was reserved, reserved when needed, freed by preemption. Knows no model.
+"""Pages for what a step writes: taken from what was reserved, reserved when needed, freed by
+preemption. Knows no model.
 
-A request reserves its prompt and a part of its answer when it is admitted, and more of the answer as it grows. When there
-is no more, the youngest decoding sequence gives up its pages and waits until it can go on. The oldest running sequence is
-never the youngest of several, so it always gets on, and everybody becomes the oldest.
+A request reserves its prompt and a part of its answer when it is admitted, and more of the answer
+as it grows. When there is no more, the youngest decoding sequence gives up its pages and waits
+until it can go on. The oldest running sequence is never the youngest of several, so it always gets
+on, and everybody becomes the oldest.
 
 Only decoding sequences are preempted: by then what their report calls skipped was skipped.
 """
@@ -29,17 +31,22 @@ class PageReservations:
         return min(sequence.num_most, len(sequence.token_ids) + self._limits.answer_tokens)
 
     def spare_pages(self) -> int:
-        """Pages that running sequences are about to ask for: whoever is admitted leaves as many, or would be preempted."""
+        """Pages that running sequences are about to ask for: whoever is admitted leaves as many, or
+        would be preempted."""
         size, ahead = self._limits.block_size, self._limits.answer_tokens
         running = [(s, self._requests[s.request_id].pages) for s in self._scheduler.running]
-        return sum(min(-(-sequence.num_most // size) - lease.num_pages, -(-ahead // size)) for sequence, lease in running)
+        return sum(
+            min(-(-sequence.num_most // size) - lease.num_pages, -(-ahead // size))
+            for sequence, lease in running
+        )
 
     def num_reusable(self, sequence: Sequence, num_tokens: int) -> int:
         """How many of a sequence's first `num_tokens` tokens have KV that prompts may share."""
         return num_tokens if self._runner.reuse_decode_kv else min(num_tokens, sequence.num_prompt)
 
     def resume(self, request: EngineRequest) -> bool:
-        """Let a preempted request go on, if there is room: its next token is sampled once all it had is computed again."""
+        """Let a preempted request go on, if there is room: its next token is sampled once all it
+        had is computed again."""
         sequence = request.sequence
         assert request.last_lease is not None
         with self._stats.timed("engine_cache_seconds_total"):
@@ -76,17 +83,22 @@ class PageReservations:
             part.sequence.block_table = lease.block_table
 
     def _reserve(self, part: Slice) -> bool:
-        """Whether the slice can be computed in this step; younger sequences may have lost their pages for it."""
+        """Whether the slice can be computed in this step; younger sequences may have lost their
+        pages for it."""
         sequence = part.sequence
         request = self._requests[sequence.request_id]
         if request.lease is None:  # preempted for an older one in this very step
             return False
         ahead = min(sequence.num_most, part.end + self._limits.answer_tokens)
-        if part.end <= request.lease.num_pages * self._limits.block_size or self._cache.reserve(request.lease, ahead):
+        if part.end <= request.lease.num_pages * self._limits.block_size or self._cache.reserve(
+            request.lease, ahead
+        ):
             return True
         while not self._cache.reserve(request.lease, part.end):
             decoding = [other for other in self._scheduler.running if other.status is Status.DECODE]
-            if decoding == [sequence]:  # prefills have the rest; they get on, and can be preempted then
+            if decoding == [
+                sequence
+            ]:  # prefills have the rest; they get on, and can be preempted then
                 return False
             self._preempt(self._requests[decoding[-1].request_id])
             if decoding[-1] is sequence:
@@ -94,9 +106,12 @@ class PageReservations:
         return True
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Give a decoding request's pages back and queue it again. What it computed stays cached, as long as there is room."""
+        """Give a decoding request's pages back and queue it again. What it computed stays cached,
+        as long as there is room."""
         sequence, lease = request.sequence, request.pages
-        self._cache.release(lease, sequence.token_ids, self.num_reusable(sequence, sequence.num_computed))
+        self._cache.release(
+            lease, sequence.token_ids, self.num_reusable(sequence, sequence.num_computed)
+        )
         request.lease, request.last_lease = None, lease
         sequence.num_computed = 0
         sequence.block_table = []

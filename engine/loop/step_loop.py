@@ -1,9 +1,11 @@
-"""The step loop: from rendered prompts to events, one model step at a time. Knows no threads, sockets or rendering.
+"""The step loop: from rendered prompts to events, one model step at a time. Knows no threads,
+sockets or rendering.
 
-A request's life: `accept` (it fits the context) → it waits for what it needs and is admitted (`engine/loop/admission.py`:
-`Started`) → prefilled in chunks, each committed to the cache → first token (the plan's entries are promised) → decoded, a
-token or a rightly guessed few per step → `Finished`, and its pages go back. When pages run out it may have to give them up
-and go on later (`engine/loop/room.py`): nobody can tell but by the time it takes.
+A request's life: `accept` (it fits the context) → it waits for what it needs and is admitted
+(`engine/loop/admission.py`: `Started`) → prefilled in chunks, each committed to the cache → first
+token (the plan's entries are promised) → decoded, a token or a rightly guessed few per step →
+`Finished`, and its pages go back. When pages run out it may have to give them up and go on later
+(`engine/loop/room.py`): nobody can tell but by the time it takes.
 """
 
 from __future__ import annotations
@@ -40,13 +42,20 @@ COPY_NBYTES: Final = 8 * 1024**2
 
 
 class StepLoop:
-    """Owns scheduler, cache and runner; not thread-safe, the engine thread owns it. Nothing here waits.
+    """Owns scheduler, cache and runner; not thread-safe, the engine thread owns it. Nothing here
+    waits.
 
-    Every accepted request gets exactly one `Finished` or `Failed`, after its pages have been given back.
+    Every accepted request gets exactly one `Finished` or `Failed`, after its pages have been given
+    back.
     """
 
     def __init__(
-        self, limits: StepLimits, runner: Runner, cache: PrefixCache, tokenizer: Tokenizer, emit: Callable[[FromEngine], None]
+        self,
+        limits: StepLimits,
+        runner: Runner,
+        cache: PrefixCache,
+        tokenizer: Tokenizer,
+        emit: Callable[[FromEngine], None],
     ) -> None:
         self.limits = limits
         self._runner = runner
@@ -73,7 +82,8 @@ class StepLoop:
         return self._scheduler.has_work or self._cache.has_work
 
     def wait_s(self) -> float | None:
-        """Seconds after which `step` has something to do though nothing arrived; None if it never will."""
+        """Seconds after which `step` has something to do though nothing arrived; None if it never
+        will."""
         return self._cache.wait_s()
 
     @property
@@ -94,12 +104,14 @@ class StepLoop:
         """Waiting requests whose prefix another request is computing."""
         return self._admission.num_following
 
-    # What others want ---------------------------------------------------------------------------------------------------
+    # What others want -----------------------------------------------------------------------------
 
     def accept(self, job: RenderedJob) -> None:
-        """Start a request or queue it, or answer `Failed` when it can never fit or the queue is full.
+        """Start a request or queue it, or answer `Failed` when it can never fit or the queue is
+        full.
 
-        `max_tokens` is clamped to the context, and an answer that ends there finishes with `context`.
+        `max_tokens` is clamped to the context, and an answer that ends there finishes with
+        `context`.
         """
         self.tick(job.submit.started_at_s)
         self.stats.add("engine_requests_total")
@@ -111,27 +123,40 @@ class StepLoop:
             return
         if room < 1:
             error = ContextExceeded(num_prompt, self.limits.context)
-            self._refuse(job, "context_exceeded", str(error), num_prompt=num_prompt, limit=self.limits.context)
+            self._refuse(
+                job,
+                "context_exceeded",
+                str(error),
+                num_prompt=num_prompt,
+                limit=self.limits.context,
+            )
             return
         sampling = job.submit.sampling
         at_limit: FinishReason = "context" if sampling.max_tokens > room else "length"
         sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
         sequence = Sequence(
-            job.submit.request_id, list(job.rendered.token_ids), num_prompt, sampling, constraint=job.constraint
+            job.submit.request_id,
+            list(job.rendered.token_ids),
+            num_prompt,
+            sampling,
+            constraint=job.constraint,
         )
         try:
             self._scheduler.add(sequence)
         except Overloaded as error:
             self._refuse(job, "overloaded", str(error))
             return
-        request = EngineRequest(job, sequence, OutputParser(self._tokenizer, sampling, at_limit, job.rendered.speech))
+        request = EngineRequest(
+            job, sequence, OutputParser(self._tokenizer, sampling, at_limit, job.rendered.speech)
+        )
         if self.limits.speculation and job.constraint is None:
             request.drafter = Drafter(sequence.token_ids)
         self._requests[sequence.request_id] = request
         self._admission.enter(request)
 
     def abort(self, request_id: str) -> None:
-        """End a request as `cancelled`, accepted or not yet; what was computed of it stays cached."""
+        """End a request as `cancelled`, accepted or not yet; what was computed of it stays
+        cached."""
         self.stats.add("engine_aborted_total")
         request = self._requests.get(request_id)
         if request is None:
@@ -151,7 +176,9 @@ class StepLoop:
             with self.stats.timed("engine_cache_seconds_total"):
                 self._cache.tick(now_s)
 
-    def flush(self, tenant: str | None, then: Callable[[int | None], None] = lambda num: None) -> int:
+    def flush(
+        self, tenant: str | None, then: Callable[[int | None], None] = lambda num: None
+    ) -> int:
         """See `PrefixCache.flush`."""
         with self.stats.timed("engine_cache_seconds_total"):
             num_blocks = self._cache.flush(tenant, then)
@@ -164,26 +191,30 @@ class StepLoop:
             return self._cache.pin(key, pinned=pinned)
 
     def check(self) -> None:
-        """Raise AssertionError unless what is waiting, running and cached fits together. For tests."""
+        """Raise AssertionError unless what is waiting, running and cached fits together. For
+        tests."""
         self._cache.check()
         self._admission.check()
 
     def close(self, timeout_s: float) -> None:
-        """With nothing in flight any more: write what the lower tiers should have, for so long at most."""
+        """With nothing in flight any more: write what the lower tiers should have, for so long at
+        most."""
         if not self._cache.close(timeout_s):
             _log.warning("not everything was written to the lower tiers")
 
-    # One step -----------------------------------------------------------------------------------------------------------
+    # One step -------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Admit what fits, compute one step, send what came of it.
 
-        An error of the model fails the sequences of that step and is otherwise survived, unless it follows another one
-        or memory ran out: then it is raised and this loop is of no more use. So is any error from elsewhere.
+        An error of the model fails the sequences of that step and is otherwise survived, unless it
+        follows another one or memory ran out: then it is raised and this loop is of no more use. So
+        is any error from elsewhere.
         """
         self._admission.settle()
         self._admission.admit()
-        # With nothing running all pages can be had, and what is larger than the pool was refused: nobody waits for ever.
+        # With nothing running all pages can be had, and what is larger than the pool was refused:
+        # nobody waits for ever.
         num_patient = self._admission.num_loading + self._admission.num_following
         assert self._scheduler.num_running or self._scheduler.num_waiting == num_patient
         self._admission.restore()
@@ -199,7 +230,8 @@ class StepLoop:
                 self._cache.copy_out(COPY_NBYTES)
 
     def _draft(self, slices: list[Slice]) -> list[Slice]:
-        """The slices, with guesses of what comes next where few sequences decode and guessing pays."""
+        """The slices, with guesses of what comes next where few sequences decode and guessing
+        pays."""
         decoding = [part for part in slices if part.sequence.status is Status.DECODE]
         if not self.limits.speculation or len(decoding) > MAX_DRAFTING:
             return slices
@@ -227,7 +259,9 @@ class StepLoop:
 
     def _measure(self, slices: Seq[Slice], seconds: float) -> None:
         """Learn the speed of prefill from steps that did little else."""
-        num_prefill = sum(part.num_tokens for part in slices if part.sequence.status is Status.PREFILL)
+        num_prefill = sum(
+            part.num_tokens for part in slices if part.sequence.status is Status.PREFILL
+        )
         if num_prefill >= self.limits.max_step_tokens // 2:
             self._cache.prefilled(num_prefill, seconds)
 
@@ -238,7 +272,11 @@ class StepLoop:
             self._count_prefill(part)
             sequence.num_computed += part.num_tokens
             with self.stats.timed("engine_cache_seconds_total"):
-                self._cache.commit(request.pages, sequence.token_ids, self._room.num_reusable(sequence, sequence.num_computed))
+                self._cache.commit(
+                    request.pages,
+                    sequence.token_ids,
+                    self._room.num_reusable(sequence, sequence.num_computed),
+                )
             self._admission.computed(request)
             if sequence.num_left:
                 return
@@ -297,15 +335,28 @@ class StepLoop:
     def _send(self, request: EngineRequest, piece: OutputPiece) -> None:
         request_id, call = request.sequence.request_id, piece.call
         if call is not None and (call.name is not None or call.arguments or piece.token_ids):
-            self._emit(ToolCallDelta(request_id, call.index, call.name, call.arguments, piece.token_ids, piece.logprobs))
+            self._emit(
+                ToolCallDelta(
+                    request_id,
+                    call.index,
+                    call.name,
+                    call.arguments,
+                    piece.token_ids,
+                    piece.logprobs,
+                )
+            )
         elif piece.text or piece.token_ids:
-            self._emit(TextDelta(request_id, piece.text, piece.token_ids, piece.thinking, piece.logprobs))
+            self._emit(
+                TextDelta(request_id, piece.text, piece.token_ids, piece.thinking, piece.logprobs)
+            )
         if piece.finish is not None:
             self._finish(request, piece.finish, piece.stop)
 
-    # Ends ---------------------------------------------------------------------------------------------------------------
+    # Ends -----------------------------------------------------------------------------------------
 
-    def _finish(self, request: EngineRequest, reason: FinishReason, stop: str | None = None) -> None:
+    def _finish(
+        self, request: EngineRequest, reason: FinishReason, stop: str | None = None
+    ) -> None:
         now_s = time.perf_counter()
         first_s = request.first_token_s
         started_s = request.started_s or now_s
@@ -322,7 +373,13 @@ class StepLoop:
         )
 
     def _refuse(
-        self, job: RenderedJob, kind: FailureKind, message: str, *, num_prompt: int | None = None, limit: int | None = None
+        self,
+        job: RenderedJob,
+        kind: FailureKind,
+        message: str,
+        *,
+        num_prompt: int | None = None,
+        limit: int | None = None,
     ) -> None:
         self.stats.add("engine_failed_total")
         self._emit(Failed(job.submit.request_id, kind, message, num_prompt, limit))
@@ -342,7 +399,8 @@ class StepLoop:
         self._admission.leave(request)
 
     def _survive(self, error: Exception, slices: Seq[Slice]) -> None:
-        """Fail the sequences of a step that raised. Their tokens before the step are still good and stay cached."""
+        """Fail the sequences of a step that raised. Their tokens before the step are still good and
+        stay cached."""
         self.stats.add("engine_failed_steps_total")
         for part in slices:
             request = self._requests[part.sequence.request_id]
@@ -355,5 +413,8 @@ class StepLoop:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host ran out of memory. Known by name, as this package must not import torch."""
-    return isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    """Whether a device or the host ran out of memory. Known by name, as this package must not
+    import torch."""
+    return isinstance(error, MemoryError) or any(
+        kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
+    )

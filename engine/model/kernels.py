@@ -1,4 +1,5 @@
-"""Attention over given keys and values, as torch offers it on this device. Knows no pages, sequences or models."""
+"""Attention over given keys and values, as torch offers it on this device. Knows no pages,
+sequences or models."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 
-# Torch's fused CPU kernel with its log-sum-exp; not part of the public API, so every use has a fallback.
-_FLASH_CPU: Final[Any] = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+# Torch's fused CPU kernel with its log-sum-exp; not part of the public API, so every use has a
+# fallback.
+_FLASH_CPU: Final[Any] = getattr(
+    torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None
+)
 
 
 def has_parts(device: torch.device) -> bool:
@@ -21,9 +25,9 @@ def attend_part(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention to a part of the keys, and the log-sum-exp of its scores.
 
-    `query [num_heads, num_rows, head_dim]`, `key` and `value [num_keys, num_kv_heads, head_dim]`; returns
-    `[num_heads, num_rows, head_dim]` in the query's dtype and `[num_heads, num_rows]` fp32. With `causal`, row i sees the
-    keys up to i; else all.
+    `query [num_heads, num_rows, head_dim]`, `key` and `value [num_keys, num_kv_heads, head_dim]`;
+    returns `[num_heads, num_rows, head_dim]` in the query's dtype and `[num_heads, num_rows]` fp32.
+    With `causal`, row i sees the keys up to i; else all.
     """
     num_heads, num_rows, head_dim = query.shape
     q, k, v = _per_head(query, key, value) if causal else _heads_as_rows(query, key, value)
@@ -31,12 +35,14 @@ def attend_part(
     return out.reshape(num_heads, num_rows, head_dim), lse.reshape(num_heads, num_rows)
 
 
-def attend_row(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_row(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One token's attention to a part of its keys, and the log-sum-exp of its scores.
 
-    `query [1, num_kv_heads, num_group, head_dim]`: the query heads of a KV head stand as its rows, so that keys are read
-    once. `key` and `value [1, num_kv_heads, num_keys, head_dim]`. Returns the query's shape, and `[1, num_kv_heads,
-    num_group]` fp32.
+    `query [1, num_kv_heads, num_group, head_dim]`: the query heads of a KV head stand as its rows,
+    so that keys are read once. `key` and `value [1, num_kv_heads, num_keys, head_dim]`. Returns the
+    query's shape, and `[1, num_kv_heads, num_group]` fp32.
     """
     out, lse = _FLASH_CPU(query, key, value, 0.0, False, scale=scale)
     return out, lse
@@ -53,18 +59,27 @@ def merge_parts(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
 
 
 def attend_masked(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
 ) -> torch.Tensor:
-    """Attention in one call under an additive mask `[num_rows, num_keys]` in the query's dtype (None: all keys).
+    """Attention in one call under an additive mask `[num_rows, num_keys]` in the query's dtype
+    (None: all keys).
 
-    Shapes as in `attend_part`. At fixed row and key counts a row's bits depend on nothing but the row and the keys it sees.
+    Shapes as in `attend_part`. At fixed row and key counts a row's bits depend on nothing but the
+    row and the keys it sees.
     """
     q, k, v = _heads_as_rows(query, key, value) if mask is None else _per_head(query, key, value)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).reshape(query.shape)
 
 
-def causal_mask(shape: tuple[int, int], start: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-    """Additive mask of `shape = (num_rows, num_keys)`: row i stands at `start + i` and sees the last `window` keys up to there.
+def causal_mask(
+    shape: tuple[int, int], start: int, window: int | None, like: torch.Tensor
+) -> torch.Tensor:
+    """Additive mask of `shape = (num_rows, num_keys)`: row i stands at `start + i` and sees the
+    last `window` keys up to there.
 
     Positions count from the first key the caller passes; dtype and device are those of `like`.
     """
@@ -73,11 +88,16 @@ def causal_mask(shape: tuple[int, int], start: int, window: int | None, like: to
     hidden = keys > rows
     if window is not None:
         hidden |= keys <= rows - window
-    return torch.zeros(shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+    return torch.zeros(shape, dtype=like.dtype, device=like.device).masked_fill_(
+        hidden, float("-inf")
+    )
 
 
-def _per_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Batch = KV heads, heads = the query heads of each: keys repeated by a stride of zero, copying nothing."""
+def _per_head(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Batch = KV heads, heads = the query heads of each: keys repeated by a stride of zero, copying
+    nothing."""
     num_heads, num_rows, head_dim = query.shape
     num_kv = key.shape[1]
     group = num_heads // num_kv
@@ -88,7 +108,8 @@ def _per_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tu
 def _heads_as_rows(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where nothing depends on a row's place: the query heads of a KV head become rows, and keys are read once."""
+    """Where nothing depends on a row's place: the query heads of a KV head become rows, and keys
+    are read once."""
     num_heads, num_rows, head_dim = query.shape
     num_kv = key.shape[1]
     q = query.reshape(1, num_kv, num_heads // num_kv * num_rows, head_dim)

@@ -1,7 +1,8 @@
-"""The place where KV lives: one tensor of slots for all layers, cut into pages. Knows no sequences and no attention.
+"""The place where KV lives: one tensor of slots for all layers, cut into pages. Knows no sequences
+and no attention.
 
-Layout of a page's bytes, as `read_pages` returns them: `[num_layers, 2 (K, V), page_size, num_kv_heads, head_dim]` in the
-pool's dtype, native byte order, no padding.
+Layout of a page's bytes, as `read_pages` returns them: `[num_layers, 2 (K, V), page_size,
+num_kv_heads, head_dim]` in the pool's dtype, native byte order, no padding.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from engine.memory import buffer, mapping
 from engine.model.runs import SlotRun
 
 PAD_SLOTS: Final = 512
-"""Slots after the last page that are zero and stay zero: a view may run past a sequence's end, up to a multiple of this."""
+"""Slots after the last page that are zero and stay zero: a view may run past a sequence's end, up
+to a multiple of this."""
 
-_INTEGERS: Final[dict[int, tuple[Any, Any]]] = {2: (numpy.int16, numpy.uint16), 4: (numpy.int32, numpy.uint32)}
+_INTEGERS: Final[dict[int, tuple[Any, Any]]] = {
+    2: (numpy.int16, numpy.uint16),
+    4: (numpy.int32, numpy.uint32),
+}
 """Integers with and without a sign as long as an item of KV."""
 
 
@@ -34,7 +39,14 @@ class KvShape:
 
     def page_nbytes(self, page_size: int) -> int:
         """Bytes of one page over all layers, K and V."""
-        return self.num_layers * 2 * page_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return (
+            self.num_layers
+            * 2
+            * page_size
+            * self.num_kv_heads
+            * self.head_dim
+            * self.dtype.itemsize
+        )
 
 
 def slots_of(runs: Sequence[SlotRun], device: torch.device) -> slice | torch.Tensor:
@@ -46,13 +58,23 @@ def slots_of(runs: Sequence[SlotRun], device: torch.device) -> slice | torch.Ten
 
 
 class KvPool:
-    """`num_pages` pages of `page_size` slots, `num_spare` pages that are no sequence's, and `PAD_SLOTS` zero slots after them.
+    """`num_pages` pages of `page_size` slots, `num_spare` pages that are no sequence's, and
+    `PAD_SLOTS` zero slots after them.
 
-    Every value in the pool is finite, always: what a model or a tier brings as NaN or infinity is stored as zero. Slots
-    under an attention mask weigh exactly nothing only then (0 * NaN is NaN), and one sequence can never reach another.
+    Every value in the pool is finite, always: what a model or a tier brings as NaN or infinity is
+    stored as zero. Slots under an attention mask weigh exactly nothing only then (0 * NaN is NaN),
+    and one sequence can never reach another.
     """
 
-    def __init__(self, shape: KvShape, num_pages: int, page_size: int, device: torch.device, *, num_spare: int = 0) -> None:
+    def __init__(
+        self,
+        shape: KvShape,
+        num_pages: int,
+        page_size: int,
+        device: torch.device,
+        *,
+        num_spare: int = 0,
+    ) -> None:
         self.shape = shape
         self.num_pages = num_pages
         self.num_spare = num_spare
@@ -64,11 +86,20 @@ class KvPool:
         self._planes = tuple((layer[0], layer[1]) for layer in self._slots)
         self._flat = tuple((key.flatten(1), value.flatten(1)) for key, value in self._planes)
         by_head = self._slots.transpose(2, 3).unsqueeze(2)
-        self._sides = tuple((by_head[layer, 0], by_head[layer, 1]) for layer in range(shape.num_layers))
+        self._sides = tuple(
+            (by_head[layer, 0], by_head[layer, 1]) for layer in range(shape.num_layers)
+        )
         self._slot_nbytes = shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
-        # The same memory as `[layers and sides, bytes]`: copies of bytes are one thread's work, and wait for no others.
-        self._bytes = self._slots.view(torch.uint8).view(2 * shape.num_layers, -1).numpy() if device.type == "cpu" else None
-        self._scratch = torch.zeros((2, 0, shape.num_kv_heads, shape.head_dim), dtype=shape.dtype, device=device)
+        # The same memory as `[layers and sides, bytes]`: copies of bytes are one thread's work, and
+        # wait for no others.
+        self._bytes = (
+            self._slots.view(torch.uint8).view(2 * shape.num_layers, -1).numpy()
+            if device.type == "cpu"
+            else None
+        )
+        self._scratch = torch.zeros(
+            (2, 0, shape.num_kv_heads, shape.head_dim), dtype=shape.dtype, device=device
+        )
 
     @property
     def device(self) -> torch.device:
@@ -76,12 +107,16 @@ class KvPool:
         return self._slots.device
 
     def touch(self, nbytes: int) -> None:
-        """Have the memory of the first pages at hand, up to `nbytes`: later writes would wait for it. Only of a fresh pool."""
+        """Have the memory of the first pages at hand, up to `nbytes`: later writes would wait for
+        it. Only of a fresh pool."""
         num_pages = min(nbytes // self.page_nbytes, self.num_pages)
         self._slots[:, :, : num_pages * self.page_size].zero_()
 
-    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: slice | torch.Tensor) -> None:
-        """Store keys and values `[num_tokens, num_kv_heads, head_dim]` in `slots`: a slice or int64 indices, one per token."""
+    def write(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: slice | torch.Tensor
+    ) -> None:
+        """Store keys and values `[num_tokens, num_kv_heads, head_dim]` in `slots`: a slice or int64
+        indices, one per token."""
         for side, new in enumerate((key, value)):
             finite = _finite(new)
             if isinstance(slots, slice):
@@ -89,8 +124,11 @@ class KvPool:
             else:
                 self._slots[layer, side].index_copy_(0, slots, finite)
 
-    def put(self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: slice | torch.Tensor) -> None:
-        """As `write`, of any floating dtype and unchecked: `keep_finite` must follow before anyone else reads the pool."""
+    def put(
+        self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: slice | torch.Tensor
+    ) -> None:
+        """As `write`, of any floating dtype and unchecked: `keep_finite` must follow before anyone
+        else reads the pool."""
         for side, new in zip(self._planes[layer], (key, value), strict=True):
             if isinstance(slots, slice):
                 side[slots] = new
@@ -98,9 +136,11 @@ class KvPool:
                 side.index_copy_(0, slots, new.to(self.shape.dtype))
 
     def keep_finite(self, slots: slice | torch.Tensor) -> None:
-        """Make what was `put` in `slots`, in all layers, finite: on the CPU one sum where it is, which is nearly always.
+        """Make what was `put` in `slots`, in all layers, finite: on the CPU one sum where it is,
+        which is nearly always.
 
-        Elsewhere it is written again unasked: waiting for a device's answer costs more, and cannot be recorded.
+        Elsewhere it is written again unasked: waiting for a device's answer costs more, and cannot
+        be recorded.
         """
         written = self._slots[:, :, slots]
         if self._bytes is None or not bool(written.sum(dtype=torch.float32).isfinite()):
@@ -115,15 +155,21 @@ class KvPool:
         return self._flat[layer]
 
     def whole_pages(self) -> torch.Tensor:
-        """All pages in place, the spare ones last, as `[layers and sides, num_pages + num_spare, items]`."""
+        """All pages in place, the spare ones last, as `[layers and sides, num_pages + num_spare,
+        items]`."""
         count = self.num_pages + self.num_spare
-        return self._slots[:, :, : count * self.page_size].reshape(2 * self.shape.num_layers, count, -1)
+        return self._slots[:, :, : count * self.page_size].reshape(
+            2 * self.shape.num_layers, count, -1
+        )
 
     def pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """All pages' keys and values in place, the spare ones last: `[num_pages + num_spare, page_size, num_kv_heads,
-        head_dim]` each."""
+        """All pages' keys and values in place, the spare ones last: `[num_pages + num_spare,
+        page_size, num_kv_heads, head_dim]` each."""
         count = self.num_pages + self.num_spare
-        key, value = (side[: count * self.page_size].unflatten(0, (count, self.page_size)) for side in self._planes[layer])
+        key, value = (
+            side[: count * self.page_size].unflatten(0, (count, self.page_size))
+            for side in self._planes[layer]
+        )
         return key, value
 
     def gather(self, layer: int, runs: Sequence[SlotRun]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,11 +181,15 @@ class KvPool:
         """`size` values of the pool's dtype on its device, whatever they are."""
         return torch.empty(size, dtype=self.shape.dtype, device=self.device)
 
-    def read(self, layer: int, runs: Sequence[SlotRun], num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of `runs`, extended to `num_slots` slots, as `[num_slots, num_kv_heads, head_dim]` each.
+    def read(
+        self, layer: int, runs: Sequence[SlotRun], num_slots: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of `runs`, extended to `num_slots` slots, as `[num_slots, num_kv_heads,
+        head_dim]` each.
 
-        One run is a view of the pool, and its extension whatever finite values follow it. Several are copied into scratch
-        that the next call overwrites, and extended by zeros. What is read beyond the runs must be masked.
+        One run is a view of the pool, and its extension whatever finite values follow it. Several
+        are copied into scratch that the next call overwrites, and extended by zeros. What is read
+        beyond the runs must be masked.
         """
         if len(runs) == 1 and runs[0].first + num_slots <= self._slots.shape[2]:
             both = self._slots[layer, :, runs[0].first : runs[0].first + num_slots]
@@ -149,7 +199,9 @@ class KvPool:
             self._scratch = torch.zeros(size, dtype=self.shape.dtype, device=self.device)
         out, row = self._scratch[:, :num_slots], 0
         for run in runs:
-            out[:, row : row + run.num_slots] = self._slots[layer, :, run.first : run.first + run.num_slots]
+            out[:, row : row + run.num_slots] = self._slots[
+                layer, :, run.first : run.first + run.num_slots
+            ]
             row += run.num_slots
         out[:, row:] = 0
         return out[0], out[1]
@@ -161,7 +213,8 @@ class KvPool:
         self._page(target)[:, :, :num_tokens] = self._page(source)[:, :, :num_tokens]
 
     def read_pages(self, pages: Sequence[int]) -> memoryview:
-        """The bytes of the pages, one after the other, `page_nbytes` each; see the module's docstring for the layout."""
+        """The bytes of the pages, one after the other, `page_nbytes` each; see the module's
+        docstring for the layout."""
         body = buffer(len(pages) * self.page_nbytes)
         for part, first, end in self._page_runs(pages, body):
             if self._bytes is None:
@@ -172,7 +225,8 @@ class KvPool:
         return body.toreadonly()
 
     def write_pages(self, pages: Sequence[int], body: memoryview) -> None:
-        """Put the bytes of whole pages of a pool of the same shape into pages. Raises as `check_pages`."""
+        """Put the bytes of whole pages of a pool of the same shape into pages. Raises as
+        `check_pages`."""
         for part, first, end in self._page_runs(pages, body):
             slots = self._slots[:, :, first:end]
             if self._bytes is None:
@@ -185,22 +239,32 @@ class KvPool:
                 slots.copy_(_finite(slots))
 
     def check_pages(self, pages: Sequence[int], nbytes: int) -> None:
-        """Raise `IndexError` unless they are pages of the pool, and `ValueError` unless they have `nbytes` bytes together."""
+        """Raise `IndexError` unless they are pages of the pool, and `ValueError` unless they have
+        `nbytes` bytes together."""
         if nbytes != len(pages) * self.page_nbytes:
-            raise ValueError(f"{len(pages)} pages have {len(pages) * self.page_nbytes} bytes, not {nbytes}")
+            raise ValueError(
+                f"{len(pages)} pages have {len(pages) * self.page_nbytes} bytes, not {nbytes}"
+            )
         if not all(0 <= page < self.num_pages for page in pages):
             raise IndexError(f"a page of {list(pages)} is not among the pool's {self.num_pages}")
 
     def _page_runs(self, pages: Sequence[int], body: memoryview) -> Iterator[tuple[Any, int, int]]:
-        """For every run of consecutive pages: its part of `body` as `[pages, layers and sides, bytes]`, first and end slot."""
+        """For every run of consecutive pages: its part of `body` as `[pages, layers and sides,
+        bytes]`, first and end slot."""
         self.check_pages(pages, len(body))
-        whole = numpy.frombuffer(body, numpy.uint8).reshape(len(pages), 2 * self.shape.num_layers, -1)
+        whole = numpy.frombuffer(body, numpy.uint8).reshape(
+            len(pages), 2 * self.shape.num_layers, -1
+        )
         at = 0
         while at < len(pages):
             num = 1
             while at + num < len(pages) and pages[at + num] == pages[at] + num:
                 num += 1
-            yield whole[at : at + num], pages[at] * self.page_size, (pages[at] + num) * self.page_size
+            yield (
+                whole[at : at + num],
+                pages[at] * self.page_size,
+                (pages[at] + num) * self.page_size,
+            )
             at += num
 
     def _page(self, page: int) -> torch.Tensor:
@@ -215,14 +279,20 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def _all_finite(planes: Any, dtype: torch.dtype) -> bool:
-    """Whether rows of bytes hold finite floats only: taken as integers, the others are the largest of either sign."""
+    """Whether rows of bytes hold finite floats only: taken as integers, the others are the largest
+    of either sign."""
     signed, unsigned = _INTEGERS[dtype.itemsize]
-    infinity, minus_infinity = torch.tensor([torch.inf, -torch.inf], dtype=dtype).view(torch.uint8).numpy().view(unsigned)
-    return bool(planes.view(signed).max() < infinity and planes.view(unsigned).max() < minus_infinity)
+    infinity, minus_infinity = (
+        torch.tensor([torch.inf, -torch.inf], dtype=dtype).view(torch.uint8).numpy().view(unsigned)
+    )
+    return bool(
+        planes.view(signed).max() < infinity and planes.view(unsigned).max() < minus_infinity
+    )
 
 
 def _zeros(dims: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on the CPU from the kernel's zero pages, so that memory is only used near what was written."""
+    """Zeros; on the CPU from the kernel's zero pages, so that memory is only used near what was
+    written."""
     if device.type != "cpu":
         return torch.zeros(dims, dtype=dtype, device=device)
     num_items = 1

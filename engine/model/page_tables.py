@@ -1,4 +1,5 @@
-"""Block tables of the sequences of a step as arrays, kept up as they grow. Knows no tensors and no device."""
+"""Block tables of the sequences of a step as arrays, kept up as they grow. Knows no tensors and no
+device."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class PageTable:
         return self._block_table is block_table
 
     def extend(self) -> None:
-        """Take in the pages that the block table has got. Raises `IndexError` for one that the pool does not have."""
+        """Take in the pages that the block table has got. Raises `IndexError` for one that the pool
+        does not have."""
         table, start, end = self._block_table, self._num_pages, len(self._block_table)
         if end > len(self._pages):
             grown = np.zeros(max(end, 2 * len(self._pages)), dtype=np.int32)
@@ -60,22 +62,30 @@ class PageTables:
         self._tables: dict[Sequence, PageTable] = {}
 
     def renew(self, sequences: Iterable[Sequence]) -> None:
-        """Take in what the block tables of `sequences` have got, and forget all others. Raises `IndexError`."""
-        self._tables = renewed(self._tables, sequences, lambda block_table: PageTable(block_table, self._pool_pages))
+        """Take in what the block tables of `sequences` have got, and forget all others. Raises
+        `IndexError`."""
+        self._tables = renewed(
+            self._tables, sequences, lambda block_table: PageTable(block_table, self._pool_pages)
+        )
 
     def pages(self, sequence: Sequence) -> NDArray[np.int32]:
-        """The pages of a sequence that was among those last renewed, in place until the next `renew`."""
+        """The pages of a sequence that was among those last renewed, in place until the next
+        `renew`."""
         return self._tables[sequence].pages
 
     def slots(self, sequence: Sequence, start: int, end: int) -> NDArray[np.int64]:
         """The slots of tokens `[start, end)` of a sequence that was among those last renewed."""
         positions = np.arange(start, end, dtype=np.int64)
         pages = self._tables[sequence].pages
-        slots: NDArray[np.int64] = pages[positions // self.page_size] * np.int64(self.page_size) + positions % self.page_size
+        slots: NDArray[np.int64] = (
+            pages[positions // self.page_size] * np.int64(self.page_size)
+            + positions % self.page_size
+        )
         return slots
 
     def fill(self, out: NDArray[np.int32], sequences: Seq[Sequence]) -> None:
-        """Write each one's pages into its row of `out [num_sequences, any]`, as many as there are or fit; the rest stays."""
+        """Write each one's pages into its row of `out [num_sequences, any]`, as many as there are
+        or fit; the rest stays."""
         for row, sequence in zip(out, sequences, strict=True):
             pages = self._tables[sequence].pages[: len(row)]
             row[: len(pages)] = pages

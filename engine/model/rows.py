@@ -11,17 +11,20 @@ from engine.model.runs import RunTables, SlotRun
 from engine.schedule.sequence import Slice
 
 Attend: TypeAlias = Literal["free", "prompt", "generated"]
-"""How rows attend: `free` the fastest way; `prompt` and `generated` in the two fixed ways of exact mode."""
+"""How rows attend: `free` the fastest way; `prompt` and `generated` in the two fixed ways of exact
+mode."""
 
 DECODE_ROWS: Final = 4
 PREFILL_ROWS: Final = 128
 QUERY_ROWS: Final = 64
-"""Rows one attention call sees in exact mode: fewer than a linear's, so that a short tail does not attend for a whole group."""
+"""Rows one attention call sees in exact mode: fewer than a linear's, so that a short tail does not
+attend for a whole group."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """Exact mode's fixed row counts: every linear of a prompt token sees `prefill` rows, of a generated one `decode`.
+    """Exact mode's fixed row counts: every linear of a prompt token sees `prefill` rows, of a
+    generated one `decode`.
 
     `sampled` is the largest and, padded, the only number of rows the language model head sees.
     """
@@ -35,8 +38,8 @@ class RowGroups:
 class RowSpan:
     """Consecutive tokens `[start, start + num_rows)` of one sequence on rows from `row` on.
 
-    `slots` holds the sequence's tokens `[0, start + num_rows)`; `written` are the slots of the span's own tokens.
-    `slice_index` says whose tokens the last `num_sampled` rows' logits are for.
+    `slots` holds the sequence's tokens `[0, start + num_rows)`; `written` are the slots of the
+    span's own tokens. `slice_index` says whose tokens the last `num_sampled` rows' logits are for.
     """
 
     row: int
@@ -60,7 +63,8 @@ class RowSpan:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One forward pass: spans back to back, padded to `num_rows` rows; `num_sampled` head rows, padding included."""
+    """One forward pass: spans back to back, padded to `num_rows` rows; `num_sampled` head rows,
+    padding included."""
 
     spans: tuple[RowSpan, ...]
     num_rows: int
@@ -79,29 +83,41 @@ def one_group(slices: Seq[Slice], tables: RunTables) -> Group:
 
 
 def fixed_groups(slices: Seq[Slice], tables: RunTables, rows: RowGroups) -> Iterator[Group]:
-    """Forward passes of fixed row counts, in an order in which every token's predecessors come no later.
+    """Forward passes of fixed row counts, in an order in which every token's predecessors come no
+    later.
 
-    A token's kind follows from its position alone: below `num_prompt` it is a prompt token, whatever step computes it, so
-    that a sequence computed again after preemption gets the same bits.
+    A token's kind follows from its position alone: below `num_prompt` it is a prompt token,
+    whatever step computes it, so that a sequence computed again after preemption gets the same
+    bits.
     """
     yield from _pack(slices, tables, rows, prompt=True)
     yield from _pack(slices, tables, rows, prompt=False)
 
 
-def _pack(slices: Seq[Slice], tables: RunTables, rows: RowGroups, *, prompt: bool) -> Iterator[Group]:
+def _pack(
+    slices: Seq[Slice], tables: RunTables, rows: RowGroups, *, prompt: bool
+) -> Iterator[Group]:
     num_rows = rows.prefill if prompt else rows.decode
     spans: list[RowSpan] = []
     used = sampled = 0
 
     def close() -> Group:
-        return Group(tuple(spans), num_rows, rows.sampled if sampled else 0, "prompt" if prompt else "generated")
+        return Group(
+            tuple(spans),
+            num_rows,
+            rows.sampled if sampled else 0,
+            "prompt" if prompt else "generated",
+        )
 
     for index, piece in enumerate(slices):
         stop = piece.end
         border = piece.sequence.num_prompt
-        position, end = (piece.start, min(stop, border)) if prompt else (max(piece.start, border), stop)
+        position, end = (
+            (piece.start, min(stop, border)) if prompt else (max(piece.start, border), stop)
+        )
         while position < end:
-            # A generated token attends alone, as one query row: only so are its bits the same in any batch.
+            # A generated token attends alone, as one query row: only so are its bits the same in
+            # any batch.
             take = min(end - position, num_rows - used) if prompt else 1
             spans.append(_span(piece, index, (position, position + take), used, tables))
             position, used, sampled = position + take, used + take, sampled + spans[-1].num_sampled
@@ -112,8 +128,11 @@ def _pack(slices: Seq[Slice], tables: RunTables, rows: RowGroups, *, prompt: boo
         yield close()
 
 
-def _span(piece: Slice, index: int, bounds: tuple[int, int], row: int, tables: RunTables) -> RowSpan:
-    """`bounds` never cut between rows that are sampled: those of a draft are one by one in exact mode."""
+def _span(
+    piece: Slice, index: int, bounds: tuple[int, int], row: int, tables: RunTables
+) -> RowSpan:
+    """`bounds` never cut between rows that are sampled: those of a draft are one by one in exact
+    mode."""
     start, end = bounds
     sequence = piece.sequence
     num_known = len(sequence.token_ids)
@@ -121,7 +140,10 @@ def _span(piece: Slice, index: int, bounds: tuple[int, int], row: int, tables: R
     return RowSpan(
         row=row,
         start=start,
-        token_ids=(*sequence.token_ids[start:end], *piece.draft[max(start - num_known, 0) : max(end - num_known, 0)]),
+        token_ids=(
+            *sequence.token_ids[start:end],
+            *piece.draft[max(start - num_known, 0) : max(end - num_known, 0)],
+        ),
         slots=tables.cover(sequence, 0, end),
         written=tables.cover(sequence, start, end),
         slice_index=index,

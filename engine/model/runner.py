@@ -1,4 +1,5 @@
-"""The runner: a forward pass over the paged pool, and what surrounds any of them. Knows no scheduling and no model."""
+"""The runner: a forward pass over the paged pool, and what surrounds any of them. Knows no
+scheduling and no model."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from engine.model.sampling.sampler import sample
 from engine.schedule.sequence import Sampled, Slice
 
 LogitsSink: TypeAlias = Callable[[str, int, torch.Tensor], None]
-"""Called with request id, number of tokens the row has seen, and the row's logits `[vocab]`: for tests and measurements."""
+"""Called with request id, number of tokens the row has seen, and the row's logits `[vocab]`: for
+tests and measurements."""
 
 
 class Forward(Protocol):
@@ -27,8 +29,8 @@ class Forward(Protocol):
     def __call__(self, slices: Seq[Slice]) -> torch.Tensor:
         """Write the slices' KV and return fp32 logits `[num_rows, vocab]`.
 
-        One row for each slice that samples and one for each of its draft's tokens, in order. Every slice's block table
-        covers its tokens, the draft's included.
+        One row for each slice that samples and one for each of its draft's tokens, in order. Every
+        slice's block table covers its tokens, the draft's included.
         """
         ...
 
@@ -59,7 +61,8 @@ class PageMover(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a runner is, fixed when it is made: its KV's fingerprint, windows per layer, whether it is exact.
+    """What a runner is, fixed when it is made: its KV's fingerprint, windows per layer, whether it
+    is exact.
 
     `rows` are the row groups by which the generic runner is (None: fast mode, or another runner).
     """
@@ -89,14 +92,17 @@ class TorchRunner:
         self.page_size = pool.page_size
         self.page_nbytes = pool.page_nbytes
         self.exact = identity.exact
-        self.reuse_decode_kv = identity.rows is None or identity.rows.prefill == identity.rows.decode
+        self.reuse_decode_kv = (
+            identity.rows is None or identity.rows.prefill == identity.rows.decode
+        )
         self._forward: Forward | None = forward
         self._pool: KvPool | None = pool
         self._sink = logits_sink
         self._moves = moves
 
     def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
-        """See `Runner.step`. Every slice's block table must cover its tokens, the draft's included."""
+        """See `Runner.step`. Every slice's block table must cover its tokens, the draft's
+        included."""
         if self._forward is None:
             raise RuntimeError("the runner is closed")
         if not slices:

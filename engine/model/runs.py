@@ -1,4 +1,5 @@
-"""Where a sequence's tokens lie in the pool, as runs of consecutive slots. Plain data: knows no tensors."""
+"""Where a sequence's tokens lie in the pool, as runs of consecutive slots. Plain data: knows no
+tensors."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from engine.schedule.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SlotRun:
-    """`num_slots` consecutive slots from `first`: a piece of a sequence that can be read in place."""
+    """`num_slots` consecutive slots from `first`: a piece of a sequence that can be read in
+    place."""
 
     first: int
     num_slots: int
 
 
 class RunTable:
-    """A block table as runs of slots, kept up as it grows: a step does only what is new since the last one."""
+    """A block table as runs of slots, kept up as it grows: a step does only what is new since the
+    last one."""
 
     __slots__ = ("_block_table", "_lengths", "_num_pages", "_page_size", "_pages")
 
@@ -80,9 +83,12 @@ TableT = TypeVar("TableT", bound=KeptTable)
 
 
 def renewed(
-    tables: Mapping[Sequence, TableT], sequences: Iterable[Sequence], make: Callable[[Seq[int]], TableT]
+    tables: Mapping[Sequence, TableT],
+    sequences: Iterable[Sequence],
+    make: Callable[[Seq[int]], TableT],
 ) -> dict[Sequence, TableT]:
-    """The tables of `sequences` with all that their block tables have got: those there were, else made."""
+    """The tables of `sequences` with all that their block tables have got: those there were, else
+    made."""
     kept: dict[Sequence, TableT] = {}
     for sequence in sequences:
         table = tables.get(sequence)
@@ -102,7 +108,9 @@ class RunTables:
 
     def renew(self, sequences: Iterable[Sequence]) -> None:
         """Take in what the block tables of `sequences` have got, and forget all others."""
-        self._tables = renewed(self._tables, sequences, lambda block_table: RunTable(block_table, self.page_size))
+        self._tables = renewed(
+            self._tables, sequences, lambda block_table: RunTable(block_table, self.page_size)
+        )
 
     def cover(self, sequence: Sequence, start: int, end: int) -> tuple[SlotRun, ...]:
         """The slots of tokens `[start, end)` of a sequence that was among those last renewed."""

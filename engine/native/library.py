@@ -1,4 +1,5 @@
-"""Finds and loads the native library, and says why there is none. Knows no model; what it passes are addresses."""
+"""Finds and loads the native library, and says why there is none. Knows no model; what it passes
+are addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ ABI: Final = 3
 """`PCG_ABI` of `src/pcg.h` that these declarations were written for."""
 
 PATH: Final = Path(__file__).with_name("libpcg.so")
-CPU_FLAGS: Final = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"})
+CPU_FLAGS: Final = frozenset(
+    {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
+)
 """What the library is compiled to use, as the kernel calls it."""
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
@@ -31,19 +34,36 @@ class Matrix(ctypes.Structure):
 class Product(ctypes.Structure):
     """`pcg_product`."""
 
-    _fields_ = (("rows", _POINTER), ("out", _POINTER), ("num_rows", _INT), ("stride", _INT), ("kind", _INT))
+    _fields_ = (
+        ("rows", _POINTER),
+        ("out", _POINTER),
+        ("num_rows", _INT),
+        ("stride", _INT),
+        ("kind", _INT),
+    )
 
 
 class SpanStruct(ctypes.Structure):
     """`pcg_span`."""
 
-    _fields_ = (("row", _INT), ("num_rows", _INT), ("start", _INT), ("num_pages", _INT), ("pages", _POINTER))
+    _fields_ = (
+        ("row", _INT),
+        ("num_rows", _INT),
+        ("start", _INT),
+        ("num_pages", _INT),
+        ("pages", _POINTER),
+    )
 
 
 class HeadsStruct(ctypes.Structure):
     """`pcg_heads`."""
 
-    _fields_ = (("num_heads", _INT), ("num_kv_heads", _INT), ("head_dim", _INT), ("page_size", _INT))
+    _fields_ = (
+        ("num_heads", _INT),
+        ("num_kv_heads", _INT),
+        ("head_dim", _INT),
+        ("page_size", _INT),
+    )
 
 
 class AttentionStruct(ctypes.Structure):
@@ -67,7 +87,13 @@ class Model(ctypes.Structure):
 
     _fields_ = (
         *(("layers", _POINTER), ("embedding", _POINTER), ("norm", _POINTER), ("turns", _POINTER)),
-        *(("head", Matrix), ("heads", HeadsStruct), ("num_layers", _INT), ("hidden", _INT), ("eps", ctypes.c_float)),
+        *(
+            ("head", Matrix),
+            ("heads", HeadsStruct),
+            ("num_layers", _INT),
+            ("hidden", _INT),
+            ("eps", ctypes.c_float),
+        ),
     )
 
 
@@ -75,7 +101,12 @@ class Step(ctypes.Structure):
     """`pcg_step`."""
 
     _fields_ = (
-        *(("token_ids", _POINTER), ("num_sampled", _POINTER), ("spans", _POINTER), ("logits", _POINTER)),
+        *(
+            ("token_ids", _POINTER),
+            ("num_sampled", _POINTER),
+            ("spans", _POINTER),
+            ("logits", _POINTER),
+        ),
         *(("num_spans", _INT), ("num_rows", _INT)),
     )
 
@@ -83,7 +114,12 @@ class Step(ctypes.Structure):
 class Pages(ctypes.Structure):
     """`pcg_pages`."""
 
-    _fields_ = (("planes", _POINTER), ("stride", ctypes.c_int64), ("part", ctypes.c_int64), ("num_planes", _INT))
+    _fields_ = (
+        ("planes", _POINTER),
+        ("stride", ctypes.c_int64),
+        ("part", ctypes.c_int64),
+        ("num_planes", _INT),
+    )
 
 
 MAX_WINDOWS: Final = 8
@@ -102,7 +138,10 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "pcg_team_free": (None, (_POINTER,)),
     "pcg_team_size": (ctypes.c_int, (_POINTER,)),
     "pcg_pack": (None, (_POINTER, _INT, _INT, _POINTER)),
-    "pcg_plan_new": (_POINTER, (ctypes.POINTER(SpanStruct), _INT, ctypes.POINTER(HeadsStruct), _INT, _POINTER)),
+    "pcg_plan_new": (
+        _POINTER,
+        (ctypes.POINTER(SpanStruct), _INT, ctypes.POINTER(HeadsStruct), _INT, _POINTER),
+    ),
     "pcg_plan_free": (None, (_POINTER,)),
     "pcg_attend_all": (None, (_POINTER, ctypes.POINTER(AttentionStruct), _POINTER)),
     "pcg_matmul": (None, (_POINTER, ctypes.POINTER(Matrix), ctypes.POINTER(Product))),
@@ -144,7 +183,8 @@ def _cpu_flags(text: str) -> frozenset[str]:
 
 
 def library() -> ctypes.CDLL:
-    """The library, loaded once in a process. Raises `ModelUnsupported`, saying why, where it cannot be used."""
+    """The library, loaded once in a process. Raises `ModelUnsupported`, saying why, where it cannot
+    be used."""
     return _load(PATH, _CPU_INFO)
 
 
@@ -156,7 +196,9 @@ def _load(path: Path, cpu_info: Path) -> ctypes.CDLL:
     try:
         loaded = ctypes.CDLL(str(path))
         if loaded.pcg_abi() != ABI:
-            raise ModelUnsupported("the native library was built from other sources; make venv builds it anew")
+            raise ModelUnsupported(
+                "the native library was built from other sources; make venv builds it anew"
+            )
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
@@ -166,7 +208,8 @@ def _load(path: Path, cpu_info: Path) -> ctypes.CDLL:
 
 
 class Team:
-    """Threads that compute together, `num_threads` with the caller; ended by `close`. Used by one thread at a time."""
+    """Threads that compute together, `num_threads` with the caller; ended by `close`. Used by one
+    thread at a time."""
 
     def __init__(self, num_threads: int) -> None:
         if num_threads < 1:

@@ -1,8 +1,10 @@
-"""From sampled tokens to what a client reads: text, reasoning, tool calls, and when it ends. Knows no model, cache or threads.
+"""From sampled tokens to what a client reads: text, reasoning, tool calls, and when it ends. Knows
+no model, cache or threads.
 
-Tokens become characters, characters become reasoning or answer, the answer becomes text or calls, and the text is searched
-for stop strings; each stage holds back what it is not certain of. Stop strings are looked for in visible text alone: one like
-`}` or a newline would end every call and every thought.
+Tokens become characters, characters become reasoning or answer, the answer becomes text or calls,
+and the text is searched for stop strings; each stage holds back what it is not certain of. Stop
+strings are looked for in visible text alone: one like `}` or a newline would end every call and
+every thought.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class OutputPiece:
-    """What sampled tokens added to the answer: text, reasoning (`thinking`), or a piece of a `call`, then without text.
+    """What sampled tokens added to the answer: text, reasoning (`thinking`), or a piece of a
+    `call`, then without text.
 
-    `finish` is set on the last piece, `stop` when a stop string ended it. `logprobs` is one per token, where there are any.
+    `finish` is set on the last piece, `stop` when a stop string ended it. `logprobs` is one per
+    token, where there are any.
     """
 
     text: str
@@ -49,18 +53,28 @@ class OutputPiece:
 class OutputParser:
     """One answer in the making.
 
-    `num_tokens` counts what was sampled, without the end-of-turn token that ends the answer: the number of ids in all
-    pieces. `at_limit` is the reason given when `sampling.max_tokens` is reached. `speech` says what to look for; with
-    `tool_choice: none`, what looks like a call is text, and so is a call of a tool that was offered but not chosen. Where
-    calls may not be parallel, the answer ends with `stop` before a second one would begin.
+    `num_tokens` counts what was sampled, without the end-of-turn token that ends the answer: the
+    number of ids in all pieces. `at_limit` is the reason given when `sampling.max_tokens` is
+    reached. `speech` says what to look for; with `tool_choice: none`, what looks like a call is
+    text, and so is a call of a tool that was offered but not chosen. Where calls may not be
+    parallel, the answer ends with `stop` before a second one would begin.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling: Sampling, at_limit: FinishReason, speech: OutputSyntax = PLAIN) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampling: Sampling,
+        at_limit: FinishReason,
+        speech: OutputSyntax = PLAIN,
+    ) -> None:
         form = None if sampling.tool_choice.mode == "none" else speech.calls
         reasoning = speech.reasoning
         if reasoning is not None and reasoning.begun and _is_forced(sampling):
             reasoning = None
-        tags = [*(form.tags if form else ()), *((reasoning.open, reasoning.close) if reasoning else ())]
+        tags = [
+            *(form.tags if form else ()),
+            *((reasoning.open, reasoning.close) if reasoning else ()),
+        ]
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._at_limit = at_limit
@@ -78,10 +92,12 @@ class OutputParser:
         self.num_tokens = 0
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> tuple[OutputPiece, ...]:
-        """What to send after one more token: nothing while a character, a tag or a stop string is half done.
+        """What to send after one more token: nothing while a character, a tag or a stop string is
+        half done.
 
-        Tokens that came with what was held back go out with the next piece, each once. Stop ids never become text, not even
-        with `ignore_eos`. After a piece with `finish` nothing may be pushed.
+        Tokens that came with what was held back go out with the next piece, each once. Stop ids
+        never become text, not even with `ignore_eos`. After a piece with `finish` nothing may be
+        pushed.
         """
         ends_turn = token_id in self._tokenizer.stop_ids
         if ends_turn and not self._sampling.ignore_eos:
@@ -99,8 +115,8 @@ class OutputParser:
         return self._sent(pieces)
 
     def _end(self, pieces: list[OutputPiece], reason: FinishReason) -> tuple[OutputPiece, ...]:
-        """The last pieces: what was held back. Half a character is no text, and neither is half a tag if the model was
-        interrupted in it."""
+        """The last pieces: what was held back. Half a character is no text, and neither is half a
+        tag if the model was interrupted in it."""
         cut = reason != "stop"
         over = self._hear(self._splitter.end(cut=cut), pieces)
         if not over and self._parser is not None:
@@ -111,13 +127,15 @@ class OutputParser:
             pieces.append(replace(last, finish=reason))
         return self._sent(pieces)
 
-    # Stages: each appends to `pieces`, and returns whether the answer is over -----------------------------------------------
+    # Stages: each appends to `pieces`, and returns whether the answer is over ---------------------
 
     def _hear(self, said: Iterable[ReasoningText], pieces: list[OutputPiece]) -> bool:
         for one in said:
             if one.thinking:
                 pieces.append(OutputPiece(one.text, thinking=True))
-            elif self._take([Text(one.text)] if self._parser is None else self._parser.push(one.text), pieces):
+            elif self._take(
+                [Text(one.text)] if self._parser is None else self._parser.push(one.text), pieces
+            ):
                 return True
         return False
 
@@ -133,9 +151,13 @@ class OutputParser:
                         pieces.append(replace(self._nothing(pieces), finish="stop"))
                         return True
                     self._num_calls += 1
-                    pieces.append(OutputPiece("", call=CallPiece(self._num_calls - 1, event.name, "")))
+                    pieces.append(
+                        OutputPiece("", call=CallPiece(self._num_calls - 1, event.name, ""))
+                    )
                 case CallArguments():
-                    pieces.append(OutputPiece("", call=CallPiece(self._num_calls - 1, None, event.text)))
+                    pieces.append(
+                        OutputPiece("", call=CallPiece(self._num_calls - 1, None, event.text))
+                    )
         return False
 
     def _show(self, text: str, pieces: list[OutputPiece]) -> bool:
@@ -153,7 +175,7 @@ class OutputParser:
         if held := self._matcher.flush():
             pieces.append(OutputPiece(held))
 
-    # Tokens ----------------------------------------------------------------------------------------------------------------
+    # Tokens ---------------------------------------------------------------------------------------
 
     def _nothing(self, pieces: list[OutputPiece]) -> OutputPiece:
         """An empty piece of the kind of the last one."""
@@ -165,7 +187,9 @@ class OutputParser:
         """The pieces, all tokens since the last ones with the first."""
         if not pieces:
             return ()
-        pieces[0] = replace(pieces[0], token_ids=tuple(self._token_ids), logprobs=tuple(self._logprobs))
+        pieces[0] = replace(
+            pieces[0], token_ids=tuple(self._token_ids), logprobs=tuple(self._logprobs)
+        )
         self._token_ids, self._logprobs, self._last = [], [], pieces[-1]
         return tuple(pieces)
 
@@ -177,5 +201,6 @@ class OutputParser:
 
 
 def _is_forced(sampling: Sampling) -> bool:
-    """Whether the answer must be a call from its first token on, which leaves no room for reasoning."""
+    """Whether the answer must be a call from its first token on, which leaves no room for
+    reasoning."""
     return sampling.tool_choice.mode == "required"

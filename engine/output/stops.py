@@ -16,8 +16,9 @@ class Matched(NamedTuple):
 class StopMatcher:
     """Finds stop strings in text that arrives in pieces, holding back what may be the start of one.
 
-    The stop string that is complete first wins; of those complete at the same character, the longest. So the outcome
-    doesn't depend on how the text is cut into pieces. After a stop nothing may be pushed.
+    The stop string that is complete first wins; of those complete at the same character, the
+    longest. So the outcome doesn't depend on how the text is cut into pieces. After a stop nothing
+    may be pushed.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -25,9 +26,14 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> Matched:
-        """What can be shown now. `stop` is set when a stop string is complete; its own text is never shown."""
+        """What can be shown now. `stop` is set when a stop string is complete; its own text is
+        never shown."""
         text = self._held + text
-        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
+        ]
         if found:
             _, start, stop = min(found)
             self._held = ""
@@ -45,4 +51,6 @@ class StopMatcher:
         """Length of the longest end of `text` that begins a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         lengths = range(min(longest, len(text)), 0, -1)
-        return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+        return next(
+            (n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0
+        )

@@ -1,7 +1,8 @@
-"""Which shapes of conversation a template can render, found by rendering samples. Knows no template by name.
+"""Which shapes of conversation a template can render, found by rendering samples. Knows no template
+by name.
 
-A template shows what it cannot do in three ways: it raises, it leaves the text out, or it puts it elsewhere. A sample passes
-when each of its words comes out, in order.
+A template shows what it cannot do in three ways: it raises, it leaves the text out, or it puts it
+elsewhere. A sample passes when each of its words comes out, in order.
 """
 
 from __future__ import annotations
@@ -18,25 +19,32 @@ _TOOL: Final = {
     "function": {
         "name": "probetool",
         "description": "probedescription",
-        "parameters": {"type": "object", "properties": {"probeargument": {"type": "string"}}, "required": ["probeargument"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"probeargument": {"type": "string"}},
+            "required": ["probeargument"],
+        },
     },
 }
 
 
 class Render(Protocol):
-    def __call__(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, /) -> str: ...
+    def __call__(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, /
+    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """What survives a template unharmed.
 
-    `system`: system text before the first turn. `late_system`: a system message between turns, in its place.
-    `assistant_first`: a conversation the assistant opens, behind system text too. `tools`: tool definitions;
-    `tools_first`: they stand before the system text. `tool_turns`: calls in assistant messages and results in tool messages,
-    several at once. `user_after_tool`: a user message right after a result. `calls`: how the template writes calls. One that
-    writes them as none of our formats counts as unable to write tools and calls: a call that nobody can read back is no
-    ability.
+    `system`: system text before the first turn. `late_system`: a system message between turns, in
+    its place. `assistant_first`: a conversation the assistant opens, behind system text too.
+    `tools`: tool definitions; `tools_first`: they stand before the system text. `tool_turns`: calls
+    in assistant messages and results in tool messages, several at once. `user_after_tool`: a user
+    message right after a result. `calls`: how the template writes calls. One that writes them as
+    none of our formats counts as unable to write tools and calls: a call that nobody can read back
+    is no ability.
     """
 
     system: bool
@@ -59,23 +67,38 @@ def probe(render: Render) -> Abilities:
     head = [_say("system", "zqa"), *chat] if system else chat
     with_tools = _try(render, head, [_TOOL])
     single = [asked[0], _calls("zqb", 1), asked[2], *answered[-2:]]
-    native = next(filter(None, (recognise(_try(render, some, [_TOOL])) for some in (answered, single))), None)
-    tools = native is not None and all(word in with_tools for word in tool_words) and "zqb" in with_tools
+    native = next(
+        filter(None, (recognise(_try(render, some, [_TOOL])) for some in (answered, single))), None
+    )
+    tools = (
+        native is not None
+        and all(word in with_tools for word in tool_words)
+        and "zqb" in with_tools
+    )
     calls = native if tools and native is not None else HERMES
     return Abilities(
         system=system,
         late_system=_in_order(
             render,
-            [_say("user", "zqa"), _say("assistant", "zqb"), _say("system", "zqc"), _say("user", "zqd")],
+            [
+                _say("user", "zqa"),
+                _say("assistant", "zqb"),
+                _say("system", "zqc"),
+                _say("user", "zqd"),
+            ],
             "zqa zqb zqc zqd",
         ),
         assistant_first=_in_order(render, chat[1:], "zqc zqd")
         and (not system or _in_order(render, [_say("system", "zqa"), *chat[1:]], "zqa zqc zqd")),
         tools=tools,
         tools_first=tools and system and with_tools.rindex(tool_words[0]) < with_tools.index("zqa"),
-        tool_turns=native is calls and _in_order(render, answered, "zqa probecall zqb probecall zqb zqc zqd zqe zqf", [_TOOL]),
+        tool_turns=native is calls
+        and _in_order(render, answered, "zqa probecall zqb probecall zqb zqc zqd zqe zqf", [_TOOL]),
         user_after_tool=_in_order(
-            render, [*asked, _say("user", "zqe")], "zqa probecall zqb probecall zqb zqc zqd zqe", [_TOOL]
+            render,
+            [*asked, _say("user", "zqe")],
+            "zqa probecall zqb probecall zqb zqc zqd zqe",
+            [_TOOL],
         ),
         calls=calls,
     )
@@ -87,15 +110,27 @@ def _say(role: str, word: str) -> dict[str, Any]:
 
 def _calls(word: str, num_calls: int = 2) -> dict[str, Any]:
     function = {"name": "probecall", "arguments": {"argument": word}}
-    calls = [{"type": "function", "id": f"call0000{i + 1}", "function": function} for i in range(num_calls)]
+    calls = [
+        {"type": "function", "id": f"call0000{i + 1}", "function": function}
+        for i in range(num_calls)
+    ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _result(word: str, number: int) -> dict[str, Any]:
-    return {"role": "tool", "content": word, "name": "probecall", "tool_call_id": f"call0000{number}"}
+    return {
+        "role": "tool",
+        "content": word,
+        "name": "probecall",
+        "tool_call_id": f"call0000{number}",
+    }
 
 
-def _try(render: Render, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> str:
+def _try(
+    render: Render,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> str:
     try:
         return render(messages, tools)
     except BadPrompt:
@@ -103,7 +138,10 @@ def _try(render: Render, messages: Sequence[dict[str, Any]], tools: Sequence[dic
 
 
 def _in_order(
-    render: Render, messages: Sequence[dict[str, Any]], words: str, tools: Sequence[dict[str, Any]] | None = None
+    render: Render,
+    messages: Sequence[dict[str, Any]],
+    words: str,
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> bool:
     text = _try(render, messages, tools)
     cursor = 0

@@ -1,7 +1,8 @@
-"""The ways models write tool calls, as data: what stands around a call's name and arguments. Knows no parser or grammar.
+"""The ways models write tool calls, as data: what stands around a call's name and arguments. Knows
+no parser or grammar.
 
-Sources: the chat templates of Hermes 2 Pro and Qwen 2.5/3, Llama 3.1 to 3.3, Mistral 7B v0.3 and Nemo, Mistral Small 3.2
-and Devstral, as published with the models (2026-11).
+Sources: the chat templates of Hermes 2 Pro and Qwen 2.5/3, Llama 3.1 to 3.3, Mistral 7B v0.3 and
+Nemo, Mistral Small 3.2 and Devstral, as published with the models (2026-11).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Final
 class CallFormat:
     """One way. All calls of an answer are `before`, the calls with `between` between them, `after`.
 
-    A call is `opening(name)`, its arguments as JSON, `end`. `tags` are texts that are one token where the vocabulary has
-    them as control tokens; the first `num_opens` of them begin a call wherever they stand. `close` may follow a call. With
-    `bare` an object at the start of a line is a call too, if it names a tool that was offered. `is_named`: the name stands
-    alone in front of the arguments, else both are members of an object.
+    A call is `opening(name)`, its arguments as JSON, `end`. `tags` are texts that are one token
+    where the vocabulary has them as control tokens; the first `num_opens` of them begin a call
+    wherever they stand. `close` may follow a call. With `bare` an object at the start of a line is
+    a call too, if it names a tool that was offered. `is_named`: the name stands alone in front of
+    the arguments, else both are members of an object.
     """
 
     name: str
@@ -61,7 +63,14 @@ HERMES: Final = CallFormat(
     tags=("<tool_call>", "</tool_call>"),
     close="</tool_call>",
 )
-LLAMA3: Final = CallFormat("llama3", begin='{"name": ', middle=', "parameters": ', end="}", tags=("<|python_tag|>",), bare=True)
+LLAMA3: Final = CallFormat(
+    "llama3",
+    begin='{"name": ',
+    middle=', "parameters": ',
+    end="}",
+    tags=("<|python_tag|>",),
+    bare=True,
+)
 MISTRAL: Final = CallFormat(
     "mistral",
     before="[TOOL_CALLS] [",
@@ -95,5 +104,6 @@ _SIGNS: Final = (
 
 
 def recognise(rendered: str) -> CallFormat | None:
-    """The way a template writes a call of `probecall`, from a conversation it rendered; None if it is none of ours."""
+    """The way a template writes a call of `probecall`, from a conversation it rendered; None if it
+    is none of ours."""
     return next((made for sign, made in _SIGNS if sign.search(rendered)), None)

@@ -1,7 +1,9 @@
-"""The one text form of tools, calls and results: same meaning, same bytes. Knows no template and no tokens.
+"""The one text form of tools, calls and results: same meaning, same bytes. Knows no template and no
+tokens.
 
-JSON keeps the client's key order and its characters (no `\\u` escapes, no Unicode normalisation, nothing trimmed), with the
-separators `", "` and `": "` that the Hermes and Qwen templates were trained with. Integers stay integers and floats floats.
+JSON keeps the client's key order and its characters (no `\\u` escapes, no Unicode normalisation,
+nothing trimmed), with the separators `", "` and `": "` that the Hermes and Qwen templates were
+trained with. Integers stay integers and floats floats.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from engine.prompt.types import Tool, ToolCallPart, ToolResultPart
 
 TOOLS_OPEN: Final = (
     "You can call the functions described below, one JSON object per line.\n"
-    'To call one, answer with {"name": <function name>, "arguments": <object>} between <tool_call> and </tool_call>.\n'
+    'To call one, answer with {"name": <function name>, "arguments": <object>} between '
+    "<tool_call> and </tool_call>.\n"
     "<tools>"
 )
 TOOLS_CLOSE: Final = "</tools>"
@@ -26,14 +29,20 @@ def to_json(value: Any) -> str:
 
 
 def tool_data(tool: Tool) -> dict[str, Any]:
-    """A tool in the shape chat templates expect: `{type, function: {name, description, parameters}}`."""
+    """A tool in the shape chat templates expect: `{type, function: {name, description,
+    parameters}}`."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
 def call_data(call: ToolCallPart, call_id: str) -> dict[str, Any]:
-    """A call in the shape chat templates expect: `{type, id, function: {name, arguments}}`, arguments not serialised."""
-    return {"type": "function", "id": call_id, "function": {"name": call.name, "arguments": call.arguments}}
+    """A call in the shape chat templates expect: `{type, id, function: {name, arguments}}`,
+    arguments not serialised."""
+    return {
+        "type": "function",
+        "id": call_id,
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def call_text(call: ToolCallPart, form: CallFormat) -> str:
@@ -43,5 +52,6 @@ def call_text(call: ToolCallPart, form: CallFormat) -> str:
 
 
 def result_text(result: ToolResultPart) -> str:
-    """What a call returned. Templates have no field for failure, so a failed call says so in its text."""
+    """What a call returned. Templates have no field for failure, so a failed call says so in its
+    text."""
     return f"Error: {result.text}" if result.is_error else result.text

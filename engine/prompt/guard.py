@@ -1,8 +1,10 @@
-"""Keeps control tokens that a client typed from becoming control tokens. Knows no templates' structure and no ids.
+"""Keeps control tokens that a client typed from becoming control tokens. Knows no templates'
+structure and no ids.
 
-Every control token's text inside client content gets a private-use character, the breaker, after its first character. It
-travels through the template with the content, wherever that goes, and is taken out again before tokens are made: the text
-is split there, so no piece holds the whole token. Content without such text is not touched.
+Every control token's text inside client content gets a private-use character, the breaker, after
+its first character. It travels through the template with the content, wherever that goes, and is
+taken out again before tokens are made: the text is split there, so no piece holds the whole token.
+Content without such text is not touched.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _RANGES: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE), range(0xE0
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A prompt whose control tokens are broken by `breaker`. Neither it nor the template has a character of `alphabet`."""
+    """A prompt whose control tokens are broken by `breaker`. Neither it nor the template has a
+    character of `alphabet`."""
 
     prompt: Prompt
     breaker: str
@@ -36,19 +39,27 @@ class Guarded:
 class Guard:
     """Knows the control tokens of one tokenizer and template.
 
-    Control tokens are the special tokens and, in text that is not the model's own, the added tokens the template writes
-    itself (`<think>`, `<tool_response>`, ...). The model may write those, so in assistant turns they stay what they are.
+    Control tokens are the special tokens and, in text that is not the model's own, the added tokens
+    the template writes itself (`<think>`, `<tool_response>`, ...). The model may write those, so in
+    assistant turns they stay what they are.
     """
 
-    def __init__(self, special_tokens: Iterable[str], added_tokens: Iterable[str], template_source: str) -> None:
+    def __init__(
+        self, special_tokens: Iterable[str], added_tokens: Iterable[str], template_source: str
+    ) -> None:
         special = [token for token in special_tokens if len(token) > 1]
-        written = [token for token in added_tokens if _looks_like_markup(token) and token in template_source]
+        written = [
+            token
+            for token in added_tokens
+            if _looks_like_markup(token) and token in template_source
+        ]
         self._model = any_of(special)
         self._client = any_of([*special, *written])
         self._reserved = frozenset(PRIVATE.findall(template_source))
 
     def apply(self, prompt: Prompt) -> Guarded:
-        """`prompt` itself when it holds no control token. Raises `BadPrompt` if no private-use character is free."""
+        """`prompt` itself when it holds no control token. Raises `BadPrompt` if no private-use
+        character is free."""
         foreign = set(self._reserved)
         suspicious = False
         for role, text in _texts(prompt):
@@ -61,7 +72,9 @@ class Guard:
         if breaker is None:
             raise BadPrompt("the prompt uses every private-use character of Unicode")
         alphabet = "".join(islice(free, 2 * num_positions))
-        return Guarded(self._broken(prompt, breaker) if suspicious else prompt, breaker, alphabet, suspicious)
+        return Guarded(
+            self._broken(prompt, breaker) if suspicious else prompt, breaker, alphabet, suspicious
+        )
 
     def _pattern(self, role: Role) -> re.Pattern[str]:
         return self._model if role == "assistant" else self._client
@@ -71,14 +84,19 @@ class Guard:
         return msgspec.structs.replace(
             prompt,
             tools=tuple(client.tool(tool) for tool in prompt.tools),
-            system=tuple(msgspec.structs.replace(block, text=client.text(block.text)) for block in prompt.system),
+            system=tuple(
+                msgspec.structs.replace(block, text=client.text(block.text))
+                for block in prompt.system
+            ),
             messages=tuple(self._broken_message(message, breaker) for message in prompt.messages),
             template_options=client.data(prompt.template_options),
         )
 
     def _broken_message(self, message: Message, breaker: str) -> Message:
         break_ = _Breaker(self._pattern(message.role), breaker)
-        return msgspec.structs.replace(message, parts=tuple(break_.part(part) for part in message.parts))
+        return msgspec.structs.replace(
+            message, parts=tuple(break_.part(part) for part in message.parts)
+        )
 
 
 class _Breaker:
@@ -108,17 +126,23 @@ class _Breaker:
 
     def part(self, part: Part) -> Part:
         if isinstance(part, ToolCallPart):
-            return msgspec.structs.replace(part, name=self.text(part.name), arguments=self.data(part.arguments))
+            return msgspec.structs.replace(
+                part, name=self.text(part.name), arguments=self.data(part.arguments)
+            )
         return msgspec.structs.replace(part, text=self.text(part.text))
 
     def tool(self, tool: Tool) -> Tool:
         return msgspec.structs.replace(
-            tool, name=self.text(tool.name), description=self.text(tool.description), parameters=self.data(tool.parameters)
+            tool,
+            name=self.text(tool.name),
+            description=self.text(tool.description),
+            parameters=self.data(tool.parameters),
         )
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern that finds any of `texts`, the longest at a place. Costs no more for thousands of texts than for one."""
+    """A pattern that finds any of `texts`, the longest at a place. Costs no more for thousands of
+    texts than for one."""
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie
@@ -129,7 +153,11 @@ def any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _alternatives(node: Mapping[str, Any]) -> str:
-    branches = [re.escape(character) + _alternatives(child) for character, child in node.items() if character]
+    branches = [
+        re.escape(character) + _alternatives(child)
+        for character, child in node.items()
+        if character
+    ]
     if not branches:
         return ""
     if len(branches) == 1 and "" not in node:
@@ -138,8 +166,13 @@ def _alternatives(node: Mapping[str, Any]) -> str:
 
 
 def _looks_like_markup(token: str) -> bool:
-    """Added tokens can also be runs of spaces or common words, which a template's source holds by chance."""
-    return len(token) > 2 and not token[0].isalnum() and not any(character.isspace() for character in token)
+    """Added tokens can also be runs of spaces or common words, which a template's source holds by
+    chance."""
+    return (
+        len(token) > 2
+        and not token[0].isalnum()
+        and not any(character.isspace() for character in token)
+    )
 
 
 def _texts(prompt: Prompt) -> Iterator[tuple[Role, str]]:

@@ -1,8 +1,9 @@
-"""Invisible marks around the content of each position, and where they come out of a template. Knows no tokens.
+"""Invisible marks around the content of each position, and where they come out of a template. Knows
+no tokens.
 
-A mark is one private-use character: `begin(p) + content + end(p)`. A template moves content about without looking into it, so
-the marks show in its output where the content went. Templates may trim content, and marks keep whitespace from being trimmed:
-`locate` allows for that, part by part.
+A mark is one private-use character: `begin(p) + content + end(p)`. A template moves content about
+without looking into it, so the marks show in its output where the content went. Templates may trim
+content, and marks keep whitespace from being trimmed: `locate` allows for that, part by part.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Marks(Protocol):
     """Puts marks around content, or leaves it alone."""
 
     def text(self, position: Position, text: str) -> str:
-        """`text`, marked; text without a visible character stays as it is, so that a template's `if` sees the same."""
+        """`text`, marked; text without a visible character stays as it is, so that a template's
+        `if` sees the same."""
         ...
 
     def data(self, position: Position, data: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +49,8 @@ class NoMarks:
 
 
 class MarkedDict(dict[str, Any]):
-    """A dict that knows its marks. To a template it is a plain dict: the names are out of the sandbox's reach."""
+    """A dict that knows its marks. To a template it is a plain dict: the names are out of the
+    sandbox's reach."""
 
     __slots__ = ("_begin", "_end")
 
@@ -61,14 +64,22 @@ class MarkedDict(dict[str, Any]):
 
 
 class PrivateMarks:
-    """A pair of characters for each position. `alphabet` holds characters that occur neither in content nor in the template."""
+    """A pair of characters for each position. `alphabet` holds characters that occur neither in
+    content nor in the template."""
 
-    def __init__(self, positions: Iterable[Position], alphabet: str, given_up: frozenset[Owner] = frozenset()) -> None:
-        """Positions of owners in `given_up`, and those for which the alphabet has no pair left, stay unmarked."""
+    def __init__(
+        self, positions: Iterable[Position], alphabet: str, given_up: frozenset[Owner] = frozenset()
+    ) -> None:
+        """Positions of owners in `given_up`, and those for which the alphabet has no pair left,
+        stay unmarked."""
         pairs = zip(alphabet[::2], alphabet[1::2], strict=False)
         wanted = (position for position in positions if owner(position) not in given_up)
         self._pairs = dict(zip(wanted, pairs, strict=False))
-        self.meaning = {mark: (position, is_end) for position, pair in self._pairs.items() for is_end, mark in enumerate(pair)}
+        self.meaning = {
+            mark: (position, is_end)
+            for position, pair in self._pairs.items()
+            for is_end, mark in enumerate(pair)
+        }
         self.positions = tuple(self._pairs)
 
     def text(self, position: Position, text: str) -> str:
@@ -84,7 +95,8 @@ class PrivateMarks:
 
 @dataclass(slots=True)
 class Located:
-    """Places in a text, as character indexes: where content begins, and where each position's content ends last.
+    """Places in a text, as character indexes: where content begins, and where each position's
+    content ends last.
 
     `complete` says that no content stands before the first of `begins`.
     """
@@ -106,7 +118,8 @@ def owner(position: Position) -> Owner:
 
 
 def locate(text: str, marked: str, marks: PrivateMarks) -> Located | Mismatch:
-    """Where the marks of `marked` lie in `text`, if removing them (and whitespace the template trims) gives `text`."""
+    """Where the marks of `marked` lie in `text`, if removing them (and whitespace the template
+    trims) gives `text`."""
     pieces, found = _split(marked, marks)
     located = Located()
     cursor = 0
@@ -130,7 +143,8 @@ def locate(text: str, marked: str, marks: PrivateMarks) -> Located | Mismatch:
 
 
 def to_json_marked(value: Any, **options: Any) -> str:
-    """`json.dumps(value, **options)`, with the marks of a `MarkedDict` that is `value` or stands directly in it."""
+    """`json.dumps(value, **options)`, with the marks of a `MarkedDict` that is `value` or stands
+    directly in it."""
     if isinstance(value, MarkedDict):
         return value.wrap(json.dumps(value, **options))
     if not isinstance(value, (dict, list)):
@@ -164,7 +178,8 @@ def _split(marked: str, marks: PrivateMarks) -> tuple[list[str], list[tuple[Posi
 
 
 def _match(text: str, cursor: int, piece: str, following: str, inside: bool) -> int | None:
-    """How many characters of `text` at `cursor` are `piece`, or `piece` trimmed if it is `inside` content; None if neither."""
+    """How many characters of `text` at `cursor` are `piece`, or `piece` trimmed if it is `inside`
+    content; None if neither."""
     if text.startswith(piece, cursor) and text.startswith(following, cursor + len(piece)):
         return len(piece)
     if inside:
@@ -176,6 +191,8 @@ def _match(text: str, cursor: int, piece: str, following: str, inside: bool) -> 
             piece.lstrip(),
             piece.lstrip("\n"),
         ):
-            if text.startswith(trimmed, cursor) and text.startswith(following, cursor + len(trimmed)):
+            if text.startswith(trimmed, cursor) and text.startswith(
+                following, cursor + len(trimmed)
+            ):
                 return len(trimmed)
     return None

@@ -1,8 +1,10 @@
-"""Rewrites a tokenizer.json so that pieces of a text encode independently. Pure data in, data out; knows no files.
+"""Rewrites a tokenizer.json so that pieces of a text encode independently. Pure data in, data out;
+knows no files.
 
-Many tokenizers treat the start of their input as the start of a sentence: they put a space before it, strip it, or add BOS.
-Here an input is a piece out of the middle of a prompt, and a split must not show in the ids' text. What is taken away:
-prefix spaces (`Prepend`, `Metaspace`, `ByteLevel`), `Strip`, post-processors, truncation and padding.
+Many tokenizers treat the start of their input as the start of a sentence: they put a space before
+it, strip it, or add BOS. Here an input is a piece out of the middle of a prompt, and a split must
+not show in the ids' text. What is taken away: prefix spaces (`Prepend`, `Metaspace`, `ByteLevel`),
+`Strip`, post-processors, truncation and padding.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ _CHILDREN: Final = ("normalizers", "pretokenizers", "decoders")
 
 
 def neutralise(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer without anything that depends on where its input starts or ends. `spec` is left as it was."""
+    """The same tokenizer without anything that depends on where its input starts or ends. `spec` is
+    left as it was."""
     return {
         **spec,
         "normalizer": _rewrite(spec.get("normalizer"), _plain_step),
@@ -41,7 +44,9 @@ def steps(component: Component | None) -> Iterator[Component]:
         yield from steps(child)
 
 
-def _rewrite(component: Component | None, change: Callable[[Component], Component | None]) -> Component | None:
+def _rewrite(
+    component: Component | None, change: Callable[[Component], Component | None]
+) -> Component | None:
     if component is None:
         return None
     for key in _CHILDREN:
@@ -56,7 +61,11 @@ def _plain_step(step: Component) -> Component | None:
         case "Prepend" | "Strip":
             return None
         case "Metaspace":
-            kept = {key: value for key, value in step.items() if key not in ("add_prefix_space", "str_rep")}
+            kept = {
+                key: value
+                for key, value in step.items()
+                if key not in ("add_prefix_space", "str_rep")
+            }
             return {**kept, "prepend_scheme": "never"}
         case "ByteLevel":
             return {**step, "add_prefix_space": False}

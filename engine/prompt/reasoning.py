@@ -30,9 +30,11 @@ class ReasoningText:
 
 
 class ReasoningSplitter:
-    """Splits one answer. Reasoning stands in front of the answer or nowhere, without the newlines around it.
+    """Splits one answer. Reasoning stands in front of the answer or nowhere, without the newlines
+    around it.
 
-    What may be half a tag is held back until it is certain. Where the answer is cut into pieces changes nothing.
+    What may be half a tag is held back until it is certain. Where the answer is cut into pieces
+    changes nothing.
     """
 
     def __init__(self, reasoning: Reasoning | None) -> None:
@@ -59,17 +61,23 @@ class ReasoningSplitter:
         return out
 
     def end(self, *, cut: bool) -> list[ReasoningText]:
-        """What is left now that no more comes; of an answer that was cut off, half a tag is no text."""
+        """What is left now that no more comes; of an answer that was cut off, half a tag is no
+        text."""
         held, self._held = self._held, ""
         if self._state == "thinking":
             held = held.strip("\n") if self._is_blank else held.rstrip("\n")
             held = self._whole(held) if cut else held
         elif cut and self._state == "start" and held.strip():
             held = ""
-        return [ReasoningText(held, thinking=self._state == "thinking")] if held and self._state != "behind" else []
+        return (
+            [ReasoningText(held, thinking=self._state == "thinking")]
+            if held and self._state != "behind"
+            else []
+        )
 
     def _whole(self, thought: str) -> str:
-        """Reasoning without half a tag at its end; the opening one may stand at its beginning once more."""
+        """Reasoning without half a tag at its end; the opening one may stand at its beginning once
+        more."""
         if self._is_blank and self._may_open and self._tags.open.startswith(thought):
             return ""
         return thought[: _num_whole(thought, self._tags.close)].rstrip("\n")
@@ -102,8 +110,11 @@ class ReasoningSplitter:
 
 
 def reasoning_kind(added_tokens: Container[str], template_source: str) -> Reasoning | None:
-    """How a model marks its reasoning, if it is one that reasons: the tags are words of its vocabulary or its template."""
-    return next((kind for kind in KINDS if kind.open in added_tokens or kind.close in template_source), None)
+    """How a model marks its reasoning, if it is one that reasons: the tags are words of its
+    vocabulary or its template."""
+    return next(
+        (kind for kind in KINDS if kind.open in added_tokens or kind.close in template_source), None
+    )
 
 
 def _num_whole(text: str, tag: str) -> int:

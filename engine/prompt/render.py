@@ -1,9 +1,11 @@
-"""Prompt -> RenderedPrompt: the model's token ids and where every position ends in them. Knows no caching rules.
+"""Prompt -> RenderedPrompt: the model's token ids and where every position ends in them. Knows no
+caching rules.
 
-The text is what the template makes of the messages, rendered without marks. A second render, with marks, only says where
-content went. The text is cut wherever content begins or ends, whether a position is marked by the client or not, and the
-cuts' pieces are encoded one by one: the ids depend on the conversation alone, and up to a position only on what precedes
-it, so a conversation that goes on keeps its ids.
+The text is what the template makes of the messages, rendered without marks. A second render, with
+marks, only says where content went. The text is cut wherever content begins or ends, whether a
+position is marked by the client or not, and the cuts' pieces are encoded one by one: the ids depend
+on the conversation alone, and up to a position only on what precedes it, so a conversation that
+goes on keeps its ids.
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ _MAX_MARKED_RENDERS: Final = 4
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OTHER_DAYS: Final = (datetime(1111, 1, 1, tzinfo=UTC), datetime(2222, 12, 22, tzinfo=UTC))
-"""Whatever a template writes of today, one of these is written otherwise from the same character on."""
+"""Whatever a template writes of today, one of these is written otherwise from the same character
+on."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A text, the places where it is cut, the ends of the positions found, and where the first content begins.
+    """A text, the places where it is cut, the ends of the positions found, and where the first
+    content begins.
 
     From `clock` on another day would be another text; None where it would not.
     """
@@ -50,21 +54,26 @@ class _Layout:
 
 
 class Renderer:
-    """Renders prompts with one tokenizer and one template; belongs to one thread (it fills the tokenizer's memo).
+    """Renders prompts with one tokenizer and one template; belongs to one thread (it fills the
+    tokenizer's memo).
 
-    What is promised of `render`: moving, adding or removing cache marks changes nothing; content never becomes a control
-    token (see `Guard`); the same conversation in Anthropic's and OpenAI's shape gives the same ids.
+    What is promised of `render`: moving, adding or removing cache marks changes nothing; content
+    never becomes a control token (see `Guard`); the same conversation in Anthropic's and OpenAI's
+    shape gives the same ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._guard = Guard(tokenizer.special_tokens, tokenizer.added_tokens, f"{template.source} {TAGS}")
+        self._guard = Guard(
+            tokenizer.special_tokens, tokenizer.added_tokens, f"{template.source} {TAGS}"
+        )
         own = template.source if template.name == "model" else ""
         self._reasoning = reasoning_kind(tokenizer.added_tokens, own)
 
     def render(self, prompt: Prompt, now_s: float = 0.0) -> RenderedPrompt:
-        """Token ids and offsets of `prompt`. Raises `BadPrompt` when the template refuses it or its text is no Unicode.
+        """Token ids and offsets of `prompt`. Raises `BadPrompt` when the template refuses it or its
+        text is no Unicode.
 
         A template that tells the day tells that of `now_s`, epoch seconds, in UTC.
         """
@@ -78,7 +87,9 @@ class Renderer:
         return other
 
     def _render(self, prompt: Prompt) -> RenderedPrompt:
-        if prompt.continue_final and (not prompt.messages or prompt.messages[-1].role != "assistant"):
+        if prompt.continue_final and (
+            not prompt.messages or prompt.messages[-1].role != "assistant"
+        ):
             raise BadPrompt("only an assistant message can be continued")
         if prompt.raw is not None:
             return self._encode_raw(prompt, prompt.raw)
@@ -86,7 +97,9 @@ class Renderer:
         try:
             return self._encode(prompt, self._lay_out(guarded), guarded.breaker)
         except UnicodeEncodeError as error:
-            raise BadPrompt("the prompt holds half a surrogate pair, which is no character") from error
+            raise BadPrompt(
+                "the prompt holds half a surrogate pair, which is no character"
+            ) from error
 
     def text(self, prompt: Prompt) -> str:
         """What the model sees, as text: for tests and diagnosis, never to be logged."""
@@ -111,11 +124,21 @@ class Renderer:
         if not self._template.tells_day:
             return None
         others = [self._on(day)._write(guarded, NoMarks()) for day in _OTHER_DAYS]
-        at = next((i for i, letters in enumerate(zip(text, *others, strict=False)) if len(set(letters)) > 1), len(text))
+        at = next(
+            (
+                i
+                for i, letters in enumerate(zip(text, *others, strict=False))
+                if len(set(letters)) > 1
+            ),
+            len(text),
+        )
         return at if at < len(text) else None
 
-    def _write(self, guarded: Guarded, marks: NoMarks | PrivateMarks, *, prompt: Prompt | None = None) -> str:
-        """The template's text of the guarded prompt, or of a part of it that does not go on after its last message."""
+    def _write(
+        self, guarded: Guarded, marks: NoMarks | PrivateMarks, *, prompt: Prompt | None = None
+    ) -> str:
+        """The template's text of the guarded prompt, or of a part of it that does not go on after
+        its last message."""
         whole = guarded.prompt
         conversation = shape(prompt or whole, self._template.abilities, marks)
         text = self._template.render(
@@ -129,11 +152,14 @@ class Renderer:
         return text
 
     def _locate(self, guarded: Guarded, text: str) -> Located:
-        """Marks first; content that a template treats otherwise when marked is given up and sought by rendering prefixes."""
+        """Marks first; content that a template treats otherwise when marked is given up and sought
+        by rendering prefixes."""
         positions = [position for position, _ in guarded.prompt.positions()]
         given_up: frozenset[Owner] = frozenset()
         for _ in range(_MAX_MARKED_RENDERS):
-            found = self._locate_by_marks(guarded, text, PrivateMarks(positions, guarded.alphabet, given_up))
+            found = self._locate_by_marks(
+                guarded, text, PrivateMarks(positions, guarded.alphabet, given_up)
+            )
             if isinstance(found, Located):
                 located = found
                 break
@@ -146,15 +172,21 @@ class Renderer:
             self._locate_by_prefixes(guarded, text, located, given_up)
         return located
 
-    def _locate_by_marks(self, guarded: Guarded, text: str, marks: PrivateMarks) -> Located | Mismatch:
-        """A template that raises because of the marks does not say which: then every owner is given up."""
+    def _locate_by_marks(
+        self, guarded: Guarded, text: str, marks: PrivateMarks
+    ) -> Located | Mismatch:
+        """A template that raises because of the marks does not say which: then every owner is given
+        up."""
         try:
             return locate(text, self._write(guarded, marks), marks)
         except BadPrompt:
             return Mismatch(frozenset(map(owner, marks.positions)))
 
-    def _locate_by_prefixes(self, guarded: Guarded, text: str, located: Located, wanted: Iterable[Owner]) -> None:
-        """A message ends where the text of the conversation up to it ends, if the whole text starts with that text."""
+    def _locate_by_prefixes(
+        self, guarded: Guarded, text: str, located: Located, wanted: Iterable[Owner]
+    ) -> None:
+        """A message ends where the text of the conversation up to it ends, if the whole text starts
+        with that text."""
         for level, index in sorted(wanted):
             last, head = _up_to(guarded.prompt, level, index)
             if last is None or last in located.ends:
@@ -166,11 +198,13 @@ class Renderer:
             if text.startswith(written):
                 located.ends[last] = len(written)
 
-    def _with_call_syntax(self, prompt: Prompt, text: str, located: Located) -> tuple[set[int], Mapping[Position, int]]:
+    def _with_call_syntax(
+        self, prompt: Prompt, text: str, located: Located
+    ) -> tuple[set[int], Mapping[Position, int]]:
         """Begins and ends with the text around a call's arguments counted to the call.
 
-        So a call is one piece, encoded as the model wrote it: its last brackets, and what precedes its first, are often
-        one token with what stands beside them.
+        So a call is one piece, encoded as the model wrote it: its last brackets, and what precedes
+        its first, are often one token with what stands beside them.
         """
         form = self._template.abilities.calls
         calls = {
@@ -185,11 +219,19 @@ class Renderer:
         begins = set()
         for begin in located.begins:
             is_call = text.endswith(form.middle, 0, begin)
-            opening = next((one for one in openings if text.endswith(one, 0, begin)), "") if is_call else ""
+            opening = (
+                next((one for one in openings if text.endswith(one, 0, begin)), "")
+                if is_call
+                else ""
+            )
             begins.add(begin - len(opening))
         ends = dict(located.ends)
         for position in calls.keys() & ends.keys():
-            behind = (rest for rest in (form.end, form.end.removeprefix("}")) if text.startswith(rest, ends[position]))
+            behind = (
+                rest
+                for rest in (form.end, form.end.removeprefix("}"))
+                if text.startswith(rest, ends[position])
+            )
             ends[position] += len(next(behind, ""))
         return begins, ends
 
@@ -197,21 +239,28 @@ class Renderer:
         reasoning = self._reasoning
         if reasoning is not None and not prompt.continue_final:
             tail = layout.text[max(layout.ends.values(), default=0) :]
-            reasoning = replace(reasoning, begun=tail.rfind(reasoning.open) > tail.rfind(reasoning.close))
+            reasoning = replace(
+                reasoning, begun=tail.rfind(reasoning.open) > tail.rfind(reasoning.close)
+            )
         calls = self._template.abilities.calls if prompt.tools else None
         return OutputSyntax(calls, frozenset(tool.name for tool in prompt.tools), reasoning)
 
     def _encode_raw(self, prompt: Prompt, raw: str | tuple[int, ...]) -> RenderedPrompt:
-        """What the client wrote, control tokens and all. Its positions end before the last token, which is always computed."""
+        """What the client wrote, control tokens and all. Its positions end before the last token,
+        which is always computed."""
         try:
             ids = self._tokenizer.encode(raw) if isinstance(raw, str) else raw
         except UnicodeEncodeError as error:
-            raise BadPrompt("the prompt holds half a surrogate pair, which is no character") from error
+            raise BadPrompt(
+                "the prompt holds half a surrogate pair, which is no character"
+            ) from error
         if not ids:
             raise BadPrompt("the prompt is empty")
         if not isinstance(raw, str) and not all(map(self._tokenizer.token_bytes, raw)):
             raise BadPrompt("the prompt has a token id that the model does not know")
-        return RenderedPrompt(ids, dict.fromkeys((position for position, _ in prompt.positions()), len(ids) - 1), 0)
+        return RenderedPrompt(
+            ids, dict.fromkeys((position for position, _ in prompt.positions()), len(ids) - 1), 0
+        )
 
     def _encode(self, prompt: Prompt, layout: _Layout, breaker: str) -> RenderedPrompt:
         ids: list[int] = []
@@ -226,11 +275,16 @@ class Renderer:
         for position, _ in prompt.positions():
             reached = max(reached, token_at[layout.ends.get(position, 0)])
             offsets[position] = reached
-        clock = range(0) if layout.clock is None else self._clock_tokens(layout, layout.clock, token_at)
-        return RenderedPrompt(tuple(ids), offsets, token_at[layout.preamble], self._speech(prompt, layout), clock)
+        clock = (
+            range(0) if layout.clock is None else self._clock_tokens(layout, layout.clock, token_at)
+        )
+        return RenderedPrompt(
+            tuple(ids), offsets, token_at[layout.preamble], self._speech(prompt, layout), clock
+        )
 
     def _clock_tokens(self, layout: _Layout, at: int, token_at: Mapping[int, int]) -> range:
-        """From the token that holds character `at`, or the one before it, to the end of the piece it stands in."""
+        """From the token that holds character `at`, or the one before it, to the end of the piece
+        it stands in."""
         start = max(cut for cut in layout.cuts if cut <= at)
         end = min(cut for cut in layout.cuts if cut > at)
         num_before = len(self._tokenizer.encode(layout.text[start:at])) if at > start else 0
@@ -238,17 +292,23 @@ class Renderer:
 
 
 def _up_to(prompt: Prompt, level: Level, index: int) -> tuple[Position | None, Prompt]:
-    """The last position of a message or of the system text, and the prompt that ends there; None where no prompt does."""
+    """The last position of a message or of the system text, and the prompt that ends there; None
+    where no prompt does."""
     if level == "system" and index == len(prompt.system) - 1:
-        return Position("system", index), msgspec.structs.replace(prompt, messages=(), continue_final=False)
+        return Position("system", index), msgspec.structs.replace(
+            prompt, messages=(), continue_final=False
+        )
     num_parts = len(prompt.messages[index].parts) if level == "messages" else 0
     continued = prompt.continue_final and index == len(prompt.messages) - 1
     last = Position("messages", index, num_parts - 1) if num_parts and not continued else None
-    return last, msgspec.structs.replace(prompt, messages=prompt.messages[: index + 1], continue_final=False)
+    return last, msgspec.structs.replace(
+        prompt, messages=prompt.messages[: index + 1], continue_final=False
+    )
 
 
 def _before_spaces(text: str, begins: Iterable[int], ends: frozenset[int]) -> set[int]:
-    """`begins` moved in front of the spaces before them: vocabularies have words with their space, as models write them."""
+    """`begins` moved in front of the spaces before them: vocabularies have words with their space,
+    as models write them."""
     moved = set()
     for begin in begins:
         start = min(begin, len(text))
@@ -259,12 +319,17 @@ def _before_spaces(text: str, begins: Iterable[int], ends: frozenset[int]) -> se
 
 
 def _end_of_answer(prompt: Prompt, text: str, located: Located) -> int:
-    """Where the last message's content ends: there generation goes on, without what the template puts behind it."""
+    """Where the last message's content ends: there generation goes on, without what the template
+    puts behind it."""
     index = len(prompt.messages) - 1
     ends = [end for position, end in located.ends.items() if owner(position) == ("messages", index)]
     if ends:
         return max(ends)
-    texts = [part.text.strip() for part in prompt.messages[-1].parts if isinstance(part, TextPart) and part.text.strip()]
+    texts = [
+        part.text.strip()
+        for part in prompt.messages[-1].parts
+        if isinstance(part, TextPart) and part.text.strip()
+    ]
     start = text.rfind(texts[-1]) if texts else -1
     if start < 0:
         raise BadPrompt("this model's chat template cannot continue an assistant message")

@@ -11,11 +11,13 @@ from engine.prompt.types import Position
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """`offsets[p]` is the number of tokens up to and including position `p`; it never decreases in wire order.
+    """`offsets[p]` is the number of tokens up to and including position `p`; it never decreases in
+    wire order.
 
-    `offsets` holds every position of the prompt, marked or not, in wire order. `preamble` is the number of tokens before
-    the first token that any position's content contributed. `speech` is what to look for in the answer. `clock` are the tokens
-    that another day may change, where the template tells the day.
+    `offsets` holds every position of the prompt, marked or not, in wire order. `preamble` is the
+    number of tokens before the first token that any position's content contributed. `speech` is
+    what to look for in the answer. `clock` are the tokens that another day may change, where the
+    template tells the day.
     """
 
     token_ids: tuple[int, ...]

@@ -1,8 +1,10 @@
-"""A prompt as the list of messages that chat templates expect. Knows what a template can do, not how it looks.
+"""A prompt as the list of messages that chat templates expect. Knows what a template can do, not
+how it looks.
 
-Parts become strings. Neighbouring parts of one role become one message, whoever split them: an Anthropic user message with
-results and text and OpenAI's tool message followed by a user message give the same list. What a template cannot render is
-written as text in the same place, never elsewhere.
+Parts become strings. Neighbouring parts of one role become one message, whoever split them: an
+Anthropic user message with results and text and OpenAI's tool message followed by a user message
+give the same list. What a template cannot render is written as text in the same place, never
+elsewhere.
 """
 
 from __future__ import annotations
@@ -13,10 +15,19 @@ from typing import Any, Final
 from engine.prompt import canonical
 from engine.prompt.abilities import Abilities
 from engine.prompt.marks import Marks, to_json_marked
-from engine.prompt.types import Position, Prompt, Role, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from engine.prompt.types import (
+    Position,
+    Prompt,
+    Role,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolResultPart,
+)
 
 TAGS: Final = (
-    "<system> </system> <assistant> </assistant> <tool_call> </tool_call> <tool_response> </tool_response> <tools> </tools>"
+    "<system> </system> <assistant> </assistant> <tool_call> </tool_call> "
+    "<tool_response> </tool_response> <tools> </tools>"
 )
 """What encloses text that a template has no form for."""
 
@@ -25,7 +36,8 @@ _JOINT: Final = "\n"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Arguments of a chat template. `tools` is None where there are none or the template has no place for them."""
+    """Arguments of a chat template. `tools` is None where there are none or the template has no
+    place for them."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
@@ -44,11 +56,15 @@ class _Turn:
 
 
 def shape(prompt: Prompt, abilities: Abilities, marks: Marks) -> Conversation:
-    """`prompt` for a template with `abilities`, content marked by `marks`. Equal prompts give equal conversations."""
+    """`prompt` for a template with `abilities`, content marked by `marks`. Equal prompts give equal
+    conversations."""
     turns = _Turns(abilities, marks)
     tools = None
     if prompt.tools and abilities.tools:
-        tools = [_tool(canonical.tool_data(tool), Position("tools", i), marks) for i, tool in enumerate(prompt.tools)]
+        tools = [
+            _tool(canonical.tool_data(tool), Position("tools", i), marks)
+            for i, tool in enumerate(prompt.tools)
+        ]
     elif prompt.tools:
         turns.describe(prompt)
     for i, block in enumerate(prompt.system):
@@ -62,8 +78,8 @@ def shape(prompt: Prompt, abilities: Abilities, marks: Marks) -> Conversation:
 class _Turns:
     """Groups parts into turns.
 
-    Call ids are counted through instead of copied: their texts differ between clients and mean nothing to a model, and
-    some templates insist on nine letters or digits.
+    Call ids are counted through instead of copied: their texts differ between clients and mean
+    nothing to a model, and some templates insist on nine letters or digits.
     """
 
     def __init__(self, abilities: Abilities, marks: Marks) -> None:
@@ -79,13 +95,22 @@ class _Turns:
             self._marks.text(Position("tools", i), canonical.to_json(canonical.tool_data(tool)))
             for i, tool in enumerate(prompt.tools)
         ]
-        self._turn("system").texts.append(_JOINT.join([canonical.TOOLS_OPEN, *lines, canonical.TOOLS_CLOSE]))
+        self._turn("system").texts.append(
+            _JOINT.join([canonical.TOOLS_OPEN, *lines, canonical.TOOLS_CLOSE])
+        )
 
-    def add(self, role: Role, part: TextPart | ThinkingPart | ToolCallPart | ToolResultPart, position: Position) -> None:
+    def add(
+        self,
+        role: Role,
+        part: TextPart | ThinkingPart | ToolCallPart | ToolResultPart,
+        position: Position,
+    ) -> None:
         """Append one part. What a part is decides its role, save for plain text."""
         match part:
             case TextPart():
-                self._text("user" if role == "tool" else role).texts.append(self._marks.text(position, part.text))
+                self._text("user" if role == "tool" else role).texts.append(
+                    self._marks.text(position, part.text)
+                )
             case ThinkingPart():
                 self._turn("assistant").thoughts.append(self._marks.text(position, part.text))
             case ToolCallPart():
@@ -99,7 +124,8 @@ class _Turns:
         return self.turns[-1]
 
     def _text(self, role: Role) -> _Turn:
-        """Templates write calls after the text of their message, so text that follows a call opens another message."""
+        """Templates write calls after the text of their message, so text that follows a call opens
+        another message."""
         if self.turns and self.turns[-1].role == role and self.turns[-1].calls:
             self.turns.append(_Turn(role))
         return self._turn(role)
@@ -108,9 +134,13 @@ class _Turns:
         turn = self._turn("assistant")
         self._names[part.call_id] = part.name
         if self._abilities.tool_turns:
-            turn.calls.append(_call(canonical.call_data(part, self._call_id(part.call_id)), position, self._marks))
+            turn.calls.append(
+                _call(canonical.call_data(part, self._call_id(part.call_id)), position, self._marks)
+            )
         else:
-            turn.texts.append(self._marks.text(position, canonical.call_text(part, self._abilities.calls)))
+            turn.texts.append(
+                self._marks.text(position, canonical.call_text(part, self._abilities.calls))
+            )
 
     def _result(self, part: ToolResultPart, position: Position) -> None:
         text = self._marks.text(position, canonical.result_text(part))
@@ -145,18 +175,26 @@ class _Messages:
         """The role and text of a turn behind the messages `before`."""
         content, after = _JOINT.join(turn.texts), before[-1]["role"] if before else None
         opens = all(message["role"] == "system" for message in before)
-        if turn.role == "system" and not (self._abilities.late_system if before else self._abilities.system):
+        if turn.role == "system" and not (
+            self._abilities.late_system if before else self._abilities.system
+        ):
             return self._user(_enclose("system", content), after)
         if turn.role == "assistant" and opens and not self._abilities.assistant_first:
-            calls = [_enclose("tool_call", to_json_marked(call["function"], ensure_ascii=False)) for call in turn.calls]
+            calls = [
+                _enclose("tool_call", to_json_marked(call["function"], ensure_ascii=False))
+                for call in turn.calls
+            ]
             return "user", _enclose("assistant", _JOINT.join([*turn.texts, *calls]))
         if turn.role == "user":
             return self._user(content, after)
         return turn.role, content
 
     def _user(self, content: str, after: str | None) -> tuple[str, str]:
-        """User text; right behind a result that must be answered first, it belongs to that result."""
-        return ("tool" if after == "tool" and not self._abilities.user_after_tool else "user"), content
+        """User text; right behind a result that must be answered first, it belongs to that
+        result."""
+        return (
+            "tool" if after == "tool" and not self._abilities.user_after_tool else "user"
+        ), content
 
     @staticmethod
     def _attach(message: dict[str, Any], turn: _Turn) -> None:
@@ -180,12 +218,19 @@ def _enclose(tag: str, content: str) -> str:
 
 def _tool(data: dict[str, Any], position: Position, marks: Marks) -> dict[str, Any]:
     """Marked at every depth, since templates differ in how much of a tool they write as JSON."""
-    function = {**data["function"], "parameters": marks.data(position, data["function"]["parameters"])}
+    function = {
+        **data["function"],
+        "parameters": marks.data(position, data["function"]["parameters"]),
+    }
     return marks.data(position, {**data, "function": marks.data(position, function)})
 
 
 def _call(data: dict[str, Any], position: Position, marks: Marks) -> dict[str, Any]:
     arguments = data["function"]["arguments"]
-    marked = marks.text(position, arguments) if isinstance(arguments, str) else marks.data(position, arguments)
+    marked = (
+        marks.text(position, arguments)
+        if isinstance(arguments, str)
+        else marks.data(position, arguments)
+    )
     function = marks.data(position, {**data["function"], "arguments": marked})
     return marks.data(position, {**data, "function": function})

@@ -1,4 +1,5 @@
-"""What to look for in the answer to one prompt: calls of its tools, and reasoning. Knows no tokens."""
+"""What to look for in the answer to one prompt: calls of its tools, and reasoning. Knows no
+tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from engine.prompt.reasoning import Reasoning
 
 @dataclass(frozen=True, slots=True)
 class OutputSyntax:
-    """`calls` is how the model writes calls of `tools`; None where the prompt offers none. `reasoning`: if it reasons."""
+    """`calls` is how the model writes calls of `tools`; None where the prompt offers none.
+    `reasoning`: if it reasons."""
 
     calls: CallFormat | None = None
     tools: frozenset[str] = frozenset()

@@ -1,7 +1,8 @@
 """A chat template: messages in, the text the model sees out. Knows no positions and no token ids.
 
-The Jinja environment is that of transformers' `apply_chat_template` (5.24, 2026-08): same flags, filters and globals, so a
-model's own template renders here as it did in training. The differences are the clock, which is a choice, and errors.
+The Jinja environment is that of transformers' `apply_chat_template` (5.24, 2026-08): same flags,
+filters and globals, so a model's own template renders here as it did in training. The differences
+are the clock, which is a choice, and errors.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from engine.prompt.abilities import Abilities, probe
 from engine.prompt.marks import to_json_marked
 
 TemplateClock: TypeAlias = Literal["frozen", "utc_day", "off"]
-"""What `strftime_now` tells a template: one day for ever, the day a request began in UTC, or nothing: it is not there."""
+"""What `strftime_now` tells a template: one day for ever, the day a request began in UTC, or
+nothing: it is not there."""
 
 FROZEN_DAY: Final = datetime(2024, 7, 26, tzinfo=UTC)
 """A template that prints the date must not make yesterday's prompts another prefix.
@@ -60,14 +62,18 @@ class Vocabulary(Protocol):
 
 
 class ChatTemplate:
-    """One compiled template with the named tokens of one tokenizer. Immutable; rendering is a pure function.
+    """One compiled template with the named tokens of one tokenizer. Immutable; rendering is a pure
+    function.
 
-    `abilities` says which shapes of conversation the template can render, found by probing it once. `tools_first`: tool
-    definitions stand before the system text, so they stay cached when the system text changes. Equal fingerprints render
-    equal texts, where the template tells the day (`tells_day`) on one day.
+    `abilities` says which shapes of conversation the template can render, found by probing it once.
+    `tools_first`: tool definitions stand before the system text, so they stay cached when the
+    system text changes. Equal fingerprints render equal texts, where the template tells the day
+    (`tells_day`) on one day.
     """
 
-    def __init__(self, source: str, *, name: str, tokens: Mapping[str, str], clock: TemplateClock = "frozen") -> None:
+    def __init__(
+        self, source: str, *, name: str, tokens: Mapping[str, str], clock: TemplateClock = "frozen"
+    ) -> None:
         self.name = name
         self.source = source
         self.tells_day = clock == "utc_day" and "strftime_now" in source
@@ -77,17 +83,25 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelUnsupported(f"chat template {name!r} does not compile: {error}") from error
-        key = json.dumps([source, sorted(self._tokens.items()), FROZEN_DAY.isoformat() if clock == "frozen" else clock])
+        key = json.dumps(
+            [
+                source,
+                sorted(self._tokens.items()),
+                FROZEN_DAY.isoformat() if clock == "frozen" else clock,
+            ]
+        )
         self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
         self.abilities: Abilities = probe(self.render)
 
     @classmethod
-    def load(cls, name: str, folder: Path, tokenizer: Vocabulary, clock: TemplateClock = "frozen") -> ChatTemplate:
+    def load(
+        cls, name: str, folder: Path, tokenizer: Vocabulary, clock: TemplateClock = "frozen"
+    ) -> ChatTemplate:
         """The template `name`: one of those shipped, `model` for the model's own, or `auto`.
 
-        `auto` prefers a shipped template where the vocabulary has its control tokens: `llama3`, or `chatml` unless the
-        model's own ChatML template renders tools and tool results itself; else the model's own. Raises `ModelUnsupported`
-        when there is none.
+        `auto` prefers a shipped template where the vocabulary has its control tokens: `llama3`, or
+        `chatml` unless the model's own ChatML template renders tools and tool results itself; else
+        the model's own. Raises `ModelUnsupported` when there is none.
         """
         tokens = tokenizer.template_tokens
         if name not in ("auto", "model"):
@@ -101,7 +115,9 @@ class ChatTemplate:
                 own = None if source is None else _usable(source, tokens, clock)
                 return own or cls(_shipped("chatml"), name="chatml", tokens=tokens, clock=clock)
         if source is None:
-            raise ModelUnsupported(f"{folder.name} has no chat template; name one of {', '.join(shipped_names())}")
+            raise ModelUnsupported(
+                f"{folder.name} has no chat template; name one of {', '.join(shipped_names())}"
+            )
         return cls(source, name="model", tokens=tokens, clock=clock)
 
     def on(self, day: datetime) -> ChatTemplate:
@@ -124,27 +140,35 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation. Raises `BadPrompt` when the template refuses it or fails on it."""
+        """The text of a conversation. Raises `BadPrompt` when the template refuses it or fails on
+        it."""
         variables: dict[str, Any] = {**self._tokens, **(options or {})}
         if self._day is not None:
             variables["strftime_now"] = self._day.strftime
-        variables.update(zip(_RESERVED, (messages, tools or None, None, add_generation_prompt), strict=True))
+        variables.update(
+            zip(_RESERVED, (messages, tools or None, None, add_generation_prompt), strict=True)
+        )
         try:
             return self._template.render(variables)
         except _TEMPLATE_FAULTS as error:
             raise BadPrompt(self._explain(error)) from error
 
     def _explain(self, error: Exception) -> str:
-        """The template's own words if they stand in it literally, so that no message text can be among them."""
+        """The template's own words if they stand in it literally, so that no message text can be
+        among them."""
         words = str(error)
         if type(error) is jinja2.TemplateError and words and words in self.source:
             return f"the chat template refuses these messages: {words}"
-        return f"the chat template {self.name!r} cannot render these messages ({type(error).__name__})"
+        return (
+            f"the chat template {self.name!r} cannot render these messages ({type(error).__name__})"
+        )
 
 
 def shipped_names() -> list[str]:
     """Names of the templates in this package."""
-    return sorted(Path(entry.name).stem for entry in _folder().iterdir() if entry.name.endswith(".jinja"))
+    return sorted(
+        Path(entry.name).stem for entry in _folder().iterdir() if entry.name.endswith(".jinja")
+    )
 
 
 def _folder() -> Any:
@@ -153,12 +177,15 @@ def _folder() -> Any:
 
 def _shipped(name: str) -> str:
     if name not in shipped_names():
-        raise ModelUnsupported(f"no chat template {name!r}; there are auto, model, {', '.join(shipped_names())}")
+        raise ModelUnsupported(
+            f"no chat template {name!r}; there are auto, model, {', '.join(shipped_names())}"
+        )
     return str((_folder() / f"{name}.jinja").read_text(encoding="utf-8"))
 
 
 def _own(folder: Path) -> str | None:
-    """The model's own default template: chat_template.jinja, else the field of tokenizer_config.json."""
+    """The model's own default template: chat_template.jinja, else the field of
+    tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -238,11 +265,14 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return to_json_marked(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return to_json_marked(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Finds the keys of messages first, which is most of what templates ask for, and a sixth of the time of rendering."""
+    """Finds the keys of messages first, which is most of what templates ask for, and a sixth of the
+    time of rendering."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
@@ -251,7 +281,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["dict"] = _DictType()

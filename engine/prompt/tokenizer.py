@@ -1,7 +1,8 @@
 """Text to token ids and back, one piece at a time. Knows nothing of prompts and templates.
 
-A piece is encoded as if it stood in the middle of a text: no BOS, no invented space, nothing stripped. So the ids of a text
-are the ids of its pieces in order, and a piece that was seen before costs one dictionary look-up.
+A piece is encoded as if it stood in the middle of a text: no BOS, no invented space, nothing
+stripped. So the ids of a text are the ids of its pieces in order, and a piece that was seen before
+costs one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -26,20 +27,31 @@ from engine.prompt.neutral import SPACE_MARK, neutralise, steps
 MEMO_NBYTES: Final = 64 * 1024 * 1024
 
 TURN_ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
-"""Tokens that end a turn in common chat formats: they stop generation even where a model's configuration forgets them."""
+"""Tokens that end a turn in common chat formats: they stop generation even where a model's
+configuration forgets them."""
 
-_NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAMED_TOKENS: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TOKEN_NBYTES: Final = 40
 _PIECE_NBYTES: Final = 200
 
 
 class Tokenizer(Protocol):
-    """A vocabulary. For any texts a and b, the bytes of `encode(a) + encode(b)` are the bytes of `encode(a + b)`.
+    """A vocabulary. For any texts a and b, the bytes of `encode(a) + encode(b)` are the bytes of
+    `encode(a + b)`.
 
-    `special_tokens` are the control tokens (text -> id); `added_tokens` has those and every other token that is matched as
-    a whole before the text is split into words. `template_tokens` names some of them for templates (`bos_token`, ...).
-    A sampled id in `stop_ids` ends the answer. Equal fingerprints mean equal ids for equal texts.
+    `special_tokens` are the control tokens (text -> id); `added_tokens` has those and every other
+    token that is matched as a whole before the text is split into words. `template_tokens` names
+    some of them for templates (`bos_token`, ...). A sampled id in `stop_ids` ends the answer. Equal
+    fingerprints mean equal ids for equal texts.
     """
 
     @property
@@ -63,33 +75,44 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of one piece; added tokens in it become their ids, nothing is put before or behind them.
+        """Ids of one piece; added tokens in it become their ids, nothing is put before or behind
+        them.
 
         Raises `UnicodeEncodeError` for a lone surrogate.
         """
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """UTF-8 of one token, possibly a part of a character; empty for an id outside the vocabulary."""
+        """UTF-8 of one token, possibly a part of a character; empty for an id outside the
+        vocabulary."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        """The text of `token_ids`, special tokens included; bytes that are no UTF-8 become
+        U+FFFD."""
         ...
 
 
 class HfTokenizer:
-    """A `tokenizer.json` of the `tokenizers` library. `encode` belongs to one thread; everything else is read-only."""
+    """A `tokenizer.json` of the `tokenizers` library. `encode` belongs to one thread; everything
+    else is read-only."""
 
-    def __init__(self, spec: bytes, *, settings: Mapping[str, Any], memo_nbytes: int = MEMO_NBYTES) -> None:
-        """`settings` has the named tokens of tokenizer_config.json and, as `stop_ids`, further ids that end an answer."""
+    def __init__(
+        self, spec: bytes, *, settings: Mapping[str, Any], memo_nbytes: int = MEMO_NBYTES
+    ) -> None:
+        """`settings` has the named tokens of tokenizer_config.json and, as `stop_ids`, further ids
+        that end an answer."""
         parsed = _parse(spec, "tokenizer.json")
         self._inner = _load(parsed)
         self._to_bytes = _TokenBytes(self._inner, parsed)
         self._memo = _Memo(memo_nbytes)
         added = {token["content"]: int(token["id"]) for token in parsed.get("added_tokens", ())}
         named = {name: text for name in _NAMED_TOKENS if (text := settings.get(name)) is not None}
-        special = {token["content"]: int(token["id"]) for token in parsed.get("added_tokens", ()) if token["special"]}
+        special = {
+            token["content"]: int(token["id"])
+            for token in parsed.get("added_tokens", ())
+            if token["special"]
+        }
         for text in named.values():
             if text in added:
                 special[text] = added[text]
@@ -97,21 +120,29 @@ class HfTokenizer:
         self._special = MappingProxyType(special)
         self._template_tokens = MappingProxyType(named)
         self._stop_ids = frozenset(settings.get("stop_ids", ())) | frozenset(self._known_stops())
-        self._fingerprint = hashlib.sha256(spec + b"\0pieces-1\0" + json.dumps(named, sort_keys=True).encode()).hexdigest()
+        self._fingerprint = hashlib.sha256(
+            spec + b"\0pieces-1\0" + json.dumps(named, sort_keys=True).encode()
+        ).hexdigest()
 
     @classmethod
     def from_folder(cls, folder: Path) -> HfTokenizer:
-        """The tokenizer of a model folder: tokenizer.json, and what its configuration files say of named and stop tokens.
+        """The tokenizer of a model folder: tokenizer.json, and what its configuration files say of
+        named and stop tokens.
 
-        Raises `ModelDamaged` for a missing or broken file, `ModelUnsupported` for a kind of vocabulary we cannot decode.
+        Raises `ModelDamaged` for a missing or broken file, `ModelUnsupported` for a kind of
+        vocabulary we cannot decode.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelDamaged(f"{folder.name} has no tokenizer.json")
         named = _read(folder / "tokenizer_config.json")
-        settings: dict[str, Any] = {name: _token_text(named[name]) for name in _NAMED_TOKENS if named.get(name)}
+        settings: dict[str, Any] = {
+            name: _token_text(named[name]) for name in _NAMED_TOKENS if named.get(name)
+        }
         settings["stop_ids"] = [
-            token_id for name in ("generation_config.json", "config.json") for token_id in _stop_ids(_read(folder / name))
+            token_id
+            for name in ("generation_config.json", "config.json")
+            for token_id in _stop_ids(_read(folder / name))
         ]
         return cls(path.read_bytes(), settings=settings)
 
@@ -163,7 +194,9 @@ class HfTokenizer:
         return self._to_bytes[token_id]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return b"".join(self._to_bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
+        return b"".join(self._to_bytes[token_id] for token_id in token_ids).decode(
+            "utf-8", "replace"
+        )
 
     def _known_stops(self) -> Iterator[int]:
         eos = self._template_tokens.get("eos_token")
@@ -176,24 +209,31 @@ class HfTokenizer:
 class Detokenizer:
     """Turns sampled tokens into text as they come; owned by one sequence.
 
-    What was pushed so far is always a prefix of the whole text that ends on a character boundary: a character that is never
-    finished never shows. Control tokens show as nothing, except those whose text is in `shown`. Costs the same for the first
-    token as for the last.
+    What was pushed so far is always a prefix of the whole text that ends on a character boundary: a
+    character that is never finished never shows. Control tokens show as nothing, except those whose
+    text is in `shown`. Costs the same for the first token as for the last.
     """
 
     def __init__(self, tokenizer: Tokenizer, shown: Container[str] = ()) -> None:
         self._tokenizer = tokenizer
-        self._hidden = frozenset(token_id for text, token_id in tokenizer.special_tokens.items() if text not in shown)
+        self._hidden = frozenset(
+            token_id for text, token_id in tokenizer.special_tokens.items() if text not in shown
+        )
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that became certain with `token_ids`, often empty inside a character."""
-        shown = (self._tokenizer.token_bytes(token_id) for token_id in token_ids if token_id not in self._hidden)
+        shown = (
+            self._tokenizer.token_bytes(token_id)
+            for token_id in token_ids
+            if token_id not in self._hidden
+        )
         return self._utf8.decode(b"".join(shown))
 
 
 class _Memo:
-    """Ids of pieces seen lately, at most `limit_nbytes` by estimate; least recently used goes first."""
+    """Ids of pieces seen lately, at most `limit_nbytes` by estimate; least recently used goes
+    first."""
 
     def __init__(self, limit_nbytes: int) -> None:
         self._limit_nbytes = limit_nbytes
@@ -226,13 +266,16 @@ class _TokenBytes(dict[int, bytes]):
     def __init__(self, inner: tokenizers.Tokenizer, spec: Mapping[str, Any]) -> None:
         super().__init__()
         self._inner = inner
-        self._added = {int(token["id"]): str(token["content"]) for token in spec.get("added_tokens", ())}
+        self._added = {
+            int(token["id"]): str(token["content"]) for token in spec.get("added_tokens", ())
+        }
         kinds = {step["type"] for step in steps(spec.get("decoder"))}
         self._byte_of = _bytes_of_characters() if "ByteLevel" in kinds else None
         self._byte_fallback = "ByteFallback" in kinds
         if self._byte_of is None and not kinds & {"Metaspace", "Replace", "ByteFallback"}:
             raise ModelUnsupported(
-                f"tokenizer.json has the decoder {sorted(kinds) or None}: its tokens have no bytes of their own"
+                f"tokenizer.json has the decoder {sorted(kinds) or None}: its tokens have no "
+                "bytes of their own"
             )
 
     def __missing__(self, token_id: int) -> bytes:
@@ -244,17 +287,24 @@ class _TokenBytes(dict[int, bytes]):
         if token is None:
             return b""
         if self._byte_of is not None:
-            plain = token_id in self._added or any(character not in self._byte_of for character in token)
-            return token.encode() if plain else bytes(self._byte_of[character] for character in token)
+            plain = token_id in self._added or any(
+                character not in self._byte_of for character in token
+            )
+            return (
+                token.encode() if plain else bytes(self._byte_of[character] for character in token)
+            )
         byte = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
         return bytes.fromhex(byte[1]) if byte else token.replace(SPACE_MARK, " ").encode()
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """GPT-2's table of printable stand-ins for bytes, reversed: printable Latin-1 is itself, the rest is U+0100 on."""
+    """GPT-2's table of printable stand-ins for bytes, reversed: printable Latin-1 is itself, the
+    rest is U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + i): byte for i, byte in enumerate(others)
+    }
 
 
 def _load(spec: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -279,14 +329,17 @@ def _parse(data: bytes, name: str) -> dict[str, Any]:
 
 
 def _token_text(value: Any) -> str:
-    """A token as tokenizer_config.json writes it: its text, or an object that has it as `content`."""
+    """A token as tokenizer_config.json writes it: its text, or an object that has it as
+    `content`."""
     return str(value["content"] if isinstance(value, dict) else value)
 
 
 def _stop_ids(config: Mapping[str, Any]) -> list[int]:
     """`eos_token_id` of a configuration file: one id, a list, or that of the text model inside."""
     nested = config.get("text_config")
-    value = config.get("eos_token_id", nested.get("eos_token_id") if isinstance(nested, dict) else None)
+    value = config.get(
+        "eos_token_id", nested.get("eos_token_id") if isinstance(nested, dict) else None
+    )
     if value is None:
         return []
     return [int(token_id) for token_id in value] if isinstance(value, list) else [int(value)]

@@ -1,4 +1,5 @@
-"""What the model is asked, in nobody's dialect: tools, system text, messages. Knows no wire format and no tokens."""
+"""What the model is asked, in nobody's dialect: tools, system text, messages. Knows no wire format
+and no tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ LEVELS: Final[tuple[Level, ...]] = ("tools", "system", "messages")
 class Position(msgspec.Struct, frozen=True, array_like=True):
     """A place in the request: the *end* of one tool, system block or message part.
 
-    `str(position)` is the form used in headers and logs: `tools/2`, `system/0`, `messages/4/1`. Plain string content is
-    part 0. Sort positions by `order`: the levels do not sort alphabetically.
+    `str(position)` is the form used in headers and logs: `tools/2`, `system/0`, `messages/4/1`.
+    Plain string content is part 0. Sort positions by `order`: the levels do not sort
+    alphabetically.
     """
 
     level: Level
@@ -43,7 +45,8 @@ class CacheMark(msgspec.Struct, frozen=True):
 
 
 class Tool(msgspec.Struct, frozen=True):
-    """A function the model may call. `parameters` is a JSON Schema whose key order is the client's."""
+    """A function the model may call. `parameters` is a JSON Schema whose key order is the
+    client's."""
 
     name: str
     description: str
@@ -57,7 +60,8 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
 
 
 class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
-    """Reasoning the model wrote in an earlier turn. Never carries a mark, only cached along with what follows."""
+    """Reasoning the model wrote in an earlier turn. Never carries a mark, only cached along with
+    what follows."""
 
     text: str
     signature: str = ""
@@ -68,7 +72,8 @@ class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
 
 
 class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
-    """A call the assistant made. `arguments` is the decoded object, or the raw text when it was no JSON object."""
+    """A call the assistant made. `arguments` is the decoded object, or the raw text when it was no
+    JSON object."""
 
     call_id: str
     name: str
@@ -89,7 +94,8 @@ Part: TypeAlias = TextPart | ThinkingPart | ToolCallPart | ToolResultPart
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn. Tool results may stand in a `user` message (Anthropic) or in a `tool` message (OpenAI): both render alike."""
+    """One turn. Tool results may stand in a `user` message (Anthropic) or in a `tool` message
+    (OpenAI): both render alike."""
 
     role: Role
     parts: tuple[Part, ...]
@@ -98,9 +104,10 @@ class Message(msgspec.Struct, frozen=True):
 class Prompt(msgspec.Struct, frozen=True):
     """Everything the model is asked.
 
-    `template_options` are passed to the chat template by name (for example `enable_thinking`). With `continue_final` the
-    last message is an assistant message that generation continues instead of a new turn. With `raw` (a text, or token ids)
-    the model is given exactly that and no template; `messages` then hold one part, so that the prompt has a position.
+    `template_options` are passed to the chat template by name (for example `enable_thinking`). With
+    `continue_final` the last message is an assistant message that generation continues instead of a
+    new turn. With `raw` (a text, or token ids) the model is given exactly that and no template;
+    `messages` then hold one part, so that the prompt has a position.
     """
 
     messages: tuple[Message, ...]

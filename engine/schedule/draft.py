@@ -1,8 +1,10 @@
-"""Guessing what a sequence will say from what it has seen: prompt lookup. Knows no model, and promises nothing.
+"""Guessing what a sequence will say from what it has seen: prompt lookup. Knows no model, and
+promises nothing.
 
-Answers often repeat their prompt or themselves. The last few tokens are looked up in everything before them, and what
-followed there is the guess; the model checks a guess of several tokens in one step, for less than as many steps. (The
-method is public as "prompt lookup decoding", Saxena 2023; how many tokens to guess is learned per sequence here.)
+Answers often repeat their prompt or themselves. The last few tokens are looked up in everything
+before them, and what followed there is the guess; the model checks a guess of several tokens in one
+step, for less than as many steps. (The method is public as "prompt lookup decoding", Saxena 2023;
+how many tokens to guess is learned per sequence here.)
 """
 
 from __future__ import annotations
@@ -17,17 +19,20 @@ MAX_DRAFT: Final = 8
 """Most tokens guessed for one sequence in one step."""
 
 MAX_DRAFTING: Final = 4
-"""Decoding sequences up to which guesses pay: beyond, a step has rows enough to be worth its weights' reading."""
+"""Decoding sequences up to which guesses pay: beyond, a step has rows enough to be worth its
+weights' reading."""
 
 RETRY_TOKENS: Final = 32
-"""Tokens of an answer after which a sequence whose guesses were wrong tries again; twice as many each time."""
+"""Tokens of an answer after which a sequence whose guesses were wrong tries again; twice as many
+each time."""
 
 
 class Drafter:
-    """Guesses for one sequence, whose `token_ids` it watches grow. Costs O(1) per token, and once O(prompt).
+    """Guesses for one sequence, whose `token_ids` it watches grow. Costs O(1) per token, and once
+    O(prompt).
 
-    `size` is how many tokens it guesses now: all of a guess right doubles it, a guess all wrong halves it, down to none for
-    a while.
+    `size` is how many tokens it guesses now: all of a guess right doubles it, a guess all wrong
+    halves it, down to none for a while.
     """
 
     __slots__ = ("_after", "_num_indexed", "_pause", "_resume_at", "_token_ids", "size")
@@ -41,7 +46,8 @@ class Drafter:
         self.size = 2
 
     def guess(self, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens that may come after the sequence's last one; empty where nothing like it was seen."""
+        """Up to `most` tokens that may come after the sequence's last one; empty where nothing like
+        it was seen."""
         ids = self._token_ids
         if len(ids) < self._resume_at or most < 1:
             return ()
@@ -62,10 +68,13 @@ class Drafter:
             self._pause *= 2
 
     def _index(self) -> None:
-        """Know where each run of `NGRAM` tokens was followed last; the last run of all is followed by nothing yet."""
+        """Know where each run of `NGRAM` tokens was followed last; the last run of all is followed
+        by nothing yet."""
         ids, first = self._token_ids, max(self._num_indexed, NGRAM)
         if len(ids) <= first:
             return
-        runs = zip(*(ids[first - NGRAM + i : len(ids) - NGRAM + i] for i in range(NGRAM)), strict=True)
+        runs = zip(
+            *(ids[first - NGRAM + i : len(ids) - NGRAM + i] for i in range(NGRAM)), strict=True
+        )
         self._after.update(zip(runs, range(first, len(ids)), strict=True))
         self._num_indexed = len(ids)

@@ -1,7 +1,9 @@
-"""Which prompts are being computed, found by how they begin, and who waits for them. Knows no cache, pages or model.
+"""Which prompts are being computed, found by how they begin, and who waits for them. Knows no
+cache, pages or model.
 
-A request that begins like one that is being computed need not compute the same: it *follows* that *flight* until the
-tokens both begin with are there. Nobody follows a follower, so nobody waits in a circle.
+A request that begins like one that is being computed need not compute the same: it *follows* that
+*flight* until the tokens both begin with are there. Nobody follows a follower, so nobody waits in a
+circle.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from engine.cache.tree.radix import shared_tokens
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Beginning:
-    """How a prompt begins: its packed ids, and after every full block a hash of its tenant and all ids up to there."""
+    """How a prompt begins: its packed ids, and after every full block a hash of its tenant and all
+    ids up to there."""
 
     ids: bytes
     marks: tuple[int, ...]
@@ -34,9 +37,11 @@ class Beginning:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Flight:
-    """One request on its way through its prompt: the first `num_computed` tokens are there, `num_tokens` will be.
+    """One request on its way through its prompt: the first `num_computed` tokens are there,
+    `num_tokens` will be.
 
-    `followers` wait for so many of them each, in the order they came; `least` is the smallest of those numbers.
+    `followers` wait for so many of them each, in the order they came; `least` is the smallest of
+    those numbers.
     """
 
     request_id: str
@@ -48,7 +53,8 @@ class Flight:
 
 
 class Flights:
-    """Flights by every mark they pass. Finding one costs a lookup and a comparison of two prompts, whatever their number.
+    """Flights by every mark they pass. Finding one costs a lookup and a comparison of two prompts,
+    whatever their number.
 
     The engine thread owns it. A request is either a flight, or follows one, or neither.
     """
@@ -66,25 +72,30 @@ class Flights:
         return len(self._followed)
 
     def find(self, beginning: Beginning, num_known: int, limit: int) -> tuple[Flight, int] | None:
-        """The flight that computes at least a block of what comes after the first `num_known` tokens of a prompt, and how
-        many of the prompt's first `limit` tokens it will have computed."""
+        """The flight that computes at least a block of what comes after the first `num_known`
+        tokens of a prompt, and how many of the prompt's first `limit` tokens it will have
+        computed."""
         depth = num_known // self._block_size
         flight = self._by_mark.get(beginning.marks[depth]) if depth < len(beginning.marks) else None
         if flight is None:
             return None
-        num_shared = min(shared_tokens(flight.beginning.ids, beginning.ids), flight.num_tokens, limit)
+        num_shared = min(
+            shared_tokens(flight.beginning.ids, beginning.ids), flight.num_tokens, limit
+        )
         if num_shared - max(num_known, flight.num_computed) < self._block_size:
             return None
         return flight, num_shared
 
     def lead(self, request_id: str, beginning: Beginning, num_known: int, num_tokens: int) -> None:
-        """Others may follow the request from here on: it computes its first `num_tokens` tokens but the first `num_known`."""
+        """Others may follow the request from here on: it computes its first `num_tokens` tokens but
+        the first `num_known`."""
         flight = self._flights[request_id] = Flight(request_id, beginning, num_tokens, num_known)
         for mark in beginning.marks[num_known // self._block_size : num_tokens // self._block_size]:
             self._by_mark.setdefault(mark, flight)
 
     def follow(self, request_id: str, flight: Flight, num_tokens: int, until_s: float) -> None:
-        """The request waits until `num_tokens` of the flight's tokens are computed, but not past `until_s`."""
+        """The request waits until `num_tokens` of the flight's tokens are computed, but not past
+        `until_s`."""
         self._followed[request_id] = flight
         self._deadlines[request_id] = until_s
         self._soonest_s = min(self._soonest_s, until_s)
@@ -92,17 +103,21 @@ class Flights:
         flight.least = min(flight.least, num_tokens)
 
     def computed(self, request_id: str, num_tokens: int) -> Sequence[str]:
-        """The request has computed so many tokens: those who waited for no more, oldest first. They follow no longer."""
+        """The request has computed so many tokens: those who waited for no more, oldest first. They
+        follow no longer."""
         flight = self._flights.get(request_id)
         if flight is None:
             return ()
         flight.num_computed = max(flight.num_computed, num_tokens)
         if flight.num_computed < flight.least:
             return ()
-        return self._release(flight, [name for name, num in flight.followers.items() if num <= flight.num_computed])
+        return self._release(
+            flight, [name for name, num in flight.followers.items() if num <= flight.num_computed]
+        )
 
     def land(self, request_id: str) -> list[str]:
-        """The request computes nothing more that others could wait for: those who still waited. They follow no longer."""
+        """The request computes nothing more that others could wait for: those who still waited.
+        They follow no longer."""
         flight = self._flights.pop(request_id, None)
         if flight is None:
             return []
@@ -134,10 +149,16 @@ class Flights:
         return request_ids
 
     def check(self) -> None:
-        """Raise AssertionError unless everybody who follows is known to a flight, and the other way round. For tests."""
+        """Raise AssertionError unless everybody who follows is known to a flight, and the other way
+        round. For tests."""
         followed = {name: flight for flight in self._flights.values() for name in flight.followers}
         assert followed == self._followed
         assert followed.keys() == self._deadlines.keys()
         assert not followed.keys() & self._flights.keys(), "nobody follows a follower"
-        assert all(self._flights.get(flight.request_id) is flight for flight in self._by_mark.values())
-        assert all(flight.least == min(flight.followers.values(), default=math.inf) for flight in self._flights.values())
+        assert all(
+            self._flights.get(flight.request_id) is flight for flight in self._by_mark.values()
+        )
+        assert all(
+            flight.least == min(flight.followers.values(), default=math.inf)
+            for flight in self._flights.values()
+        )

@@ -1,4 +1,5 @@
-"""The contract between the step loop and whatever computes tokens. No torch: the loop is tested with a fake."""
+"""The contract between the step loop and whatever computes tokens. No torch: the loop is tested
+with a fake."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from engine.schedule.sequence import Sampled, Slice
 class Runner(Protocol):
     """A model on a device with a pool of KV pages, used by the engine thread alone.
 
-    In exact mode the KV and logits of a token depend only on the tokens before it, bit for bit: not on the split into
-    steps, not on the rest of the batch, not on whether pages were computed, copied or read back. `fingerprint` names
-    everything KV bits depend on (weights, dtype, runner, exact mode, block size, layout).
+    In exact mode the KV and logits of a token depend only on the tokens before it, bit for bit: not
+    on the split into steps, not on the rest of the batch, not on whether pages were computed,
+    copied or read back. `fingerprint` names everything KV bits depend on (weights, dtype, runner,
+    exact mode, block size, layout).
     """
 
     name: str
@@ -27,12 +29,15 @@ class Runner(Protocol):
     page_nbytes: int
     exact: bool
     reuse_decode_kv: bool
-    """False where tokens computed in decode steps have other bits than prefilled ones (exact mode with unequal row groups)."""
+    """False where tokens computed in decode steps have other bits than prefilled ones (exact mode
+    with unequal row groups)."""
 
     def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
-        """Compute the slices, writing KV in place, and return what was sampled for each (None without `sample`).
+        """Compute the slices, writing KV in place, and return what was sampled for each (None
+        without `sample`).
 
-        KV of a draft's wrongly guessed tokens is garbage afterwards, past what the sequence counts as computed.
+        KV of a draft's wrongly guessed tokens is garbage afterwards, past what the sequence counts
+        as computed.
         """
         ...
 
@@ -41,7 +46,8 @@ class Runner(Protocol):
         ...
 
     def read_pages(self, pages: Seq[int]) -> memoryview:
-        """The raw KV bytes of all layers, page after page of `page_nbytes`, in memory of their own."""
+        """The raw KV bytes of all layers, page after page of `page_nbytes`, in memory of their
+        own."""
         ...
 
     def write_pages(self, pages: Seq[int], body: memoryview) -> None:

@@ -1,15 +1,18 @@
-"""Continuous batching: which sequences run, and what each step computes of them. Knows no tensors or threads.
+"""Continuous batching: which sequences run, and what each step computes of them. Knows no tensors
+or threads.
 
 The rules, in order:
 
-1. Every decoding sequence computes its next token in every step: a long prefill never stops an answer that is being read.
-2. The rest of a step goes to prefills, in chunks: all of it while nothing decodes, else at most `max_mixed_tokens`, so
-   that no step takes long while somebody reads. At least a quarter of a step is left for them in any case.
-3. Half of that goes to the oldest prefill, which so never starves, the other half to those with the least left: a short
-   prompt does not wait for a long one in front of it.
-4. Requests are admitted first come, first served. One that doesn't fit yet may be overtaken by a few that do, and only
-   a bounded number of times: then everyone waits until it fits. One that is loading or following keeps its place and
-   stops nobody.
+1. Every decoding sequence computes its next token in every step: a long prefill never stops an
+answer that is being read.
+2. The rest of a step goes to prefills, in chunks: all of it while nothing decodes, else at most
+`max_mixed_tokens`, so that no step takes long while somebody reads. At least a quarter of a step is
+left for them in any case.
+3. Half of that goes to the oldest prefill, which so never starves, the other half to those with the
+least left: a short prompt does not wait for a long one in front of it.
+4. Requests are admitted first come, first served. One that doesn't fit yet may be overtaken by a
+few that do, and only a bounded number of times: then everyone waits until it fits. One that is
+loading or following keeps its place and stops nobody.
 5. A sequence that had to give up its pages comes before all others, and is not overtaken.
 """
 
@@ -31,9 +34,12 @@ LOOKAHEAD: Final = 4
 
 
 class Scheduler:
-    """Sequences waiting for room and sequences running, both oldest first. Not thread-safe: the engine thread owns it."""
+    """Sequences waiting for room and sequences running, both oldest first. Not thread-safe: the
+    engine thread owns it."""
 
-    def __init__(self, *, max_sequences: int, max_step_tokens: int, max_mixed_tokens: int, max_queue: int) -> None:
+    def __init__(
+        self, *, max_sequences: int, max_step_tokens: int, max_mixed_tokens: int, max_queue: int
+    ) -> None:
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens
         self._max_mixed_tokens = max_mixed_tokens
@@ -64,7 +70,8 @@ class Scheduler:
         return bool(self._running) or self._may_admit
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new sequence at the end of the queue; raises `Overloaded` when the queue is full."""
+        """Put a new sequence at the end of the queue; raises `Overloaded` when the queue is
+        full."""
         if len(self._waiting) >= self._max_queue:
             raise Overloaded(f"{self._max_queue} requests are waiting for the engine")
         sequence.arrival = next(self._arrivals)
@@ -77,9 +84,11 @@ class Scheduler:
         self._may_admit = True
 
     def admit(self, try_admit: Callable[[Sequence], bool]) -> None:
-        """Start what fits. `try_admit` reserves room for a sequence, or returns False and leaves no trace but a new load.
+        """Start what fits. `try_admit` reserves room for a sequence, or returns False and leaves no
+        trace but a new load.
 
-        Does nothing unless something arrived or ended since the last pass, as nothing else makes room.
+        Does nothing unless something arrived or ended since the last pass, as nothing else makes
+        room.
         """
         if not self._may_admit:
             return
@@ -91,9 +100,14 @@ class Scheduler:
     def next_step(self) -> list[Slice]:
         """The slices of the next step, decoding sequences first; empty when nothing runs.
 
-        A step computes at most `max_step_tokens`, unless decoding alone takes more than three quarters of them.
+        A step computes at most `max_step_tokens`, unless decoding alone takes more than three
+        quarters of them.
         """
-        slices = [Slice(s, s.num_computed, 1, sample=True) for s in self._running if s.status is Status.DECODE]
+        slices = [
+            Slice(s, s.num_computed, 1, sample=True)
+            for s in self._running
+            if s.status is Status.DECODE
+        ]
         budget = self._max_step_tokens
         if slices:
             left = max(budget - len(slices), budget // 4, 1)
@@ -101,14 +115,16 @@ class Scheduler:
         return slices + self._prefills(budget)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Put a decoding sequence that gave up its pages back into the queue, before those that never ran."""
+        """Put a decoding sequence that gave up its pages back into the queue, before those that
+        never ran."""
         self._running.remove(sequence)
         sequence.move(Status.WAITING)
         insort(self._waiting, sequence, key=lambda other: (other.num_output == 0, other.arrival))
         self._may_admit = True
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence, waiting or running, and mark it done. Its room can be given to others from here on."""
+        """Forget a sequence, waiting or running, and mark it done. Its room can be given to others
+        from here on."""
         if sequence.status is Status.WAITING:
             if next(self._candidates(), None) is sequence:
                 self._num_overtakes = 0
@@ -148,7 +164,8 @@ class Scheduler:
                 self._num_overtakes += 1
 
     def _start(self, sequence: Sequence) -> None:
-        """A sequence whose pages are still being filled is set to RESTORING by whoever admits it."""
+        """A sequence whose pages are still being filled is set to RESTORING by whoever admits
+        it."""
         self._waiting.remove(sequence)
         if sequence.status is Status.WAITING:
             sequence.move(Status.PREFILL)
@@ -166,7 +183,9 @@ class Scheduler:
             num_more = min(sequence.num_left - chunks[sequence], rest)
             chunks[sequence] += num_more
             rest -= num_more
-        return [_chunk(sequence, num_tokens) for sequence, num_tokens in chunks.items() if num_tokens]
+        return [
+            _chunk(sequence, num_tokens) for sequence, num_tokens in chunks.items() if num_tokens
+        ]
 
 
 def _chunk(sequence: Sequence, num_tokens: int) -> Slice:

@@ -1,4 +1,5 @@
-"""One request's tokens on their way through the model. Knows nothing of tensors; owned by the engine thread."""
+"""One request's tokens on their way through the model. Knows nothing of tensors; owned by the
+engine thread."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ class Constraint(Protocol):
     """Which tokens may follow what one sequence has sampled so far: a grammar's state."""
 
     def allowed(self) -> bytes:
-        """One bit per token id, least significant bit first; ids past the end are not allowed. At least one bit is set."""
+        """One bit per token id, least significant bit first; ids past the end are not allowed. At
+        least one bit is set."""
         ...
 
     def advance(self, token_id: int) -> None:
@@ -22,18 +24,21 @@ class Constraint(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why the answer can't be kept in its form any more, in words for the client; None as long as it can."""
+        """Why the answer can't be kept in its form any more, in words for the client; None as long
+        as it can."""
         ...
 
 
 class Status(Enum):
-    """`FOLLOWING -> LOADING -> WAITING -> RESTORING -> PREFILL -> DECODE -> DONE`; an abort leads to DONE from anywhere.
+    """`FOLLOWING -> LOADING -> WAITING -> RESTORING -> PREFILL -> DECODE -> DONE`; an abort leads
+    to DONE from anywhere.
 
-    FOLLOWING: another request is computing what this one begins with; it keeps its place in the queue. LOADING: its
-    prefix is being read from lower tiers, while it keeps its place too. WAITING: for pages and a seat. RESTORING: it has
-    its pages, and what was read is being put into them. Where there is nobody to follow or nothing to read, those are
-    skipped; where the device lost its part meanwhile, WAITING leads back to LOADING. A decoding sequence that had to give
-    up its pages goes back to WAITING, and from there through PREFILL of all it has.
+    FOLLOWING: another request is computing what this one begins with; it keeps its place in the
+    queue. LOADING: its prefix is being read from lower tiers, while it keeps its place too.
+    WAITING: for pages and a seat. RESTORING: it has its pages, and what was read is being put into
+    them. Where there is nobody to follow or nothing to read, those are skipped; where the device
+    lost its part meanwhile, WAITING leads back to LOADING. A decoding sequence that had to give up
+    its pages goes back to WAITING, and from there through PREFILL of all it has.
     """
 
     FOLLOWING = auto()
@@ -48,7 +53,13 @@ class Status(Enum):
 _ALLOWED: dict[Status, tuple[Status, ...]] = {
     Status.FOLLOWING: (Status.WAITING, Status.DONE),
     Status.LOADING: (Status.WAITING, Status.DONE),
-    Status.WAITING: (Status.FOLLOWING, Status.LOADING, Status.RESTORING, Status.PREFILL, Status.DONE),
+    Status.WAITING: (
+        Status.FOLLOWING,
+        Status.LOADING,
+        Status.RESTORING,
+        Status.PREFILL,
+        Status.DONE,
+    ),
     Status.RESTORING: (Status.PREFILL, Status.DONE),
     Status.PREFILL: (Status.DECODE, Status.DONE),
     Status.DECODE: (Status.WAITING, Status.DONE),
@@ -60,10 +71,11 @@ _ALLOWED: dict[Status, tuple[Status, ...]] = {
 class Sequence:
     """Tokens of one request: prompt first, then what was sampled.
 
-    `num_computed` tokens have their KV in the pages of `block_table` (page index per `block_size` tokens, in order).
-    `num_cached` of them were found and not computed. `token_ids` is always one longer than `num_computed` while decoding.
-    `num_known` is the most `num_computed` ever was: what is computed below it is computed again, after a preemption.
-    `arrival` counts requests: the smaller, the older.
+    `num_computed` tokens have their KV in the pages of `block_table` (page index per `block_size`
+    tokens, in order). `num_cached` of them were found and not computed. `token_ids` is always one
+    longer than `num_computed` while decoding. `num_known` is the most `num_computed` ever was: what
+    is computed below it is computed again, after a preemption. `arrival` counts requests: the
+    smaller, the older.
     """
 
     request_id: str
@@ -103,10 +115,12 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one step computes of one sequence: tokens `[start, start + num_tokens)`; `sample` asks for the token after them.
+    """What one step computes of one sequence: tokens `[start, start + num_tokens)`; `sample` asks
+    for the token after them.
 
-    `draft` are guesses of the tokens after those, computed along and verified: what is sampled is what would have been
-    sampled without them. Only where `sample` is set, the sequence has no `constraint` and decodes.
+    `draft` are guesses of the tokens after those, computed along and verified: what is sampled is
+    what would have been sampled without them. Only where `sample` is set, the sequence has no
+    `constraint` and decodes.
     """
 
     sequence: Sequence
@@ -123,7 +137,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step sampled for one slice: one token, and one more for every draft token before it that was guessed right.
+    """What a step sampled for one slice: one token, and one more for every draft token before it
+    that was guessed right.
 
     `logprobs` is one per token where the sequence asks for them, else empty.
     """

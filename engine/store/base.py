@@ -1,4 +1,5 @@
-"""The contract of a tier: a place for bytes under keys, with an expiry. Knows no tokens, tensors or tenants."""
+"""The contract of a tier: a place for bytes under keys, with an expiry. Knows no tokens, tensors or
+tenants."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from typing import Final, NamedTuple, Protocol, Self
 from engine.memory import Payload
 
 PINNED_UNTIL_S: Final = 2.0**33
-"""An expiry, in epoch seconds, that never comes (the year 2242): what has it, or a later one, is *pinned*."""
+"""An expiry, in epoch seconds, that never comes (the year 2242): what has it, or a later one, is
+*pinned*."""
 
 
 class Found(NamedTuple):
-    """What a tier says of an item without reading it; `tier` names the place where a store has several."""
+    """What a tier says of an item without reading it; `tier` names the place where a store has
+    several."""
 
     nbytes: int
     expires_at_s: float
@@ -22,10 +25,11 @@ class Found(NamedTuple):
 
 
 class Item(NamedTuple):
-    """Something to store under a key of 1 to 64 bytes. Without a payload: the expiry of what is there becomes this, as
-    somebody uses it who has it elsewhere.
+    """Something to store under a key of 1 to 64 bytes. Without a payload: the expiry of what is
+    there becomes this, as somebody uses it who has it elsewhere.
 
-    `worth` is what it costs to make it again, per byte, in any unit; a store may ask it for whom to give up first.
+    `worth` is what it costs to make it again, per byte, in any unit; a store may ask it for whom to
+    give up first.
     """
 
     key: bytes
@@ -36,14 +40,16 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters since the store opened; `nbytes` and `num_items` are what it holds now, as far as it can know.
+    """Counters since the store opened; `nbytes` and `num_items` are what it holds now, as far as it
+    can know.
 
-    `nbytes` is everything that counts against the cap: for a folder the allocated blocks of all files and directories,
-    bytes reserved for writes under way included; a store shared with others does not know and says 0. `num_put_drops`
-    counts payloads and refreshes that were not stored, `num_damaged` items found not to be what was put, `num_errors`
-    calls of the medium that failed. `num_undeleted` items are forgotten here, and the medium could not be told to yet.
-    `pinned_nbytes` are those of items that are pinned, 0 where nobody counts. `problem` is why the tier does not work now,
-    None while it does.
+    `nbytes` is everything that counts against the cap: for a folder the allocated blocks of all
+    files and directories, bytes reserved for writes under way included; a store shared with others
+    does not know and says 0. `num_put_drops` counts payloads and refreshes that were not stored,
+    `num_damaged` items found not to be what was put, `num_errors` calls of the medium that failed.
+    `num_undeleted` items are forgotten here, and the medium could not be told to yet.
+    `pinned_nbytes` are those of items that are pinned, 0 where nobody counts. `problem` is why the
+    tier does not work now, None while it does.
     """
 
     nbytes: int = 0
@@ -62,21 +68,23 @@ class StoreStats:
 
 
 class BlockStore(Protocol):
-    """A tier. A get returns exactly the bytes that were put last, or None; losing an item is allowed, corrupting one is not.
+    """A tier. A get returns exactly the bytes that were put last, or None; losing an item is
+    allowed, corrupting one is not.
 
-    A put that is dropped leaves nothing under its key. The bytes held never exceed the store's cap, not even for a
-    moment. An expired item is never returned. All calls are batched, may block, and may come from several threads at
-    once: only I/O threads, or the engine thread for the memory store, may call them. No call raises for a missing key, and
-    none but `scan` for a medium that fails: what cannot be stored is dropped and counted, what cannot be read is None, and
-    the store works again when its medium does. Entering may raise `StoreError`. Lifecycle is a context manager; after exit
-    nothing may be called.
+    A put that is dropped leaves nothing under its key. The bytes held never exceed the store's cap,
+    not even for a moment. An expired item is never returned. All calls are batched, may block, and
+    may come from several threads at once: only I/O threads, or the engine thread for the memory
+    store, may call them. No call raises for a missing key, and none but `scan` for a medium that
+    fails: what cannot be stored is dropped and counted, what cannot be read is None, and the store
+    works again when its medium does. Entering may raise `StoreError`. Lifecycle is a context
+    manager; after exit nothing may be called.
     """
 
     stats: StoreStats
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
-        """One answer per key, in order, without reading payloads. Asked for nothing, a store still learns the time: it may
-        drop some of what has expired."""
+        """One answer per key, in order, without reading payloads. Asked for nothing, a store still
+        learns the time: it may drop some of what has expired."""
         ...
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
@@ -84,7 +92,8 @@ class BlockStore(Protocol):
         ...
 
     def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order; both count as use. What does not fit is dropped and counted in `stats.num_put_drops`."""
+        """Store or refresh, in order; both count as use. What does not fit is dropped and counted
+        in `stats.num_put_drops`."""
         ...
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
@@ -92,13 +101,18 @@ class BlockStore(Protocol):
         ...
 
     def scan(self) -> Iterator[tuple[bytes, Found]]:
-        """Every item held, in no order, expired ones included. Raises OSError where the medium does not tell them all: who
-        wants to forget them must know."""
+        """Every item held, in no order, expired ones included. Raises OSError where the medium does
+        not tell them all: who wants to forget them must know."""
         ...
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
 
 class NamedStore(NamedTuple):
@@ -113,8 +127,8 @@ DELETE_BATCH: Final = 256
 
 
 def delete_prefix(store: BlockStore, prefix: bytes) -> int:
-    """Forget every item whose key begins with `prefix`; how many there were. Raises OSError as `scan` does, and where the
-    medium has anything still that it was to forget."""
+    """Forget every item whose key begins with `prefix`; how many there were. Raises OSError as
+    `scan` does, and where the medium has anything still that it was to forget."""
     keys = [key for key, _ in store.scan() if key.startswith(prefix)]
     for at in range(0, len(keys), DELETE_BATCH):
         store.delete_many(keys[at : at + DELETE_BATCH])

@@ -1,10 +1,13 @@
-"""Encryption at rest around any store: AES-256-GCM, a key of its own for every item. Needs the `encrypt` extra.
+"""Encryption at rest around any store: AES-256-GCM, a key of its own for every item. Needs the
+`encrypt` extra.
 
-Stored KV is as good as the plaintext of the prompt; with this, whoever has the disk or the Redis server but not the
-secret has nothing but the keys and lengths. The keys of a store are themselves keyed hashes that no two tenants have in
-common, so a key derived from the secret and the item's key is the tenant's too.
+Stored KV is as good as the plaintext of the prompt; with this, whoever has the disk or the Redis
+server but not the secret has nothing but the keys and lengths. The keys of a store are themselves
+keyed hashes that no two tenants have in common, so a key derived from the secret and the item's key
+is the tenant's too.
 
-    stored payload = 12 random bytes (nonce) + ciphertext + 16 bytes (tag); the item's key is authenticated with it
+    stored payload = 12 random bytes (nonce) + ciphertext + 16 bytes (tag); the item's key is
+    authenticated with it
 """
 
 from __future__ import annotations
@@ -30,13 +33,15 @@ MIN_SECRET_NBYTES: Final = 16
 
 
 class EncryptedStore:
-    """`inner` sees ciphertext only. What another secret, another key or another hand wrote is a miss, and left there.
+    """`inner` sees ciphertext only. What another secret, another key or another hand wrote is a
+    miss, and left there.
 
     Shares `inner.stats`; a payload that can't be decrypted counts as damaged and not as a hit.
     """
 
     def __init__(self, inner: BlockStore, secret: bytes, lend: Lend = buffer) -> None:
-        """What is decrypted lies in memory from `lend`. Raises ValueError for a secret shorter than 16 bytes."""
+        """What is decrypted lies in memory from `lend`. Raises ValueError for a secret shorter than
+        16 bytes."""
         if len(secret) < MIN_SECRET_NBYTES:
             raise ValueError(f"the secret must have at least {MIN_SECRET_NBYTES} bytes")
         self.stats = inner.stats
@@ -46,17 +51,23 @@ class EncryptedStore:
         self._lock = threading.Lock()
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
-        """One answer per key, with the payload's own length; whether it can be decrypted is not known before it is read."""
+        """One answer per key, with the payload's own length; whether it can be decrypted is not
+        known before it is read."""
         return [found and plain(found) for found in self._inner.find_many(keys, now_s)]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key."""
         sealed = self._inner.get_many(keys, now_s)
-        return [None if payload is None else self._open(key, payload) for key, payload in zip(keys, sealed, strict=True)]
+        return [
+            None if payload is None else self._open(key, payload)
+            for key, payload in zip(keys, sealed, strict=True)
+        ]
 
     def put_many(self, items: Sequence[Item]) -> None:
         """Encrypt and store; a refresh passes through."""
-        self._inner.put_many([item if item.payload is None else self._seal(item, item.payload) for item in items])
+        self._inner.put_many(
+            [item if item.payload is None else self._seal(item, item.payload) for item in items]
+        )
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys."""
@@ -70,7 +81,12 @@ class EncryptedStore:
         self._inner.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._inner.__exit__(kind, error, trace)
 
     def _seal(self, item: Item, payload: Payload) -> Item:
@@ -92,7 +108,9 @@ class EncryptedStore:
         return opened.toreadonly()
 
     def _cipher(self, key: bytes) -> AESGCM:
-        return AESGCM(HKDF(SHA256(), 32, salt=None, info=b"pcg at rest 1" + key).derive(self._secret))
+        return AESGCM(
+            HKDF(SHA256(), 32, salt=None, info=b"pcg at rest 1" + key).derive(self._secret)
+        )
 
 
 def plain(found: Found) -> Found:

@@ -1,4 +1,5 @@
-"""Whether a tier works, said once: a flag in the stats and one log line, however often it fails. Knows no medium."""
+"""Whether a tier works, said once: a flag in the stats and one log line, however often it fails.
+Knows no medium."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ QUIET_S: Final = 60.0
 
 
 class ErrorReporter:
-    """Keeps `stats.problem` and `stats.num_errors` of one tier. Not thread-safe: the store calls it under its lock.
+    """Keeps `stats.problem` and `stats.num_errors` of one tier. Not thread-safe: the store calls it
+    under its lock.
 
-    Problems are kept per operation (`put`, `get`, ...), so that a tier that can be read but not written keeps saying so.
-    The owner moves `now_s`, on any clock in seconds.
+    Problems are kept per operation (`put`, `get`, ...), so that a tier that can be read but not
+    written keeps saying so. The owner moves `now_s`, on any clock in seconds.
     """
 
     def __init__(self, name: str, stats: StoreStats) -> None:
@@ -29,9 +31,12 @@ class ErrorReporter:
         self._told_broken = False
 
     def failed(self, operation: str, problem: str | OSError) -> None:
-        """Count an error; `stats.problem` names it, and the operator is told unless told less than `QUIET_S` ago."""
+        """Count an error; `stats.problem` names it, and the operator is told unless told less than
+        `QUIET_S` ago."""
         self.stats.num_errors += 1
-        self._problems[operation] = problem if isinstance(problem, str) else problem.strerror or type(problem).__name__
+        self._problems[operation] = (
+            problem if isinstance(problem, str) else problem.strerror or type(problem).__name__
+        )
         told = self.stats.problem
         self.stats.problem = self._first()
         if self.stats.problem != told and self._may_speak():
@@ -48,10 +53,15 @@ class ErrorReporter:
             _log.info("the %s tier works again", self._name)
 
     def _first(self) -> str | None:
-        return next((f"{operation}: {problem}" for operation, problem in self._problems.items()), None)
+        return next(
+            (f"{operation}: {problem}" for operation, problem in self._problems.items()), None
+        )
 
     def _may_speak(self) -> bool:
-        if self._said_at_s is not None and self._said_at_s <= self.now_s < self._said_at_s + QUIET_S:
+        if (
+            self._said_at_s is not None
+            and self._said_at_s <= self.now_s < self._said_at_s + QUIET_S
+        ):
             return False
         self._said_at_s = self.now_s
         return True

@@ -18,8 +18,8 @@ SWEEP: Final = 16
 
 
 class MemoryStore:
-    """Expired items out first, then the least recently used, pinned ones last. An item counts its key and payload against
-    `cap_nbytes`; room is made before it enters."""
+    """Expired items out first, then the least recently used, pinned ones last. An item counts its
+    key and payload against `cap_nbytes`; room is made before it enters."""
 
     def __init__(self, cap_nbytes: int) -> None:
         if cap_nbytes < 0:
@@ -47,7 +47,8 @@ class MemoryStore:
             return [self._get(key, now_s) for key in keys]
 
     def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order. An item larger than the cap is dropped, and so is what was under its key."""
+        """Store or refresh, in order. An item larger than the cap is dropped, and so is what was
+        under its key."""
         with self._lock:
             for item in items:
                 if item.payload is None:
@@ -64,17 +65,31 @@ class MemoryStore:
     def scan(self) -> Iterator[tuple[bytes, Found]]:
         """Every item held when the scan began, expired ones included."""
         with self._lock:
-            return iter([(key, Found(len(payload), expires_at_s)) for key, (payload, expires_at_s) in self._items.items()])
+            return iter(
+                [
+                    (key, Found(len(payload), expires_at_s))
+                    for key, (payload, expires_at_s) in self._items.items()
+                ]
+            )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.delete_many(list(self._items))
 
     def _find(self, key: bytes, now_s: float) -> Found | None:
         payload, expires_at_s = self._items.get(key, (None, 0.0))
-        return Found(len(payload), expires_at_s) if payload is not None and expires_at_s > now_s else None
+        return (
+            Found(len(payload), expires_at_s)
+            if payload is not None and expires_at_s > now_s
+            else None
+        )
 
     def _get(self, key: bytes, now_s: float) -> Payload | None:
         payload, expires_at_s = self._items.get(key, (None, 0.0))
@@ -142,7 +157,8 @@ class MemoryStore:
             self.stats.pinned_nbytes += times * (len(key) + len(payload))
 
     def _watch(self, key: bytes, expires_at_s: float) -> None:
-        """Have `_sweep` look at the item by then; one record a key is enough, as it looks again where it came too early."""
+        """Have `_sweep` look at the item by then; one record a key is enough, as it looks again
+        where it came too early."""
         if expires_at_s < self._watched.get(key, math.inf):
             self._watched[key] = expires_at_s
             heapq.heappush(self._expiring, (expires_at_s, key))

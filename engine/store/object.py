@@ -1,4 +1,5 @@
-"""How an item looks in a medium that may damage it: one header before the payload, on disk and in Redis alike.
+"""How an item looks in a medium that may damage it: one header before the payload, on disk and in
+Redis alike.
 
 All integers are little-endian. The header has no byte that is not covered by a checksum:
 
@@ -9,10 +10,11 @@ All integers are little-endian. The header has no byte that is not covered by a 
     96  uint64 xxh3_64 of bytes 0 to 96
     104 float64 expiry in epoch seconds, uint64 xxh3_64 of key and expiry
 
-The last 16 bytes, the expiry slot, are the only ones ever rewritten in place. They lie within the first 512 bytes, which a
-disk writes as one sector, so a crash leaves the old or the new expiry. The slot is bound to the key and not to the payload:
-a refresh that meets a newer payload of the same key extends that one, and neither becomes unreadable.
-Checksums find accidents, not forgeries: whoever can write to the medium is stopped by the payload's own MAC.
+The last 16 bytes, the expiry slot, are the only ones ever rewritten in place. They lie within the
+first 512 bytes, which a disk writes as one sector, so a crash leaves the old or the new expiry. The
+slot is bound to the key and not to the payload: a refresh that meets a newer payload of the same
+key extends that one, and neither becomes unreadable. Checksums find accidents, not forgeries:
+whoever can write to the medium is stopped by the payload's own MAC.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def checksum(data: Payload) -> int:
 
 
 def encode_header(key: bytes, payload: Payload, expires_at_s: float, worth: float = 0.0) -> bytes:
-    """The `HEADER_NBYTES` bytes that go before `payload`. Raises ValueError for a key that is empty or too long."""
+    """The `HEADER_NBYTES` bytes that go before `payload`. Raises ValueError for a key that is empty
+    or too long."""
     if not 1 <= len(key) <= MAX_KEY_NBYTES:
         raise ValueError(f"a key has 1 to {MAX_KEY_NBYTES} bytes, not {len(key)}")
     fixed = _FIXED.pack(MAGIC, VERSION, len(key), worth, len(payload), checksum(payload), key)
@@ -74,10 +77,13 @@ def encode_expiry(key: bytes, expires_at_s: float) -> bytes:
 
 
 def decode_header(data: Payload) -> ObjectHeader | None:
-    """What the first `HEADER_NBYTES` bytes of `data` say; None when they are short, damaged or not ours."""
+    """What the first `HEADER_NBYTES` bytes of `data` say; None when they are short, damaged or not
+    ours."""
     if len(data) < HEADER_NBYTES:
         return None
-    magic, version, key_nbytes, worth, payload_nbytes, payload_checksum, padded = _FIXED.unpack_from(data)
+    magic, version, key_nbytes, worth, payload_nbytes, payload_checksum, padded = (
+        _FIXED.unpack_from(data)
+    )
     (fixed_checksum,) = _CHECKSUM.unpack_from(data, _FIXED.size)
     if (magic, version) != (MAGIC, VERSION) or checksum(data[: _FIXED.size]) != fixed_checksum:
         return None

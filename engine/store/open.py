@@ -1,4 +1,5 @@
-"""The tiers of one engine, made from its configuration: the only place that knows every kind of store."""
+"""The tiers of one engine, made from its configuration: the only place that knows every kind of
+store."""
 
 from __future__ import annotations
 
@@ -34,27 +35,40 @@ def no_progress(tier: str, num_done: int, num_total: int) -> None:
 
 @contextmanager
 def open_tiers(
-    config: EngineConfig, progress: Progress = no_progress, *, waits: bool = False, stage_nbytes: int = 0
+    config: EngineConfig,
+    progress: Progress = no_progress,
+    *,
+    waits: bool = False,
+    stage_nbytes: int = 0,
 ) -> Iterator[tuple[NamedStore, ...]]:
-    """The configured tiers below the device, in the order to read them: `ram`, `ssd`, `redis`; closed at the end.
+    """The configured tiers below the device, in the order to read them: `ram`, `ssd`, `redis`;
+    closed at the end.
 
-    What is read lies in `stage_nbytes` of memory that is used again and again, and elsewhere when those are out.
-    With `encrypt` what leaves memory is encrypted under the root secret. Raises `StoreUnsupported` when a library is
-    missing or the Redis URL is of no known kind, and `StoreBusy` when another process has the folder. A medium that fails
-    otherwise is no error, nor with `waits` a folder in use: its tier is there, says so in `stats.problem`, and works as
-    soon as it can.
+    What is read lies in `stage_nbytes` of memory that is used again and again, and elsewhere when
+    those are out. With `encrypt` what leaves memory is encrypted under the root secret. Raises
+    `StoreUnsupported` when a library is missing or the Redis URL is of no known kind, and
+    `StoreBusy` when another process has the folder. A medium that fails otherwise is no error, nor
+    with `waits` a folder in use: its tier is there, says so in `stats.problem`, and works as soon
+    as it can.
     """
     lend = buffer
-    if stage_nbytes and ((config.ssd_path is not None and config.ssd_nbytes > 0) or config.redis_url is not None):
+    if stage_nbytes and (
+        (config.ssd_path is not None and config.ssd_nbytes > 0) or config.redis_url is not None
+    ):
         stage = Stage(stage_nbytes)
         stage.touch()
         lend = stage.lend
     with ExitStack() as opened:
-        stores = [NamedStore(name, opened.enter_context(store)) for name, store in _configured(config, progress, waits, lend)]
+        stores = [
+            NamedStore(name, opened.enter_context(store))
+            for name, store in _configured(config, progress, waits, lend)
+        ]
         yield tuple(stores)
 
 
-def _configured(config: EngineConfig, progress: Progress, waits: bool, lend: Lend) -> Iterator[tuple[str, BlockStore]]:
+def _configured(
+    config: EngineConfig, progress: Progress, waits: bool, lend: Lend
+) -> Iterator[tuple[str, BlockStore]]:
     if config.ram_nbytes > 0:
         yield "ram", MemoryStore(config.ram_nbytes)
     if config.ssd_path is not None and config.ssd_nbytes > 0:
@@ -70,8 +84,15 @@ def _configured(config: EngineConfig, progress: Progress, waits: bool, lend: Len
         yield "ssd", _at_rest(disk, config, lend)
     if config.redis_url is not None:
         if RedisStore is None:
-            raise StoreUnsupported("a Redis tier needs the package redis: pip install 'prompt-cache-gateway[redis]'")
-        redis = RedisStore(config.redis_url, timeout_s=config.redis_timeout_s, prefix=config.redis_prefix, lend=lend)
+            raise StoreUnsupported(
+                "a Redis tier needs the package redis: pip install 'prompt-cache-gateway[redis]'"
+            )
+        redis = RedisStore(
+            config.redis_url,
+            timeout_s=config.redis_timeout_s,
+            prefix=config.redis_prefix,
+            lend=lend,
+        )
         yield "redis", _at_rest(redis, config, lend)
 
 
@@ -79,5 +100,7 @@ def _at_rest(store: BlockStore, config: EngineConfig, lend: Lend) -> BlockStore:
     if not config.encrypt:
         return store
     if EncryptedStore is None:
-        raise StoreUnsupported("encryption needs the package cryptography: pip install 'prompt-cache-gateway[encrypt]'")
+        raise StoreUnsupported(
+            "encryption needs the package cryptography: pip install 'prompt-cache-gateway[encrypt]'"
+        )
     return EncryptedStore(store, config.root_secret, lend)

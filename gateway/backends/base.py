@@ -1,4 +1,5 @@
-"""The contracts of places that answer: backends that generate from a `Request`, upstreams that are passed bytes."""
+"""The contracts of places that answer: backends that generate from a `Request`, upstreams that are
+passed bytes."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ class Backend(Protocol):
     def generate(self, request: Request) -> AsyncIterator[Event]:
         """`Started`, then `TextDelta`s and `ToolCallDelta`s, then `Finished`.
 
-        Raises a `gateway.errors.GatewayError` leaf at any point (`Overloaded`, `ContextExceeded`, `BadPrompt`,
-        `EngineFailed`). Closing the iterator early (`aclose`, cancellation) aborts the work within a step.
+        Raises a `gateway.errors.GatewayError` leaf at any point (`Overloaded`, `ContextExceeded`,
+        `BadPrompt`, `EngineFailed`). Closing the iterator early (`aclose`, cancellation) aborts the
+        work within a step.
         """
         ...
 
@@ -68,11 +70,14 @@ class WorkerInfo:
 
 
 def workers_of(backends: Mapping[str, Backend]) -> list[WorkerInfo]:
-    """Who does the work for each model: whoever its backend hands requests to, else the backend itself."""
+    """Who does the work for each model: whoever its backend hands requests to, else the backend
+    itself."""
     return [
         WorkerInfo(model, number, worker)
         for model, backend in backends.items()
-        for number, worker in enumerate(backend.workers if isinstance(backend, HasWorkers) else (backend,))
+        for number, worker in enumerate(
+            backend.workers if isinstance(backend, HasWorkers) else (backend,)
+        )
     ]
 
 
@@ -85,7 +90,8 @@ class UpstreamModel:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A request as an upstream is to get it. `path` is the client's, with its query; `headers` has lower-case names."""
+    """A request as an upstream is to get it. `path` is the client's, with its query; `headers` has
+    lower-case names."""
 
     method: str
     path: str
@@ -110,9 +116,10 @@ class Upstream(Protocol):
     """Serves requests of its own wire format. Called on the event loop only."""
 
     def exchange(self, sent: Outgoing) -> AsyncIterator[Head | bytes | Tail]:
-        """`Head`, then the body in pieces as they come, then `Tail`. Errors of the upstream's own are answers too.
+        """`Head`, then the body in pieces as they come, then `Tail`. Errors of the upstream's own
+        are answers too.
 
-        Raises `Overloaded`, `UpstreamFailed` or `TimedOut` at any point. Closing the iterator early (`aclose`, cancellation)
-        closes the connection at once. Nothing is ever sent twice.
+        Raises `Overloaded`, `UpstreamFailed` or `TimedOut` at any point. Closing the iterator early
+        (`aclose`, cancellation) closes the connection at once. Nothing is ever sent twice.
         """
         ...

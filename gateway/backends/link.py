@@ -1,4 +1,5 @@
-"""One connection to one engine worker: frames out, frames in, each to the request it belongs to. Starts no processes."""
+"""One connection to one engine worker: frames out, frames in, each to the request it belongs to.
+Starts no processes."""
 
 from __future__ import annotations
 
@@ -9,13 +10,22 @@ from contextlib import contextmanager
 
 import msgspec
 
-from engine.messages import LENGTH, MAX_FRAME_NBYTES, FromEngine, Hello, ToEngine, decode_from_engine, encode_frame
+from engine.messages import (
+    LENGTH,
+    MAX_FRAME_NBYTES,
+    FromEngine,
+    Hello,
+    ToEngine,
+    decode_from_engine,
+    encode_frame,
+)
 from gateway.backends.mailbox import EventMailbox
 from gateway.errors import InvalidRequest
 
 
 class ProtocolError(Exception):
-    """The peer sent something that is no frame of this protocol; the connection is of no more use."""
+    """The peer sent something that is no frame of this protocol; the connection is of no more
+    use."""
 
 
 async def read_frame(reader: asyncio.StreamReader) -> FromEngine | None:
@@ -44,14 +54,16 @@ class Link:
 
     @property
     def num_open(self) -> int:
-        """Requests that still wait for something; what the gateway asks on its own account is none."""
+        """Requests that still wait for something; what the gateway asks on its own account is
+        none."""
         return len(self._mailboxes) - len(self._own)
 
     @contextmanager
     def open(self, name: str, *, own: bool = False) -> Iterator[tuple[str, EventMailbox]]:
         """A frame id that is unique on this connection, and its mailbox.
 
-        Frames that arrive for the id after the block are dropped. Client-chosen request ids may repeat; frame ids never do.
+        Frames that arrive for the id after the block are dropped. Client-chosen request ids may
+        repeat; frame ids never do.
         """
         frame_id = f"{name}.{next(self._serial)}"
         mailbox = EventMailbox()
@@ -67,9 +79,11 @@ class Link:
             self._own.discard(frame_id)
 
     async def send(self, message: ToEngine) -> None:
-        """Hand one frame over, waiting while the engine is slow to read. Cancelling never leaves half a frame.
+        """Hand one frame over, waiting while the engine is slow to read. Cancelling never leaves
+        half a frame.
 
-        A connection that is gone is no error here: the mailbox says so. Raises `InvalidRequest` past the frame cap.
+        A connection that is gone is no error here: the mailbox says so. Raises `InvalidRequest`
+        past the frame cap.
         """
         try:
             self.post(message)
@@ -78,7 +92,8 @@ class Link:
             return
 
     def post(self, message: ToEngine) -> None:
-        """As `send`, without waiting; for small frames on paths that must not wait (`Abort`, `Tick`)."""
+        """As `send`, without waiting; for small frames on paths that must not wait (`Abort`,
+        `Tick`)."""
         try:
             frame = encode_frame(message)
         except ValueError as error:

@@ -1,6 +1,7 @@
 """The backend that generates with an engine in a worker process of its own, and keeps one running.
 
-Knows nothing of HTTP and of models; a worker that dies or hangs costs its requests an `Overloaded`, and is replaced.
+Knows nothing of HTTP and of models; a worker that dies or hangs costs its requests an `Overloaded`,
+and is replaced.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class WorkerTimeouts:
     watch_s: float = 5.0
     """From one question whether the worker still gets on to the next."""
     hang_s: float = 600.0
-    """A worker that has not answered for so long hangs, and is replaced. A step of 512 tokens takes minutes where a large
-    model runs on few cores."""
+    """A worker that has not answered for so long hangs, and is replaced. A step of 512 tokens takes
+    minutes where a large model runs on few cores."""
     backoff_s: tuple[float, ...] = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
     """Waits before the first, second, ... restart in a row; the last repeats."""
 
@@ -119,11 +120,11 @@ class LocalBackend:
         """Returns when a worker is serving."""
         await self._loaded.wait()
 
-    # Keeping a worker alive -------------------------------------------------------------------------------------------
+    # Keeping a worker alive -----------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled: one worker after the other. Raises `ModelError` if the very first cannot load its model, OSError if
-        it cannot be started."""
+        """Until cancelled: one worker after the other. Raises `ModelError` if the very first cannot
+        load its model, OSError if it cannot be started."""
         num_failures = 0
         while True:
             began_s = asyncio.get_running_loop().time()
@@ -137,7 +138,9 @@ class LocalBackend:
             except OSError as error:  # no memory for a process, no room for its socket
                 if self._model is None:
                     raise
-                self._log.error("engine did not start", reason=error.strerror or type(error).__name__)
+                self._log.error(
+                    "engine did not start", reason=error.strerror or type(error).__name__
+                )
             if asyncio.get_running_loop().time() - began_s > self._patience.healthy_s:
                 num_failures = 0
             waits = self._patience.backoff_s
@@ -177,7 +180,12 @@ class LocalBackend:
         self._worker = worker
         self._life += 1
         self._loaded.set()
-        self._log.info("engine ready", pid=worker.pid, load_s=round(hello.load_s, 3), fingerprint=hello.fingerprint)
+        self._log.info(
+            "engine ready",
+            pid=worker.pid,
+            load_s=round(hello.load_s, 3),
+            fingerprint=hello.fingerprint,
+        )
 
     async def _tick(self, link: Link) -> None:
         while True:
@@ -197,7 +205,7 @@ class LocalBackend:
         except TimeoutError:
             raise Overloaded("the engine is loading; please try again", retry_after_s=5.0) from None
 
-    # Serving ----------------------------------------------------------------------------------------------------------
+    # Serving --------------------------------------------------------------------------------------
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """See `Backend.generate`."""
@@ -220,11 +228,15 @@ class LocalBackend:
                         raise EngineFailed(f"the engine answered with {type(event).__name__}")
                     over = isinstance(event, Finished)
                     if isinstance(event, Finished) and event.reason == "cancelled":
-                        raise Overloaded("the engine is stopping; please try again", retry_after_s=RETRY_AFTER_S)
+                        raise Overloaded(
+                            "the engine is stopping; please try again", retry_after_s=RETRY_AFTER_S
+                        )
                     yield event
             finally:
                 if not over:
-                    link.post(Abort(frame_id))  # of a request the engine has failed itself, this is ignored there
+                    link.post(
+                        Abort(frame_id)
+                    )  # of a request the engine has failed itself, this is ignored there
 
     async def count(self, prompt: Prompt) -> int:
         """See `Backend.count`. Raises as `generate` does."""
@@ -244,7 +256,9 @@ class LocalBackend:
         """The engine's counters and gauges; None while no worker serves."""
         return await self._ask(Snapshot, EngineStats) if self.ready else None
 
-    async def _ask(self, question: Callable[[str], Count | Flush | Pin | Snapshot], kind: type[A]) -> A:
+    async def _ask(
+        self, question: Callable[[str], Count | Flush | Pin | Snapshot], kind: type[A]
+    ) -> A:
         link = await self._link()
         with link.open("ask") as (frame_id, mailbox):
             await link.send(question(frame_id))

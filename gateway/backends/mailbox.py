@@ -1,7 +1,9 @@
-"""What the engine said to one request and the request has not read yet. Knows no sockets and no processes.
+"""What the engine said to one request and the request has not read yet. Knows no sockets and no
+processes.
 
-A slow reader costs no unbounded memory: consecutive text deltas that wait are joined, so a mailbox holds at most the one
-answer it is for, in a handful of items, and a stalled client never holds up the frames of another.
+A slow reader costs no unbounded memory: consecutive text deltas that wait are joined, so a mailbox
+holds at most the one answer it is for, in a handful of items, and a stalled client never holds up
+the frames of another.
 """
 
 from __future__ import annotations
@@ -11,16 +13,44 @@ from collections import deque
 
 import msgspec
 
-from engine.messages import Counted, EngineStats, Failed, Finished, Flushed, Pinned, Started, TextDelta, ToolCallDelta
-from gateway.errors import BadFormat, BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
+from engine.messages import (
+    Counted,
+    EngineStats,
+    Failed,
+    Finished,
+    Flushed,
+    Pinned,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+)
+from gateway.errors import (
+    BadFormat,
+    BadPrompt,
+    ContextExceeded,
+    EngineFailed,
+    GatewayError,
+    Overloaded,
+)
 
-Reply = Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | Pinned | EngineStats
+Reply = (
+    Started
+    | TextDelta
+    | ToolCallDelta
+    | Finished
+    | Failed
+    | Counted
+    | Flushed
+    | Pinned
+    | EngineStats
+)
 
 RETRY_AFTER_S = 1.0
 
 
 class EventMailbox:
-    """One writer (the link's reader) and one reader (the request's coroutine), both on the event loop."""
+    """One writer (the link's reader) and one reader (the request's coroutine), both on the event
+    loop."""
 
     def __init__(self) -> None:
         self._waiting: deque[Reply] = deque()
@@ -43,7 +73,8 @@ class EventMailbox:
         self._arrived.set()
 
     async def get(self) -> Reply:
-        """The next frame, in order. Raises the failure the engine reported, as the client is to be told of it."""
+        """The next frame, in order. Raises the failure the engine reported, as the client is to be
+        told of it."""
         while not self._waiting:
             if self._closed is not None:
                 raise Overloaded(self._closed, retry_after_s=RETRY_AFTER_S)

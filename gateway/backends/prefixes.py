@@ -1,7 +1,9 @@
-"""How a prompt begins, as hashes of ever longer prefixes of it: to tell who has computed most of it before.
+"""How a prompt begins, as hashes of ever longer prefixes of it: to tell who has computed most of it
+before.
 
-Pure; knows no tokens, no engines and no provider. Cache marks are no part of a hash, as they move from turn to turn. Two
-prompts with a hash in common begin with the same content; whether an engine still has it is the engine's business.
+Pure; knows no tokens, no engines and no provider. Cache marks are no part of a hash, as they move
+from turn to turn. Two prompts with a hash in common begin with the same content; whether an engine
+still has it is the engine's business.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from gateway.request import Request
 DIGEST_NBYTES: Final = 16
 
 SLICE_NBYTES: Final = 4096
-"""A part of a prompt that is longer is hashed in slices: questions about one document differ after it, within one part."""
+"""A part of a prompt that is longer is hashed in slices: questions about one document differ after
+it, within one part."""
 
 MAX_PREFIXES: Final = 64
 """Of one prompt: the shortest, which many prompts share, and the longest."""
 
 Where: TypeAlias = Literal["inside", "marked", "head", "messages"]
-"""Where a prefix ends: before the end of tools and system text, at a mark there, with them, or in the conversation."""
+"""Where a prefix ends: before the end of tools and system text, at a mark there, with them, or in
+the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,8 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class PrefixTrace:
-    """A prompt by its prefixes, the shortest first. `home` stands for what it has in common with its like: the client's own
-    routing key, else the first prefix that may be cached by itself."""
+    """A prompt by its prefixes, the shortest first. `home` stands for what it has in common with
+    its like: the client's own routing key, else the first prefix that may be cached by itself."""
 
     prefixes: tuple[Prefix, ...]
     home: bytes
@@ -61,10 +65,14 @@ class _Piece:
 
 
 def trace_prefixes(request: Request) -> PrefixTrace:
-    """The request's prompt, within its tenant. Prefixes too short to be cached are left out; the last one never is."""
+    """The request's prompt, within its tenant. Prefixes too short to be cached are left out; the
+    last one never is."""
     found: list[tuple[Prefix, Where]] = []
     running = hashlib.blake2b(request.tenant.encode() + b"\0", digest_size=DIGEST_NBYTES)
-    nbytes, planned = 0, min((entry.position.order for entry in request.plan.writable), default=None)
+    nbytes, planned = (
+        0,
+        min((entry.position.order for entry in request.plan.writable), default=None),
+    )
     for piece in _pieces(request.prompt):
         for start in range(0, len(piece.content), SLICE_NBYTES):
             content = piece.content[start : start + SLICE_NBYTES]
@@ -72,29 +80,43 @@ def trace_prefixes(request: Request) -> PrefixTrace:
             nbytes += len(content)
             ends = start + SLICE_NBYTES >= len(piece.content)
             where: Where = piece.where if ends or piece.where == "messages" else "inside"
-            promised = planned is not None and (piece.position.order > planned or (ends and piece.position.order == planned))
+            promised = planned is not None and (
+                piece.position.order > planned or (ends and piece.position.order == planned)
+            )
             found.append((Prefix(running.digest(), nbytes, promised), where))
     long = [each for each in found if each[0].nbytes >= request.plan.min_tokens] or found[-1:]
     home = next((prefix.digest for prefix, where in long if where != "inside"), running.digest())
     prefixes = [prefix for prefix, _ in long]
-    return PrefixTrace((*prefixes[:1], *prefixes[1:][1 - MAX_PREFIXES :]), request.routing_key or home)
+    return PrefixTrace(
+        (*prefixes[:1], *prefixes[1:][1 - MAX_PREFIXES :]), request.routing_key or home
+    )
 
 
 def _pieces(prompt: Prompt) -> Iterator[_Piece]:
     """The prompt's content, without what a template puts around it."""
     head_ends = len(prompt.tools) + len(prompt.system)
     for i, tool in enumerate(prompt.tools):
-        yield _Piece(_encoded(tool), Position("tools", i), _where(i + 1 == head_ends, tool.cache is not None))
+        yield _Piece(
+            _encoded(tool), Position("tools", i), _where(i + 1 == head_ends, tool.cache is not None)
+        )
     for i, block in enumerate(prompt.system):
         ends = len(prompt.tools) + i + 1 == head_ends
         yield _Piece(_encoded(block), Position("system", i), _where(ends, block.cache is not None))
     if prompt.raw is not None:
-        raw = prompt.raw.encode() if isinstance(prompt.raw, str) else msgspec.msgpack.encode(prompt.raw)
+        raw = (
+            prompt.raw.encode()
+            if isinstance(prompt.raw, str)
+            else msgspec.msgpack.encode(prompt.raw)
+        )
         yield _Piece(raw, Position("messages", 0), "messages")
         return
     for i, message in enumerate(prompt.messages):
         for j, part in enumerate(message.parts):
-            yield _Piece((b"" if j else message.role.encode() + b"\0") + _encoded(part), Position("messages", i, j), "messages")
+            yield _Piece(
+                (b"" if j else message.role.encode() + b"\0") + _encoded(part),
+                Position("messages", i, j),
+                "messages",
+            )
 
 
 def _where(ends: bool, marked: bool) -> Where:
@@ -102,7 +124,8 @@ def _where(ends: bool, marked: bool) -> Where:
 
 
 def _encoded(part: Tool | Part) -> bytes:
-    """The content, whatever is marked; long texts that begin alike are encoded alike up to where they differ."""
+    """The content, whatever is marked; long texts that begin alike are encoded alike up to where
+    they differ."""
     if isinstance(part, ThinkingPart) or part.cache is None:
         return msgspec.json.encode(part)
     return msgspec.json.encode(msgspec.structs.replace(part, cache=None))

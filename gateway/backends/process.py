@@ -1,4 +1,5 @@
-"""Starts one engine worker process and says how it came up. Knows nothing of requests and of restarting."""
+"""Starts one engine worker process and says how it came up. Knows nothing of requests and of
+restarting."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from gateway.backends.link import Link, ProtocolError, read_frame
 from gateway.waits import first_of
 
 _WORKER_ENVIRON: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""What a worker gets where the gateway's own environment says nothing else: huge pages, as it streams through its weights."""
+"""What a worker gets where the gateway's own environment says nothing else: huge pages, as it
+streams through its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,21 @@ class WorkerProcess:
 
 
 @asynccontextmanager
-async def run_worker(command: Sequence[str], config: EngineConfig, limits: ProcessTimeouts) -> AsyncIterator[WorkerProcess]:
-    """A loaded worker for the length of the block; afterwards the process is gone, whatever it takes.
+async def run_worker(
+    command: Sequence[str], config: EngineConfig, limits: ProcessTimeouts
+) -> AsyncIterator[WorkerProcess]:
+    """A loaded worker for the length of the block; afterwards the process is gone, whatever it
+    takes.
 
-    `command` is completed by the path of a Unix socket in a private folder; the configuration, which holds the root
-    secret, goes to its standard input only. The process leads its own session, so a ctrl-C at the terminal reaches the
-    gateway alone. Raises `ModelError` when the model does not load or the worker speaks another protocol.
+    `command` is completed by the path of a Unix socket in a private folder; the configuration,
+    which holds the root secret, goes to its standard input only. The process leads its own session,
+    so a ctrl-C at the terminal reaches the gateway alone. Raises `ModelError` when the model does
+    not load or the worker speaks another protocol.
     """
-    with tempfile.TemporaryDirectory(prefix="pcg-") as folder, _listen(Path(folder) / "engine.sock") as listener:
+    with (
+        tempfile.TemporaryDirectory(prefix="pcg-") as folder,
+        _listen(Path(folder) / "engine.sock") as listener,
+    ):
         process = await asyncio.create_subprocess_exec(
             *command,
             str(listener.getsockname()),
@@ -82,7 +91,10 @@ def _listen(path: Path) -> Iterator[socket.socket]:
 
 
 async def _load(
-    process: asyncio.subprocess.Process, listener: socket.socket, config: EngineConfig, load_s: float
+    process: asyncio.subprocess.Process,
+    listener: socket.socket,
+    config: EngineConfig,
+    load_s: float,
 ) -> tuple[Hello, Link]:
     try:
         async with asyncio.timeout(load_s):
@@ -99,7 +111,9 @@ async def _load(
 
 async def _configure(process: asyncio.subprocess.Process, config: EngineConfig) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(ConnectionError):  # a worker that died at once is reported by its exit status
+    with contextlib.suppress(
+        ConnectionError
+    ):  # a worker that died at once is reported by its exit status
         process.stdin.write(msgspec.json.encode(config))
         await process.stdin.drain()
         process.stdin.close()
@@ -123,7 +137,10 @@ async def _greet(reader: asyncio.StreamReader, process: asyncio.subprocess.Proce
         raise ModelError(f"the engine does not speak our protocol: {error}") from error
     match message:
         case Hello(protocol_version=version) if version != PROTOCOL_VERSION:
-            raise ModelError(f"the engine speaks protocol {version}, this gateway {PROTOCOL_VERSION}: reinstall both together")
+            raise ModelError(
+                f"the engine speaks protocol {version}, this gateway {PROTOCOL_VERSION}: "
+                "reinstall both together"
+            )
         case Hello():
             return message
         case Failed():
@@ -135,8 +152,14 @@ async def _greet(reader: asyncio.StreamReader, process: asyncio.subprocess.Proce
 
 
 def _died(status: int) -> ModelError:
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-    return ModelError(f"the engine {how} before the model was loaded; its own words are on standard error")
+    how = (
+        f"was killed by {signal.Signals(-status).name}"
+        if status < 0
+        else f"exited with status {status}"
+    )
+    return ModelError(
+        f"the engine {how} before the model was loaded; its own words are on standard error"
+    )
 
 
 async def _stop(process: asyncio.subprocess.Process, term_s: float) -> None:

@@ -1,6 +1,8 @@
-"""One model in several engine workers: every request goes to the one that is believed to hold most of its prompt.
+"""One model in several engine workers: every request goes to the one that is believed to hold most
+of its prompt.
 
-Knows neither HTTP nor processes. Any worker can answer any request: where it goes decides what it costs, never what it says.
+Knows neither HTTP nor processes. Any worker can answer any request: where it goes decides what it
+costs, never what it says.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class RoutedWorker(Backend, Protocol):
 
     @property
     def life(self) -> int:
-        """0 until it serves, and one more after every start: what the worker had on its device until then is gone."""
+        """0 until it serves, and one more after every start: what the worker had on its device
+        until then is gone."""
         ...
 
     async def wait_loaded(self) -> None:
@@ -43,9 +46,14 @@ class Router:
     """A `Backend` over the workers of one model. They share nothing but what lies in Redis."""
 
     def __init__(
-        self, workers: Sequence[RoutedWorker], *, ready_s: float = READY_S, on_choice: Callable[[str], None] = lambda why: None
+        self,
+        workers: Sequence[RoutedWorker],
+        *,
+        ready_s: float = READY_S,
+        on_choice: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """`on_choice` is told, for every worker that is asked, why: see `affinity.Why`, or `passed`: another one refused."""
+        """`on_choice` is told, for every worker that is asked, why: see `affinity.Why`, or
+        `passed`: another one refused."""
         if not workers:
             raise ValueError("a model needs a worker")
         self._on_choice = on_choice
@@ -56,15 +64,19 @@ class Router:
 
     @property
     def ready(self) -> bool:
-        """Whether a worker serves, and all have: until then what a late one has on its SSD would be computed elsewhere."""
-        return any(worker.ready for worker in self.workers) and all(worker.life > 0 for worker in self.workers)
+        """Whether a worker serves, and all have: until then what a late one has on its SSD would be
+        computed elsewhere."""
+        return any(worker.ready for worker in self.workers) and all(
+            worker.life > 0 for worker in self.workers
+        )
 
     @property
     def model(self) -> ModelInfo | None:
         return next((worker.model for worker in self.workers if worker.model is not None), None)
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
-        """See `Backend.generate`. A worker that refuses before it has begun is as good as none: the next one is asked."""
+        """See `Backend.generate`. A worker that refuses before it has begun is as good as none: the
+        next one is asked."""
         traced, passed = trace_prefixes(request), set[int]()
         while True:
             await self._wait_ready()
@@ -97,7 +109,8 @@ class Router:
                     raise
 
     def _choose(self, request: Request, traced: PrefixTrace, passed: set[int]) -> Holder:
-        """Who gets the request, and from now on is believed to hold its prompt: those that follow at once find it there."""
+        """Who gets the request, and from now on is believed to hold its prompt: those that follow
+        at once find it there."""
         loads = {holder: self._loads[holder.index] for holder in self._able(passed)}
         pick = choose(traced, loads, self._affinity, request.started_at_s)
         holder = pick.holder
@@ -108,14 +121,20 @@ class Router:
 
     def _able(self, passed: set[int]) -> list[Holder]:
         """The workers that would serve a request now, without those that were asked already."""
-        return [Holder(i, worker.life) for i, worker in enumerate(self.workers) if worker.ready and i not in passed]
+        return [
+            Holder(i, worker.life)
+            for i, worker in enumerate(self.workers)
+            if worker.ready and i not in passed
+        ]
 
     async def _wait_ready(self) -> None:
         """Raises `Overloaded` when that takes too long."""
         try:
             async with asyncio.timeout(self._ready_s):
                 while not self.ready:
-                    await first_of(*(worker.wait_loaded() for worker in self.workers if not worker.ready))
+                    await first_of(
+                        *(worker.wait_loaded() for worker in self.workers if not worker.ready)
+                    )
         except TimeoutError:
             raise Overloaded("the engine is loading; please try again", retry_after_s=5.0) from None
 
@@ -131,4 +150,6 @@ class Router:
 def _kept_s(request: Request) -> float:
     """How long some of the prompt's KV stays, at most."""
     plan = request.plan
-    return max([plan.unmarked_ttl_s, *(entry.ttl_s for entry in plan.writable)]) if plan.store else 0.0
+    return (
+        max([plan.unmarked_ttl_s, *(entry.ttl_s for entry in plan.writable)]) if plan.store else 0.0
+    )

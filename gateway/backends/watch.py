@@ -14,11 +14,11 @@ class EngineHangs(Exception):
 
 
 async def watch(link: Link, *, every_s: float, hang_s: float) -> None:
-    """Ask the engine for its counters again and again: it answers between any two steps. Runs until cancelled, or raises
-    `EngineHangs` when no answer has come for `hang_s`.
+    """Ask the engine for its counters again and again: it answers between any two steps. Runs until
+    cancelled, or raises `EngineHangs` when no answer has come for `hang_s`.
 
-    Time is counted in looks, `every_s` apart: while this process itself was stopped (a suspended machine, a debugger) the
-    engine may have been too, and had no chance to answer.
+    Time is counted in looks, `every_s` apart: while this process itself was stopped (a suspended
+    machine, a debugger) the engine may have been too, and had no chance to answer.
     """
     num_silent = 0
     asking = asyncio.create_task(_answers(link))
@@ -36,7 +36,8 @@ async def watch(link: Link, *, every_s: float, hang_s: float) -> None:
 
 
 async def _answers(link: Link) -> bool:
-    """Whether the engine thread itself has answered: a refusal comes from the thread that reads the socket."""
+    """Whether the engine thread itself has answered: a refusal comes from the thread that reads the
+    socket."""
     with link.open("watch", own=True) as (frame_id, mailbox):
         await link.send(Snapshot(frame_id))
         try:

@@ -1,7 +1,9 @@
-"""What the cache did and what it cost, as response headers. Knows the bill, not the body, and no HTTP server.
+"""What the cache did and what it cost, as response headers. Knows the bill, not the body, and no
+HTTP server.
 
-`Cache-Status` is RFC 9211, `Server-Timing` the W3C draft of 2026-03; `pcg-*` is ours and stable. A prefix hit is never
-`hit` in RFC 9211's sense, because the answer is still generated: reuse is `fwd=partial`.
+`Cache-Status` is RFC 9211, `Server-Timing` the W3C draft of 2026-03; `pcg-*` is ours and stable. A
+prefix hit is never `hit` in RFC 9211's sense, because the answer is still generated: reuse is
+`fwd=partial`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from gateway.upstream.reported import ReportedBill
 from policies.pricing import Charge, Usage, format_usd
 from policies.rules import DialectRules
 
-CacheWord: TypeAlias = Literal["hit", "partial", "miss", "expired", "bypass", "below-min", "response"]
+CacheWord: TypeAlias = Literal[
+    "hit", "partial", "miss", "expired", "bypass", "below-min", "response"
+]
 ReportedWord: TypeAlias = Literal["hit", "partial", "miss", "unknown"]
 
 CACHE_NAME: Final = "pcg-kv"
@@ -46,7 +50,8 @@ _RESPONSE_FORWARD: Final[Mapping[Outcome, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """One request's cache report and what was made of it. `final`: the answer is whole, so `charge.output` is known.
+    """One request's cache report and what was made of it. `final`: the answer is whole, so
+    `charge.output` is known.
 
     `lookup` and `kept_s` are what the cache of whole answers made of it, None where it is off.
     """
@@ -63,16 +68,20 @@ class Bill:
 
     @property
     def replayed(self) -> bool:
-        """Nothing was computed: the answer had been given before. Usage is that of then, and it costs nothing now."""
+        """Nothing was computed: the answer had been given before. Usage is that of then, and it
+        costs nothing now."""
         return self.lookup is not None and self.lookup.given is not None
 
 
-def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Iterable[str] = ()) -> dict[str, str]:
-    """Every header of a request whose counts are known. `timings` maps short names to seconds, in the order to show.
+def billing_headers(
+    bill: Bill, *, timings: Mapping[str, float], warnings: Iterable[str] = ()
+) -> dict[str, str]:
+    """Every header of a request whose counts are known. `timings` maps short names to seconds, in
+    the order to show.
 
-    On a stream (`final` false) the total cost is unknown and `pcg-cost-usd` is absent; `pcg-prompt-cost-usd` never is.
-    Costs are fixed-point decimals and never negative; `pcg-cost-saved-usd` is negative where writing cost more than
-    reading saved.
+    On a stream (`final` false) the total cost is unknown and `pcg-cost-usd` is absent;
+    `pcg-prompt-cost-usd` never is. Costs are fixed-point decimals and never negative;
+    `pcg-cost-saved-usd` is negative where writing cost more than reading saved.
     """
     usage, charge = bill.usage, bill.charge
     headers = {
@@ -84,7 +93,9 @@ def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Itera
     for name, tokens in _writes_by_class(bill).items():
         headers[f"pcg-cache-write-{name}-tokens"] = str(tokens)
     headers["pcg-uncached-tokens"] = str(usage.input)
-    headers["pcg-prefill-skipped-tokens"] = str(bill.report.num_prompt if bill.replayed else bill.report.skipped)
+    headers["pcg-prefill-skipped-tokens"] = str(
+        bill.report.num_prompt if bill.replayed else bill.report.skipped
+    )
     if bill.final:
         headers["pcg-cost-usd"] = format_usd(charge.total)
     headers["pcg-prompt-cost-usd"] = format_usd(charge.prompt)
@@ -96,45 +107,76 @@ def billing_headers(bill: Bill, *, timings: Mapping[str, float], warnings: Itera
 
 
 def reported_headers(
-    upstream: str, bill: ReportedBill | None, *, timings: Mapping[str, float], warnings: Iterable[str]
+    upstream: str,
+    bill: ReportedBill | None,
+    *,
+    timings: Mapping[str, float],
+    warnings: Iterable[str],
 ) -> dict[str, str]:
-    """Every header of a whole answer that `upstream` gave. `bill` is None where it did not say what it used.
+    """Every header of a whole answer that `upstream` gave. `bill` is None where it did not say what
+    it used.
 
-    What it did not say is absent. Nothing is known of its tiers, of time left, and of work that was really skipped.
+    What it did not say is absent. Nothing is known of its tiers, of time left, and of work that was
+    really skipped.
     """
     word: ReportedWord = "unknown" if bill is None else reported_word(bill)
     parameters: dict[str, BareItemType] = {"fwd": Token("bypass"), "detail": Token("usage-unknown")}
     headers: dict[str, str] = {"pcg-cache": word}
     if bill is not None and bill.cache_known:
         usage = bill.usage
-        parameters = {"fwd": Token("partial" if usage.cache_read else "miss"), "detail": Token("from-usage")}
-        parameters |= {"pcg-read": usage.cache_read, "pcg-write": usage.num_written, "pcg-total": usage.num_prompt}
-        headers |= {"pcg-cache-read-tokens": str(usage.cache_read), "pcg-cache-write-tokens": str(usage.num_written)}
-        headers |= {f"pcg-cache-write-{name}-tokens": str(tokens) for name, tokens in _writes_by_class(bill).items()}
-        headers |= {"pcg-uncached-tokens": str(usage.input), "pcg-cost-saved-usd": format_usd(bill.charge.saved)}
+        parameters = {
+            "fwd": Token("partial" if usage.cache_read else "miss"),
+            "detail": Token("from-usage"),
+        }
+        parameters |= {
+            "pcg-read": usage.cache_read,
+            "pcg-write": usage.num_written,
+            "pcg-total": usage.num_prompt,
+        }
+        headers |= {
+            "pcg-cache-read-tokens": str(usage.cache_read),
+            "pcg-cache-write-tokens": str(usage.num_written),
+        }
+        headers |= {
+            f"pcg-cache-write-{name}-tokens": str(tokens)
+            for name, tokens in _writes_by_class(bill).items()
+        }
+        headers |= {
+            "pcg-uncached-tokens": str(usage.input),
+            "pcg-cost-saved-usd": format_usd(bill.charge.saved),
+        }
     if bill is not None:
-        headers |= {"pcg-cost-usd": format_usd(bill.charge.total), "pcg-prompt-cost-usd": format_usd(bill.charge.prompt)}
+        headers |= {
+            "pcg-cost-usd": format_usd(bill.charge.total),
+            "pcg-prompt-cost-usd": format_usd(bill.charge.prompt),
+        }
         headers["pcg-price-version"] = bill.price_version
     headers["Cache-Status"] = _member(parameters, upstream)
     return headers | headers_without_counts(timings=timings, warnings=warnings)
 
 
-def headers_without_counts(*, timings: Mapping[str, float], warnings: Iterable[str] = ()) -> dict[str, str]:
-    """The headers of an answer that must begin before its counts are known: what is unknown is absent."""
+def headers_without_counts(
+    *, timings: Mapping[str, float], warnings: Iterable[str] = ()
+) -> dict[str, str]:
+    """The headers of an answer that must begin before its counts are known: what is unknown is
+    absent."""
     headers: dict[str, str] = {}
     if warnings := list(warnings):
         headers["pcg-warning"] = ", ".join(warnings)
     if timings:
-        headers["Server-Timing"] = ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in timings.items())
+        headers["Server-Timing"] = ", ".join(
+            f"{name};dur={1000 * seconds:.1f}" for name, seconds in timings.items()
+        )
     return headers
 
 
 def cache_word(bill: Bill) -> CacheWord:
     """One word for humans and metrics.
 
-    `bypass`: nothing was looked up, because the client forbade it or nothing was marked. `below-min`: marked, but shorter
-    than the model's minimum. `hit`: every planned boundary was read. `partial`: some boundary had to be written. `response`:
-    the whole answer had been given before.
+    `bypass`: nothing was looked up, because the client forbade it or nothing was marked.
+    `below-min`: marked, but shorter than the model's minimum. `hit`: every planned boundary was
+    read. `partial`: some boundary had to be written. `response`: the whole answer had been given
+    before.
     """
     if bill.replayed:
         return "response"
@@ -146,13 +188,16 @@ def cache_word(bill: Bill) -> CacheWord:
         return "partial" if new else "hit"
     if not (plan.readable or plan.writable or plan.any_prefix):
         return "bypass"
-    if bill.usage.num_written == 0 and (cause == "below_min" or bill.report.num_prompt < plan.min_tokens):
+    if bill.usage.num_written == 0 and (
+        cause == "below_min" or bill.report.num_prompt < plan.min_tokens
+    ):
         return "below-min"
     return "expired" if cause == "expired" else "miss"
 
 
 def response_status(bill: Bill) -> str | None:
-    """The member of the cache of whole answers, None where it is off. `stored` and `ttl` are known once the answer is whole."""
+    """The member of the cache of whole answers, None where it is off. `stored` and `ttl` are known
+    once the answer is whole."""
     if bill.lookup is None:
         return None
     if bill.replayed:
@@ -166,7 +211,8 @@ def response_status(bill: Bill) -> str | None:
 
 
 def reported_word(bill: ReportedBill) -> ReportedWord:
-    """`hit`: something was read and nothing written. `unknown`: the upstream did not say, which is not a miss."""
+    """`hit`: something was read and nothing written. `unknown`: the upstream did not say, which is
+    not a miss."""
     if not bill.cache_known:
         return "unknown"
     if bill.usage.cache_read == 0:
@@ -180,10 +226,12 @@ def any_word(bill: Bill | ReportedBill) -> CacheWord | ReportedWord:
 
 
 def cache_status(bill: Bill) -> str:
-    """The prefix cache's member of the `Cache-Status` list, with token counts as prefixed parameters.
+    """The prefix cache's member of the `Cache-Status` list, with token counts as prefixed
+    parameters.
 
-    `ttl` is the time left of the last boundary that lives on after this request; `stored` says that something new does;
-    `collapsed` that some of it was computed by another request while this one waited.
+    `ttl` is the time left of the last boundary that lives on after this request; `stored` says that
+    something new does; `collapsed` that some of it was computed by another request while this one
+    waited.
     """
     plan, report, usage, word = bill.plan, bill.report, bill.usage, cache_word(bill)
     if word == "bypass" and not plan.store:
@@ -200,17 +248,24 @@ def cache_status(bill: Bill) -> str:
         parameters["ttl"] = int(ttl_s)
     if (detail := _detail(bill, word)) is not None:
         parameters["detail"] = Token(detail)
-    parameters |= {"pcg-read": usage.cache_read, "pcg-write": usage.num_written, "pcg-total": report.num_prompt}
+    parameters |= {
+        "pcg-read": usage.cache_read,
+        "pcg-write": usage.num_written,
+        "pcg-total": report.num_prompt,
+    }
     return _member(parameters)
 
 
 def ttl_name(ttl_s: float, rules: DialectRules) -> str:
     """The name of a TTL class, or its seconds where the dialect has no such class."""
-    return next((name for name, class_s in rules.ttl_classes.items() if class_s == ttl_s), f"{ttl_s:g}s")
+    return next(
+        (name for name, class_s in rules.ttl_classes.items() if class_s == ttl_s), f"{ttl_s:g}s"
+    )
 
 
 def _cache_statuses(bill: Bill) -> list[str]:
-    """The members of `Cache-Status`, the cache nearest to the model first; one that was not asked has none."""
+    """The members of `Cache-Status`, the cache nearest to the model first; one that was not asked
+    has none."""
     prefix = [] if bill.replayed else [cache_status(bill)]
     response = response_status(bill)
     return prefix if response is None else [*prefix, response]
@@ -223,7 +278,9 @@ def _member(parameters: Mapping[str, BareItemType], name: str = CACHE_NAME) -> s
 def _writes_by_class(bill: Bill | ReportedBill) -> dict[str, int]:
     """Tokens written per class, zeros included, for the classes of a dialect that bills writes."""
     tokens = dict.fromkeys(bill.rules.ttl_classes, 0) if bill.rules.bills_writes else {}
-    return tokens | {ttl_name(ttl_s, bill.rules): written for ttl_s, written in bill.usage.cache_write}
+    return tokens | {
+        ttl_name(ttl_s, bill.rules): written for ttl_s, written in bill.usage.cache_write
+    }
 
 
 def _stored(bill: Bill) -> bool:
@@ -235,7 +292,11 @@ def _stored(bill: Bill) -> bool:
 
 def _ttl_left_s(bill: Bill) -> float | None:
     report = bill.report
-    if bill.plan.store and report.boundaries and (report.hit is None or report.boundaries[-1].offset > report.hit.offset):
+    if (
+        bill.plan.store
+        and report.boundaries
+        and (report.hit is None or report.boundaries[-1].offset > report.hit.offset)
+    ):
         ttl_s = report.boundaries[-1].ttl_s
         return ttl_s if bill.rules.max_age_s is None else min(ttl_s, bill.rules.max_age_s)
     if report.hit is not None:

@@ -1,6 +1,8 @@
-"""What one request used and cost, and what all did, in exact totals kept in memory. Holds no prompt text and no keys.
+"""What one request used and cost, and what all did, in exact totals kept in memory. Holds no prompt
+text and no keys.
 
-Owned by the event loop; only ever adds. Totals are bounded because tenants and served models come from the policy file.
+Owned by the event loop; only ever adds. Totals are bounded because tenants and served models come
+from the policy file.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ Kind: TypeAlias = Literal["engine", "response_cache", "upstream"]
 class Record:
     """One request, over. What was never learned is None.
 
-    `model` is the id asked for, `served_by` the policy's model or backend that answers for it. `error` is the class name of the
-    `GatewayError`. `bill` is None where nothing is owed: refused, failed, or cancelled before the engine started. `phases`
-    are seconds by name: where gateway and engine spent time besides computing tokens. `warnings` name what was changed on
-    the client's behalf, `notes` what is to be known of a bill that rests on an upstream's numbers. `upstream` answered instead
-    of an engine of ours, and calls the request `upstream_id`.
+    `model` is the id asked for, `served_by` the policy's model or backend that answers for it.
+    `error` is the class name of the `GatewayError`. `bill` is None where nothing is owed: refused,
+    failed, or cancelled before the engine started. `phases` are seconds by name: where gateway and
+    engine spent time besides computing tokens. `warnings` name what was changed on the client's
+    behalf, `notes` what is to be known of a bill that rests on an upstream's numbers. `upstream`
+    answered instead of an engine of ours, and calls the request `upstream_id`.
     """
 
     request_id: str
@@ -59,7 +62,8 @@ class Record:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over billed requests. Of the `num_replayed` whose answers had been given before, only what they saved counts."""
+    """Sums over billed requests. Of the `num_replayed` whose answers had been given before, only
+    what they saved counts."""
 
     num_requests: int = 0
     num_replayed: int = 0
@@ -87,7 +91,8 @@ class Totals:
 
 
 class Ledger:
-    """`totals` by (tenant, served model). Records are not kept: the plan of a bill is as long as its prompt."""
+    """`totals` by (tenant, served model). Records are not kept: the plan of a bill is as long as
+    its prompt."""
 
     def __init__(self) -> None:
         self.totals: dict[tuple[str, str], Totals] = {}

@@ -15,7 +15,8 @@ from policies.backends import UpstreamMatch, is_pattern
 from policies.schema import Policy
 
 MAX_MODEL_ID: Final = 256
-"""Characters of an id that may name a model: patterns match longer ones too, and records keep them."""
+"""Characters of an id that may name a model: patterns match longer ones too, and records keep
+them."""
 
 _NAMES: Final[Mapping[WireName, str]] = {"anthropic": "Anthropic's", "openai": "OpenAI's"}
 _NONE: Final[Mapping[str, Upstream]] = MappingProxyType({})
@@ -32,7 +33,12 @@ class ServedModel:
 class ModelCatalog:
     """The models of a policy with their backends, by model name, and its upstreams."""
 
-    def __init__(self, policy: Policy, backends: Mapping[str, Backend], upstreams: Mapping[str, Upstream] = _NONE) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        backends: Mapping[str, Backend],
+        upstreams: Mapping[str, Upstream] = _NONE,
+    ) -> None:
         missing = {model.name for model in policy.models} - set(backends)
         missing |= {backend.name for backend in policy.backends} - set(upstreams)
         if missing:
@@ -54,7 +60,8 @@ class ModelCatalog:
         return ServedModel(model.name, self._backends[model.name])
 
     def passage(self, model_id: str, api: WireName) -> UpstreamMatch | None:
-        """The way to an upstream that serves the id in the format `api`; None where no upstream does.
+        """The way to an upstream that serves the id in the format `api`; None where no upstream
+        does.
 
         Raises `InvalidRequest` for a model that is served in another format only.
         """
@@ -66,7 +73,8 @@ class ModelCatalog:
                 elsewhere = self._policy.passage_for(model_id, other)
                 if elsewhere is not None:
                     message = (
-                        f"upstream {elsewhere.backend.name} serves {model_id} in {_NAMES[other]} format only, and requests are "
+                        f"upstream {elsewhere.backend.name} serves {model_id} in {_NAMES[other]} "
+                        "format only, and requests are "
                         f"not translated from {_NAMES[api]} format"
                     )
                     raise InvalidRequest(message, path="model")
@@ -77,14 +85,24 @@ class ModelCatalog:
         return self._upstreams[name]
 
     def listed(self, api: WireName) -> dict[str, ModelInfo | UpstreamModel]:
-        """Ids to show to clients of the format `api`, with who answers to each: own names in the policy's order, then aliases
-        that are no patterns, then those of upstreams.
+        """Ids to show to clients of the format `api`, with who answers to each: own names in the
+        policy's order, then aliases that are no patterns, then those of upstreams.
 
         Models that have not been loaded yet are left out.
         """
         names = [model.name for model in self._policy.models]
-        aliases = [alias for model in self._policy.models for alias in model.aliases if not is_pattern(alias)]
-        passed = [entry.match for backend in self._policy.backends for entry in backend.models if not is_pattern(entry.match)]
+        aliases = [
+            alias
+            for model in self._policy.models
+            for alias in model.aliases
+            if not is_pattern(alias)
+        ]
+        passed = [
+            entry.match
+            for backend in self._policy.backends
+            for entry in backend.models
+            if not is_pattern(entry.match)
+        ]
         found: dict[str, ModelInfo | UpstreamModel] = {}
         for name in (*names, *aliases, *passed):
             with suppress(UnknownModel, InvalidRequest):
@@ -92,7 +110,8 @@ class ModelCatalog:
         return found
 
     def info(self, model_id: str, api: WireName) -> ModelInfo | UpstreamModel:
-        """Raises `UnknownModel`, also for a model that has not been loaded yet, and as `passage` does."""
+        """Raises `UnknownModel`, also for a model that has not been loaded yet, and as `passage`
+        does."""
         passage = self.passage(model_id, api)
         if passage is not None:
             return UpstreamModel(passage.backend.name)

@@ -1,8 +1,10 @@
-"""Several answers to one request (`n`, several prompts): an engine request each, one stream. Knows no format and no bill.
+"""Several answers to one request (`n`, several prompts): an engine request each, one stream. Knows
+no format and no bill.
 
-The first request of a prompt prefills. The others are submitted once its first token exists, so that they find its prefix
-cached and compute their answers only; a few at a time, so that one client's many answers leave room for others. A prompt
-is computed once, and so is its bill: `Started` of its first answer stands for all.
+The first request of a prompt prefills. The others are submitted once its first token exists, so
+that they find its prefix cached and compute their answers only; a few at a time, so that one
+client's many answers leave room for others. A prompt is computed once, and so is its bill:
+`Started` of its first answer stands for all.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ SEED_MASK: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEvent:
-    """An event of answer number `index`; `Started` is that of prompt number `index // num_choices`."""
+    """An event of answer number `index`; `Started` is that of prompt number `index //
+    num_choices`."""
 
     index: int
     event: Event
@@ -36,7 +39,8 @@ class ChoiceEvent:
 
 @dataclass(slots=True)
 class _Merged:
-    """The engine requests of one request, those that run and those that may not yet. Owned by `chosen`."""
+    """The engine requests of one request, those that run and those that may not yet. Owned by
+    `chosen`."""
 
     backend: Backend
     request: Request
@@ -63,9 +67,11 @@ class _Merged:
 
 
 async def merge_choices(backend: Backend, request: Request) -> AsyncGenerator[ChoiceEvent, None]:
-    """The events of every answer as they come, `Started` once per prompt, and that of the first prompt first of all.
+    """The events of every answer as they come, `Started` once per prompt, and that of the first
+    prompt first of all.
 
-    Raises as `Backend.generate` does. What one answer fails with ends them all, and closing the generator aborts them all.
+    Raises as `Backend.generate` does. What one answer fails with ends them all, and closing the
+    generator aborts them all.
     """
     size, begun = request.num_choices, set[int]()
     merged = _Merged(backend, request, deque([0]))
@@ -95,14 +101,20 @@ async def merge_choices(backend: Backend, request: Request) -> AsyncGenerator[Ch
 
 
 def variant(request: Request, index: int) -> Request:
-    """The engine's request for answer number `index`: its prompt, under a seed of its own among those to that prompt."""
+    """The engine's request for answer number `index`: its prompt, under a seed of its own among
+    those to that prompt."""
     if index == 0:
         return msgspec.structs.replace(request, other_prompts=())
     place, number = divmod(index, request.num_choices)
-    sampling, prompt = request.sampling, request.prompt if place == 0 else request.other_prompts[place - 1]
+    sampling, prompt = (
+        request.sampling,
+        request.prompt if place == 0 else request.other_prompts[place - 1],
+    )
     if sampling.seed is not None:
         sampling = msgspec.structs.replace(sampling, seed=_seed(sampling.seed, number))
-    return msgspec.structs.replace(request, id=f"{request.id}.{index}", sampling=sampling, prompt=prompt, other_prompts=())
+    return msgspec.structs.replace(
+        request, id=f"{request.id}.{index}", sampling=sampling, prompt=prompt, other_prompts=()
+    )
 
 
 def _seed(seed: int, index: int) -> int:

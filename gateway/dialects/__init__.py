@@ -1,11 +1,13 @@
-"""A provider's rules as pure functions: `check_abilities`, `normalize`, then `plan`, and once the engine has reported, `usage`.
+"""A provider's rules as pure functions: `check_abilities`, `normalize`, then `plan`, and once the
+engine has reported, `usage`.
 
-Nothing here tokenizes and nothing here knows a price. What may be read and must be written is decided here; what is there
-is the engine's business.
+Nothing here tokenizes and nothing here knows a price. What may be read and must be written is
+decided here; what is there is the engine's business.
 
-Request parameters a dialect understands, absent where the client left the default: `tool_choice`, `parallel_tool_calls`
-(only ever False), `citations` (only ever True), `thinking`, `effort`, `speed`, `verbosity`, `prompt_cache_key`, `cache_mode`
-(only ever `explicit`), `cache_ttl_s`, `retention_s`, `context_management`, `output_format`.
+Request parameters a dialect understands, absent where the client left the default: `tool_choice`,
+`parallel_tool_calls` (only ever False), `citations` (only ever True), `thinking`, `effort`,
+`speed`, `verbosity`, `prompt_cache_key`, `cache_mode` (only ever `explicit`), `cache_ttl_s`,
+`retention_s`, `context_management`, `output_format`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ __all__ = ["check_abilities", "normalize", "plan", "usage"]
 
 
 def plan(request: Request, rules: DialectRules) -> CachePlan:
-    """What this request may read and must write. Expects a request that went through `normalize`."""
+    """What this request may read and must write. Expects a request that went through
+    `normalize`."""
     planned = _of_preset(request, rules)
     return msgspec.structs.replace(
         planned,
@@ -35,7 +38,8 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
-    """The provider's bill in tokens. The parts add up to `report.num_prompt`, and no more is read than was skipped."""
+    """The provider's bill in tokens. The parts add up to `report.num_prompt`, and no more is read
+    than was skipped."""
     if rules.preset == "anthropic":
         return anthropic.usage(report, rules, plan, num_output)
     if rules.preset == "qwen":

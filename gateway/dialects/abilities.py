@@ -1,4 +1,5 @@
-"""What a model, by the id it is asked for, does not do although its format can ask for it. Knows no caching rules.
+"""What a model, by the id it is asked for, does not do although its format can ask for it. Knows no
+caching rules.
 
 Error texts are those of the APIs: Anthropic's as recorded, OpenAI's as quoted in public issues.
 """
@@ -17,16 +18,22 @@ def check_abilities(request: Request, rules: DialectRules) -> None:
         raise _no_such_effort(request, effort, rules)
     if request.prompt.continue_final and not rules.prefill:
         raise InvalidRequest(
-            "This model does not support assistant message prefill. The conversation must end with a user message."
+            "This model does not support assistant message prefill. The conversation must end "
+            "with a user message."
         )
 
 
 def _no_such_effort(request: Request, effort: str, rules: DialectRules) -> InvalidRequest:
     if request.wire == "anthropic":
         levels = ", ".join(sorted(rules.efforts))
-        return InvalidRequest(f"This model does not support effort level '{effort}'. Supported levels: {levels}.")
+        return InvalidRequest(
+            f"This model does not support effort level '{effort}'. Supported levels: {levels}."
+        )
     levels = ", ".join(f"'{level}'" for level in rules.efforts)
     message = (
-        f"Unsupported value: '{effort}' is not supported with the '{request.model[:64]}' model. Supported values are: {levels}."
+        f"Unsupported value: '{effort}' is not supported with the '{request.model[:64]}' "
+        f"model. Supported values are: {levels}."
     )
-    return InvalidRequest(message, path=request.wire_options.get("effort_field"), code="unsupported_value")
+    return InvalidRequest(
+        message, path=request.wire_options.get("effort_field"), code="unsupported_value"
+    )

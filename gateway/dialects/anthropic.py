@@ -1,4 +1,5 @@
-"""Anthropic's caching rules: a request's plan, a report's bill. Page "Prompt caching" (2026-08); numbers from the policy."""
+"""Anthropic's caching rules: a request's plan, a report's bill. Page "Prompt caching" (2026-08);
+numbers from the policy."""
 
 from __future__ import annotations
 
@@ -15,20 +16,31 @@ from policies.pricing import Usage
 from policies.rules import DialectRules
 
 SYSTEM_PARAMETERS: Final[tuple[str, ...]] = ("speed", "citations")
-MESSAGE_PARAMETERS: Final[tuple[str, ...]] = ("tool_choice", "parallel_tool_calls", "thinking", "effort", "output_format")
+MESSAGE_PARAMETERS: Final[tuple[str, ...]] = (
+    "tool_choice",
+    "parallel_tool_calls",
+    "thinking",
+    "effort",
+    "output_format",
+)
 
 
 def plan(request: Request, rules: DialectRules) -> CachePlan:
-    """Write at every mark; read at the marks and up to `lookback - 1` positions before each, the last mark first.
+    """Write at every mark; read at the marks and up to `lookback - 1` positions before each, the
+    last mark first.
 
-    Of more marks than may be, which only Anthropic refuses, the latest count. Without a mark nothing is read and nothing is
-    written: caching is opt-in.
+    Of more marks than may be, which only Anthropic refuses, the latest count. Without a mark
+    nothing is read and nothing is written: caching is opt-in.
     """
     wanted = dict(list(marks(request.prompt).items())[-rules.max_breakpoints :])
     order = [position for position, _ in request.prompt.positions()]
     return CachePlan(
-        readable=_readable(order, [i for i, position in enumerate(order) if position in wanted], rules.lookback),
-        writable=tuple(PlannedEntry(position, rules.lifetime_s(ttl_s)) for position, ttl_s in wanted.items()),
+        readable=_readable(
+            order, [i for i, position in enumerate(order) if position in wanted], rules.lookback
+        ),
+        writable=tuple(
+            PlannedEntry(position, rules.lifetime_s(ttl_s)) for position, ttl_s in wanted.items()
+        ),
         min_tokens=rules.min_tokens,
         salts=salts(request.parameters),
         unmarked_ttl_s=rules.unmarked_ttl_s,
@@ -39,19 +51,24 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
-    """Reads end at the entry that was hit; everything up to the last boundary after it was written."""
+    """Reads end at the entry that was hit; everything up to the last boundary after it was
+    written."""
     read = report.hit.offset if report.hit is not None else 0
     return settle(report, rules, plan, read=read, num_output=num_output)
 
 
 def salts(parameters: dict[str, Any]) -> dict[Level, str]:
-    """What invalidates a level without being rendered. A level inherits the salt of the levels before it.
+    """What invalidates a level without being rendered. A level inherits the salt of the levels
+    before it.
 
-    The table of the pages "Prompt caching" and "Tool use with prompt caching": tool choice, thinking and effort cost the
-    messages; speed and citations cost the system text too; nothing but the tools costs the tools.
+    The table of the pages "Prompt caching" and "Tool use with prompt caching": tool choice,
+    thinking and effort cost the messages; speed and citations cost the system text too; nothing but
+    the tools costs the tools.
     """
     system = {name: parameters[name] for name in SYSTEM_PARAMETERS if name in parameters}
-    messages = system | {name: parameters[name] for name in MESSAGE_PARAMETERS if name in parameters}
+    messages = system | {
+        name: parameters[name] for name in MESSAGE_PARAMETERS if name in parameters
+    }
     found: dict[Level, str] = {}
     if system:
         found["system"] = salt(system)
@@ -66,7 +83,8 @@ def salt(parameters: dict[str, Any]) -> str:
 
 
 def _readable(order: list[Position], marked: list[int], lookback: int) -> tuple[Position, ...]:
-    """Positions to try, from the end backwards: each mark's window, the mark being the first position of it."""
+    """Positions to try, from the end backwards: each mark's window, the mark being the first
+    position of it."""
     tried: list[Position] = []
     lowest = len(order)
     for index in reversed(marked):

@@ -1,4 +1,5 @@
-"""From a cache report's offsets to disjoint token counts. The same arithmetic for every dialect; knows no money."""
+"""From a cache report's offsets to disjoint token counts. The same arithmetic for every dialect;
+knows no money."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from policies.pricing import Usage
 from policies.rules import DialectRules
 
 
-def settle(report: CacheReport, rules: DialectRules, plan: CachePlan, *, read: int, num_output: int) -> Usage:
+def settle(
+    report: CacheReport, rules: DialectRules, plan: CachePlan, *, read: int, num_output: int
+) -> Usage:
     """The bill of a request of which `read` prompt tokens count as read.
 
-    Afterwards `read + writes + input == report.num_prompt` and `read <= report.skipped`. In `measured` mode what was
-    really skipped is read, whatever `read` says.
+    Afterwards `read + writes + input == report.num_prompt` and `read <= report.skipped`. In
+    `measured` mode what was really skipped is read, whatever `read` says.
     """
     if rules.usage_mode == "measured":
         read = report.skipped
@@ -30,9 +33,10 @@ def settle(report: CacheReport, rules: DialectRules, plan: CachePlan, *, read: i
 def written(boundaries: tuple[Boundary, ...], read: int) -> dict[float, int]:
     """Tokens written per TTL in seconds, without zeros, when the first `read` tokens were read.
 
-    Longest TTL first, each class takes what lies between the end of the class before and its own last boundary. With the
-    two classes of Anthropic this is the rule of its page "Prompt caching" (2026-08): A = `read`, B = the last 1h boundary
-    after A, C = the last boundary; 1h = B - A, 5m = C - B.
+    Longest TTL first, each class takes what lies between the end of the class before and its own
+    last boundary. With the two classes of Anthropic this is the rule of its page "Prompt caching"
+    (2026-08): A = `read`, B = the last 1h boundary after A, C = the last boundary; 1h = B - A, 5m =
+    C - B.
     """
     tokens: dict[float, int] = {}
     end = read

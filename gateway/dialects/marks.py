@@ -1,6 +1,8 @@
-"""Anthropic's rules for where cache marks may stand, how many, and in which order. Strict: its 400s. Repair: mended marks.
+"""Anthropic's rules for where cache marks may stand, how many, and in which order. Strict: its
+400s. Repair: mended marks.
 
-Error texts are those of the API (pages "Prompt caching", 2026-08, and texts quoted in public issues).
+Error texts are those of the API (pages "Prompt caching", 2026-08, and texts quoted in public
+issues).
 """
 
 from __future__ import annotations
@@ -48,7 +50,10 @@ class _Check:
             self._place_automatic()
             self._limit_number()
             self._order_ttls()
-        return FinalMarks({p.position: self.marks[p.position] for p in self.places if p.position in self.marks}, self.warnings)
+        return FinalMarks(
+            {p.position: self.marks[p.position] for p in self.places if p.position in self.marks},
+            self.warnings,
+        )
 
     def _broken(self, message: str, path: str | None, *, repair: str) -> None:
         """A rule is broken: an error, or a repair that gets a name."""
@@ -64,13 +69,18 @@ class _Check:
                 nearest = place
             elif place.position in self.marks:
                 path = _path(self.request.wire, place.position)
-                self._broken("cache_control cannot be set for empty text blocks", f"{path}.text", repair="cache_control-moved")
+                self._broken(
+                    "cache_control cannot be set for empty text blocks",
+                    f"{path}.text",
+                    repair="cache_control-moved",
+                )
                 ttl_s = self.marks.pop(place.position)
                 if nearest is not None:
                     self.marks.setdefault(nearest.position, ttl_s)
 
     def _place_automatic(self) -> None:
-        """The request-level mark stands on the last place that can bear one; a mark already there must agree with it."""
+        """The request-level mark stands on the last place that can bear one; a mark already there
+        must agree with it."""
         ttl_s = self.request.automatic
         last = next((place.position for place in reversed(self.places) if place.eligible), None)
         if ttl_s is None or last is None:
@@ -87,10 +97,15 @@ class _Check:
         limit = self.rules.max_breakpoints
         if len(self.marks) <= limit:
             return
-        message = f"A maximum of {limit} blocks with cache_control may be provided. Found {len(self.marks)}."
+        message = (
+            f"A maximum of {limit} blocks with cache_control may be provided. Found "
+            f"{len(self.marks)}."
+        )
         self._broken(message, None, repair="cache_control-dropped")
         latest = sorted(self.marks, key=lambda position: position.order, reverse=True)
-        anchors = [next((p for p in latest if p.level == level), None) for level in ("tools", "system")]
+        anchors = [
+            next((p for p in latest if p.level == level), None) for level in ("tools", "system")
+        ]
         kept = list(dict.fromkeys([*(p for p in anchors if p is not None), *latest]))[:limit]
         self.marks = {position: self.marks[position] for position in kept}
 
@@ -100,19 +115,25 @@ class _Check:
         for position in sorted(self.marks, key=lambda position: position.order):
             ttl_s = self.marks[position]
             if shortest is not None and ttl_s > shortest:
-                path = "" if position == self.automatic else _path(self.request.wire, position) + "."
+                path = (
+                    "" if position == self.automatic else _path(self.request.wire, position) + "."
+                )
                 message = (
                     f"a ttl='{ttl_class_name(ttl_s)}' cache_control block must not come after "
                     f"a ttl='{ttl_class_name(shortest)}' cache_control block. "
-                    "Note that blocks are processed in the following order: `tools`, `system`, `messages`."
+                    "Note that blocks are processed in the following order: `tools`, `system`, "
+                    "`messages`."
                 )
-                self._broken(message, f"{path}cache_control.ttl", repair="cache_control-ttl-downgraded")
+                self._broken(
+                    message, f"{path}cache_control.ttl", repair="cache_control-ttl-downgraded"
+                )
                 self.marks[position] = ttl_s = shortest
             shortest = ttl_s
 
 
 def _path(wire: WireName, position: Position) -> str:
-    """The position in the caller's own coordinates, where they are known: only Anthropic's match ours one to one."""
+    """The position in the caller's own coordinates, where they are known: only Anthropic's match
+    ours one to one."""
     if wire != "anthropic":
         return "messages"
     if position.level == "messages":

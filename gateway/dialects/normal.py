@@ -1,4 +1,5 @@
-"""Makes a parsed request what its plan is made from: marks checked or repaired, one automatic mark placed, nonce dropped."""
+"""Makes a parsed request what its plan is made from: marks checked or repaired, one automatic mark
+placed, nonce dropped."""
 
 from __future__ import annotations
 
@@ -15,17 +16,19 @@ from gateway.request import Request
 from policies.rules import DialectRules
 
 BILLING_NONCE: Final = re.compile(r"x-anthropic-billing-header:(?:\s*[A-Za-z_]+=[^;\r\n]*;)+\s*")
-"""A system block some clients put first, different in every request: `x-anthropic-billing-header: cc_version=...; ...`."""
+"""A system block some clients put first, different in every request: `x-anthropic-billing-header:
+cc_version=...; ...`."""
 
 
 NONCE_DROPPED: Final = "billing-nonce-dropped"
 
 
 def normalize(request: Request, rules: DialectRules) -> Request:
-    """The same request with final marks: afterwards `automatic` is None and `marker_problems` is empty.
+    """The same request with final marks: afterwards `automatic` is None and `marker_problems` is
+    empty.
 
-    With `marker_errors: strict` raises `InvalidRequest` as the provider would; with `repair` mends and adds a warning. What
-    the model cannot see is refused in either case.
+    With `marker_errors: strict` raises `InvalidRequest` as the provider would; with `repair` mends
+    and adds a warning. What the model cannot see is refused in either case.
     """
     if request.marker_problems and rules.marker_errors == "strict":
         problem = request.marker_problems[0]
@@ -43,7 +46,11 @@ def normalize(request: Request, rules: DialectRules) -> Request:
             prompt = with_marks(prompt, {last: request.automatic} | marks(prompt))
     if request.unseen:
         raise InvalidRequest(request.unseen[0].message, path=request.unseen[0].path)
-    if rules.drop_billing_nonce and prompt.system and BILLING_NONCE.fullmatch(prompt.system[0].text):
+    if (
+        rules.drop_billing_nonce
+        and prompt.system
+        and BILLING_NONCE.fullmatch(prompt.system[0].text)
+    ):
         prompt = msgspec.structs.replace(prompt, system=prompt.system[1:])
         warnings.append(NONCE_DROPPED)
     prompt = ordered(prompt, rules)

@@ -1,7 +1,9 @@
-"""OpenAI's caching rules: a request's plan, a report's bill. Page "Prompt caching" (2026-09), openai-python 3.57 docstrings.
+"""OpenAI's caching rules: a request's plan, a report's bill. Page "Prompt caching" (2026-09),
+openai-python 3.57 docstrings.
 
-Two classes of models. Those that bill writes have breakpoints, implicit and explicit, and exact boundaries. Earlier ones
-(and Gemini's implicit caching) read any prefix, in steps, and write for free. Numbers come from the policy.
+Two classes of models. Those that bill writes have breakpoints, implicit and explicit, and exact
+boundaries. Earlier ones (and Gemini's implicit caching) read any prefix, in steps, and write for
+free. Numbers come from the policy.
 """
 
 from __future__ import annotations
@@ -32,14 +34,18 @@ PREFIX_PARAMETERS: Final[Sequence[str]] = (
 def plan(request: Request, rules: DialectRules) -> CachePlan:
     """The plan of either class; `cache_mode: explicit` turns everything automatic off."""
     automatic = rules.automatic and request.parameters.get("cache_mode", "implicit") == "implicit"
-    wanted = {position: rules.lifetime_s(ttl_s) for position, ttl_s in marks(request.prompt).items()}
+    wanted = {
+        position: rules.lifetime_s(ttl_s) for position, ttl_s in marks(request.prompt).items()
+    }
     looked_up = list(wanted)[-rules.lookback :]
     if rules.bills_writes:
         ends, written = _breakpoints(request, rules, wanted, automatic=automatic)
     else:
         ends, written = [], list(wanted.items())[-rules.max_breakpoints :]
     return CachePlan(
-        readable=tuple(sorted({*looked_up, *ends}, key=lambda position: position.order, reverse=True)),
+        readable=tuple(
+            sorted({*looked_up, *ends}, key=lambda position: position.order, reverse=True)
+        ),
         writable=tuple(PlannedEntry(position, ttl_s) for position, ttl_s in written),
         min_tokens=rules.min_tokens,
         salts=salts(request.parameters),
@@ -52,16 +58,19 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
 
 
 def _kept_s(request: Request, rules: DialectRules) -> float:
-    """`prompt_cache_retention` keeps prefixes without an entry longer, where they are kept at all and models have it."""
+    """`prompt_cache_retention` keeps prefixes without an entry longer, where they are kept at all
+    and models have it."""
     if rules.bills_writes or rules.unmarked_ttl_s == 0:
         return rules.unmarked_ttl_s
     return max(rules.unmarked_ttl_s, float(request.parameters.get("retention_s", 0.0)))
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
-    """Exact boundaries where writes are billed; else what was skipped, rounded down to `read_step`, from `min_tokens` on.
+    """Exact boundaries where writes are billed; else what was skipped, rounded down to `read_step`,
+    from `min_tokens` on.
 
-    Where the client forbade reading, or set an age that only entries have, what was skipped all the same is not read.
+    Where the client forbade reading, or set an age that only entries have, what was skipped all the
+    same is not read.
     """
     read = report.hit.offset if report.hit is not None else 0
     if plan.any_prefix:
@@ -84,14 +93,17 @@ def salts(parameters: dict[str, Any]) -> dict[Level, str]:
 def eligible_ends(prompt: Prompt) -> list[Position]:
     """Message ends that may be an implicit breakpoint, in wire order.
 
-    The end of the initial developer messages, every user message, and the last tool output of a run of them.
+    The end of the initial developer messages, every user message, and the last tool output of a run
+    of them.
     """
     ends: list[Position] = []
     if prompt.system:
         ends.append(Position("system", len(prompt.system) - 1))
     for i, message in enumerate(prompt.messages):
         run_goes_on = i + 1 < len(prompt.messages) and prompt.messages[i + 1].role == "tool"
-        if message.parts and (message.role == "user" or (message.role == "tool" and not run_goes_on)):
+        if message.parts and (
+            message.role == "user" or (message.role == "tool" and not run_goes_on)
+        ):
             ends.append(Position("messages", i, len(message.parts) - 1))
     return ends
 
@@ -99,14 +111,19 @@ def eligible_ends(prompt: Prompt) -> list[Position]:
 def _breakpoints(
     request: Request, rules: DialectRules, wanted: dict[Position, float], *, automatic: bool
 ) -> tuple[Iterable[Position], list[tuple[Position, float]]]:
-    """Message ends to look up, and what to write: the latest marks, one of them the automatic one unless it is turned off."""
+    """Message ends to look up, and what to write: the latest marks, one of them the automatic one
+    unless it is turned off."""
     ends = eligible_ends(request.prompt)
     if not automatic or not ends:
         return [], list(wanted.items())[-rules.max_breakpoints :]
     implicit = ends[-1]
     asked_s = request.parameters.get("cache_ttl_s")
-    ttl_s = wanted.get(implicit, rules.default_ttl_s if asked_s is None else rules.lifetime_s(asked_s))
-    others = [(position, mark_ttl_s) for position, mark_ttl_s in wanted.items() if position != implicit]
+    ttl_s = wanted.get(
+        implicit, rules.default_ttl_s if asked_s is None else rules.lifetime_s(asked_s)
+    )
+    others = [
+        (position, mark_ttl_s) for position, mark_ttl_s in wanted.items() if position != implicit
+    ]
     kept = others[max(len(others) - (rules.max_breakpoints - 1), 0) :]
     written = sorted([*kept, (implicit, ttl_s)], key=lambda entry: entry[0].order)
     earlier = ends[:-1][-rules.message_ends :] if rules.message_ends else []

@@ -1,4 +1,5 @@
-"""The prompt as the list of places where a cache breakpoint may stand. Knows no provider's limits."""
+"""The prompt as the list of places where a cache breakpoint may stand. Knows no provider's
+limits."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.prompt.types import CacheMark, Message, Part, Position, Prompt, TextPart, ThinkingPart, Tool
+from engine.prompt.types import (
+    CacheMark,
+    Message,
+    Part,
+    Position,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,8 @@ def marks(prompt: Prompt) -> dict[Position, float]:
 
 
 def with_marks(prompt: Prompt, wanted: Mapping[Position, float]) -> Prompt:
-    """The prompt with exactly the `wanted` marks, none of which may stand on reasoning. Touches only what changes."""
+    """The prompt with exactly the `wanted` marks, none of which may stand on reasoning. Touches
+    only what changes."""
     current = marks(prompt)
     tools, system, messages = list(prompt.tools), list(prompt.system), list(prompt.messages)
     for position in current.keys() | wanted.keys():
@@ -58,4 +69,6 @@ def with_marks(prompt: Prompt, wanted: Mapping[Position, float]) -> Prompt:
                 parts = list(messages[i].parts)
                 parts[position.part] = msgspec.structs.replace(parts[position.part], cache=mark)
                 messages[i] = Message(messages[i].role, tuple(parts))
-    return msgspec.structs.replace(prompt, tools=tuple(tools), system=tuple(system), messages=tuple(messages))
+    return msgspec.structs.replace(
+        prompt, tools=tuple(tools), system=tuple(system), messages=tuple(messages)
+    )

@@ -1,7 +1,8 @@
-"""`/v1/messages/batches`: creates, shows, cancels and deletes batches, and works through them when there is room.
+"""`/v1/messages/batches`: creates, shows, cancels and deletes batches, and works through them when
+there is room.
 
-The requests of a batch go through the same handler as any other, at half the price, a few at a time, and wait while clients are
-being served.
+The requests of a batch go through the same handler as any other, at half the price, a few at a
+time, and wait while clients are being served.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
 from gateway.ids import id_headers, native_id, request_id
 from gateway.serve.auth import authenticate
 from gateway.serve.handler import BATCHED, JSON_HEADERS, Handler
-from gateway.state.batches import LIFETIME_S, OUTCOMES, Batch, BatchesFull, BatchItem, BatchStore, Outcome, as_json
+from gateway.state.batches import (
+    LIFETIME_S,
+    OUTCOMES,
+    Batch,
+    BatchesFull,
+    BatchItem,
+    BatchStore,
+    Outcome,
+    as_json,
+)
 from gateway.wire.anthropic.batch import read_items
 from gateway.wire.anthropic.paging import read_page
 from gateway.wire.base import Wire
@@ -69,13 +79,17 @@ class BatchRoutes:
     concurrency: int = 2
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
-    # The routes -----------------------------------------------------------------------------------------------------------
+    # The routes -----------------------------------------------------------------------------------
 
     async def create(self, call: Call, client: Client) -> None:
         """POST /v1/messages/batches."""
         tenant = authenticate(self.handler.policy, call.headers).name
         items = read_items(await client.read(self.handler.policy.server.max_body))
-        kept = {name: call.headers[name] for name in ("anthropic-version", "anthropic-beta") if name in call.headers}
+        kept = {
+            name: call.headers[name]
+            for name in ("anthropic-version", "anthropic-beta")
+            if name in call.headers
+        }
         batch = Batch(
             id=f"msgbatch_{secrets.token_hex(12)}",
             tenant=tenant,
@@ -87,7 +101,9 @@ class BatchRoutes:
         try:
             self.store.create(batch, [BatchItem(custom_id, params) for custom_id, params in items])
         except BatchesFull:
-            raise Overloaded("there is no room for further batches; delete some", retry_after_s=60.0) from None
+            raise Overloaded(
+                "there is no room for further batches; delete some", retry_after_s=60.0
+            ) from None
         self._wake.set()
         await self._send(call, client, as_json(batch, base_url(call)))
 
@@ -101,18 +117,29 @@ class BatchRoutes:
         page = read_page(query, [batch.id for batch in self.store.of(tenant)])
         found = [as_json(self._find(call, name), base_url(call)) for name in page.ids]
         first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
-        await self._send(call, client, {"data": found, "has_more": page.has_more, "first_id": first, "last_id": last})
+        await self._send(
+            call,
+            client,
+            {"data": found, "has_more": page.has_more, "first_id": first, "last_id": last},
+        )
 
     async def results(self, call: Call, client: Client, batch_id: str) -> None:
         """GET /v1/messages/batches/{id}/results."""
         batch = self._find(call, batch_id)
         if batch.ended_at_s is None:
-            raise InvalidRequest(f"Batch {batch.id} has not ended; its results are not available yet.")
-        headers = dict(JSON_HEADERS) | {"Content-Type": "application/x-jsonl"} | id_headers(call.wire.name, call.id)
+            raise InvalidRequest(
+                f"Batch {batch.id} has not ended; its results are not available yet."
+            )
+        headers = (
+            dict(JSON_HEADERS)
+            | {"Content-Type": "application/x-jsonl"}
+            | id_headers(call.wire.name, call.id)
+        )
         await client.send(Reply(200, await asyncio.to_thread(self.store.results, batch), headers))
 
     async def cancel(self, call: Call, client: Client, batch_id: str) -> None:
-        """POST /v1/messages/batches/{id}/cancel: what runs ends, what waits is not begun. Idempotent."""
+        """POST /v1/messages/batches/{id}/cancel: what runs ends, what waits is not begun.
+        Idempotent."""
         batch = self._find(call, batch_id)
         if batch.cancelled_at_s is None and batch.ended_at_s is None:
             batch.cancelled_at_s = call.started_at_s
@@ -124,7 +151,9 @@ class BatchRoutes:
         """DELETE /v1/messages/batches/{id}: of one that has ended."""
         batch = self._find(call, batch_id)
         if batch.ended_at_s is None:
-            raise InvalidRequest(f"Batch {batch.id} cannot be deleted while it is being processed; cancel it first.")
+            raise InvalidRequest(
+                f"Batch {batch.id} cannot be deleted while it is being processed; cancel it first."
+            )
         self.store.delete(batch)
         await self._send(call, client, {"id": batch.id, "type": "message_batch_deleted"})
 
@@ -135,12 +164,15 @@ class BatchRoutes:
         return batch
 
     async def _send(self, call: Call, client: Client, body: dict[str, Any]) -> None:
-        await client.send(Reply(200, orjson.dumps(body), dict(JSON_HEADERS) | id_headers(call.wire.name, call.id)))
+        await client.send(
+            Reply(200, orjson.dumps(body), dict(JSON_HEADERS) | id_headers(call.wire.name, call.id))
+        )
 
-    # The work -------------------------------------------------------------------------------------------------------------
+    # The work -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled: work through every batch, the oldest first. A restart goes on where this one ends."""
+        """Until cancelled: work through every batch, the oldest first. A restart goes on where this
+        one ends."""
         while True:
             self._forget_old()
             stuck = False
@@ -148,7 +180,9 @@ class BatchRoutes:
                 try:
                     await self._work(batch)
                 except* Exception as errors:
-                    _log.error("batch cannot go on", id=batch.id, error=type(errors.exceptions[0]).__name__)
+                    _log.error(
+                        "batch cannot go on", id=batch.id, error=type(errors.exceptions[0]).__name__
+                    )
                     stuck = True
             if stuck:
                 await asyncio.sleep(STUCK_S)
@@ -187,7 +221,9 @@ class BatchRoutes:
         """One request through the handler, again while the engine has no room for it."""
         refusal = _refused(item.params)
         if refusal is not None:
-            told = self.wire.encode_error(refusal, request_id=native_id(self.wire.name, request_id(None, self.clock())))
+            told = self.wire.encode_error(
+                refusal, request_id=native_id(self.wire.name, request_id(None, self.clock()))
+            )
             return "errored", {"error": orjson.loads(told.body)}
         reply = await self._asked(batch, item)
         for _ in range(MAX_TRIES - 1):
@@ -196,7 +232,11 @@ class BatchRoutes:
             await asyncio.sleep(RETRY_S)
             reply = await self._asked(batch, item)
         body = orjson.loads(reply.body)
-        return ("succeeded", {"message": body}) if reply.status == 200 else ("errored", {"error": body})
+        return (
+            ("succeeded", {"message": body})
+            if reply.status == 200
+            else ("errored", {"error": body})
+        )
 
     async def _asked(self, batch: Batch, item: BatchItem) -> Reply:
         client = _Captured(orjson.dumps(item.params))
@@ -208,12 +248,23 @@ class BatchRoutes:
         now_s = self.clock()
         name = request_id(None, now_s)
         loop_s = asyncio.get_running_loop().time()
-        return Call(name, BATCHED, self.wire, batch.headers, arrived_s=loop_s, started_at_s=now_s, tenant=batch.tenant)
+        return Call(
+            name,
+            BATCHED,
+            self.wire,
+            batch.headers,
+            arrived_s=loop_s,
+            started_at_s=now_s,
+            tenant=batch.tenant,
+        )
 
 
 def base_url(call: Call) -> str:
     """Where the client reached us, or the proxy in front of us that says how it was reached."""
-    forwarded = {name: call.headers.get(f"x-forwarded-{name}", "").partition(",")[0].strip() for name in ("proto", "host")}
+    forwarded = {
+        name: call.headers.get(f"x-forwarded-{name}", "").partition(",")[0].strip()
+        for name in ("proto", "host")
+    }
     scheme = "https" if forwarded["proto"].lower() == "https" else "http"
     return f"{scheme}://{forwarded['host'] or call.headers.get('host', 'localhost')}"
 

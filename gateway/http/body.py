@@ -17,9 +17,9 @@ _GZIP: Final = 16 + zlib.MAX_WBITS
 async def read_body(http: web.Request, max_nbytes: int, silence_s: float) -> bytes:
     """The whole body, decoded. Never holds more than `max_nbytes` of it in either form.
 
-    Raises `BodyTooLarge` when the body as sent or as decoded exceeds `max_nbytes`, `BodyLate` when nothing comes for
-    `silence_s` though it has not ended, and `InvalidRequest` for an encoding other than gzip or for damaged gzip. The
-    server must be set up not to decompress by itself.
+    Raises `BodyTooLarge` when the body as sent or as decoded exceeds `max_nbytes`, `BodyLate` when
+    nothing comes for `silence_s` though it has not ended, and `InvalidRequest` for an encoding
+    other than gzip or for damaged gzip. The server must be set up not to decompress by itself.
     """
     encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", ""):
@@ -60,7 +60,9 @@ def _inflated(inflate: zlib._Decompress, chunk: bytes, room: int) -> bytes:
     except zlib.error:
         raise _not_gzip("the body is not valid gzip") from None
     if len(piece) > room:
-        raise BodyTooLarge("the body is too large once decoded", code="request_body_too_large_after_decoding")
+        raise BodyTooLarge(
+            "the body is too large once decoded", code="request_body_too_large_after_decoding"
+        )
     if inflate.unused_data:
         raise _not_gzip("the gzip body has more than one member")
     return piece

@@ -1,4 +1,5 @@
-"""Responses that are kept, or being made in the background: asked for again, followed, cancelled, deleted.
+"""Responses that are kept, or being made in the background: asked for again, followed, cancelled,
+deleted.
 
 Everything a tenant asks for is its own: another's response is not there.
 """
@@ -25,8 +26,11 @@ class ResponseRoutes:
 
     handler: Handler
 
-    async def show(self, call: Call, client: Client, response_id: str, query: Mapping[str, str]) -> None:
-        """GET /v1/responses/{id}: the answer as it was given, or is so far; with `stream=true` its events."""
+    async def show(
+        self, call: Call, client: Client, response_id: str, query: Mapping[str, str]
+    ) -> None:
+        """GET /v1/responses/{id}: the answer as it was given, or is so far; with `stream=true` its
+        events."""
         async with self._asking(call, client) as tenant:
             if query.get("stream", "").lower() == "true":
                 await self._follow(call, client, tenant, response_id, query)
@@ -35,14 +39,17 @@ class ResponseRoutes:
             body = job.body() if job is not None else self._kept(call, tenant, response_id).body
             await self.handler.send(call, client, body or b"")
 
-    async def items(self, call: Call, client: Client, response_id: str, query: Mapping[str, str]) -> None:
+    async def items(
+        self, call: Call, client: Client, response_id: str, query: Mapping[str, str]
+    ) -> None:
         """GET /v1/responses/{id}/input_items: what it was asked."""
         async with self._asking(call, client) as tenant:
             page = _wire(call).encode_items(self._kept(call, tenant, response_id), query)
             await self.handler.send(call, client, page)
 
     async def delete(self, call: Call, client: Client, response_id: str) -> None:
-        """DELETE /v1/responses/{id}: afterwards nothing can refer to it. Its prefix stays cached, as any other."""
+        """DELETE /v1/responses/{id}: afterwards nothing can refer to it. Its prefix stays cached,
+        as any other."""
         async with self._asking(call, client) as tenant:
             await self._stop(tenant, response_id)
             kept = self._kept(call, tenant, response_id)
@@ -51,8 +58,8 @@ class ResponseRoutes:
             await self.handler.send(call, client, _wire(call).encode_deleted(kept))
 
     async def cancel(self, call: Call, client: Client, response_id: str) -> None:
-        """POST /v1/responses/{id}/cancel: the response as it is then, whole where it was. To cancel one that is made while
-        its client waits, close the connection."""
+        """POST /v1/responses/{id}/cancel: the response as it is then, whole where it was. To cancel
+        one that is made while its client waits, close the connection."""
         async with self._asking(call, client) as tenant:
             await self._stop(tenant, response_id)
             body = self._kept(call, tenant, response_id).body or b""
@@ -60,17 +67,25 @@ class ResponseRoutes:
                 raise InvalidRequest("Cannot cancel a synchronous response.")
             await self.handler.send(call, client, body)
 
-    async def _follow(self, call: Call, client: Client, tenant: str, response_id: str, query: Mapping[str, str]) -> None:
+    async def _follow(
+        self, call: Call, client: Client, tenant: str, response_id: str, query: Mapping[str, str]
+    ) -> None:
         """The events after number `starting_after`, as they come."""
         after = query.get("starting_after", "-1")
         if after != "-1" and not (after.isascii() and after.isdigit() and len(after) < 10):
             raise InvalidRequest(
-                "Invalid 'starting_after': expected the number of an event.", path="starting_after", code="invalid_value"
+                "Invalid 'starting_after': expected the number of an event.",
+                path="starting_after",
+                code="invalid_value",
             )
         log = self.handler.background.log(tenant, response_id)
         if log is None:
             self._kept(call, tenant, response_id)
-            message = "Unsupported parameter: 'stream' is for responses made in the background, for a while after their end."
+            message = (
+                "Unsupported parameter: 'stream' is for responses made in the background, "
+                ""
+                "for a while after their end."
+            )
             raise InvalidRequest(message, path="stream", code="unsupported_parameter")
         await self.handler.follow(client, log, int(after) + 1, id_headers(call.wire.name, call.id))
 

@@ -1,4 +1,5 @@
-"""The handler behind aiohttp: routes, the client's side of a request, and which provider's format speaks. No policy."""
+"""The handler behind aiohttp: routes, the client's side of a request, and which provider's format
+speaks. No policy."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from gateway.wire.base import Wire
 from gateway.wire.plain import plain_headers
 
 UNROUTED: Final = "other"
-"""The route label of requests that match none, so that paths chosen by clients never become metric labels."""
+"""The route label of requests that match none, so that paths chosen by clients never become metric
+labels."""
 
 ADMIN: Final = "/admin/"
 """Where the operators' routes are."""
@@ -43,8 +45,8 @@ PASSED: Final = (
     "/v1/rerank",
     "/v1/score",
 )
-"""What only upstreams serve: OpenAI's paths, and vLLM's, whose JSON body names a model. No other path is passed on: an upstream
-that takes our key may have paths that are not for our clients."""
+"""What only upstreams serve: OpenAI's paths, and vLLM's, whose JSON body names a model. No other
+path is passed on: an upstream that takes our key may have paths that are not for our clients."""
 
 WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "compact", "completions"]
 """Which of the wire formats; a provider may have several."""
@@ -102,7 +104,11 @@ class Server:
     """Turns aiohttp requests into calls of the handler."""
 
     def __init__(
-        self, handler: Handler, wires: Mapping[WireKey, Wire], clock: Clock, batches: BatchRoutes | None = None
+        self,
+        handler: Handler,
+        wires: Mapping[WireKey, Wire],
+        clock: Clock,
+        batches: BatchRoutes | None = None,
     ) -> None:
         self._handler = handler
         self._batches = batches
@@ -116,21 +122,32 @@ class Server:
         stored = ResponseRoutes(self._handler)
         app.middlewares.append(self._catch)
         app.router.add_post("/v1/messages", self._route("messages", self._handler.generate))
-        app.router.add_post("/v1/messages/count_tokens", self._route("count_tokens", self._handler.count))
-        app.router.add_post("/v1/chat/completions", self._route("chat_completions", self._handler.generate))
+        app.router.add_post(
+            "/v1/messages/count_tokens", self._route("count_tokens", self._handler.count)
+        )
+        app.router.add_post(
+            "/v1/chat/completions", self._route("chat_completions", self._handler.generate)
+        )
         app.router.add_post("/v1/completions", self._route("completions", self._handler.generate))
         app.router.add_post("/v1/responses", self._route("responses", self._handler.generate))
         app.router.add_post("/v1/responses/compact", self._route("compact", self._handler.generate))
-        app.router.add_post("/v1/responses/input_tokens", self._route("input_tokens", self._handler.count))
+        app.router.add_post(
+            "/v1/responses/input_tokens", self._route("input_tokens", self._handler.count)
+        )
         app.router.add_get("/v1/responses/{id}", self._queried("response", stored.show))
         app.router.add_delete("/v1/responses/{id}", self._named("response", stored.delete))
         app.router.add_post("/v1/responses/{id}/cancel", self._named("cancel", stored.cancel))
-        app.router.add_get("/v1/responses/{id}/input_items", self._queried("input_items", stored.items))
+        app.router.add_get(
+            "/v1/responses/{id}/input_items", self._queried("input_items", stored.items)
+        )
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{id:.+}", self._named("model", self._handler.model))
         app.router.add_get("/", self._greet)
         for path in PASSED if self._handler.policy.backends else ():
-            app.router.add_post(path, self._route(path.removeprefix("/v1/").replace("/", "_"), self._handler.passed_only))
+            app.router.add_post(
+                path,
+                self._route(path.removeprefix("/v1/").replace("/", "_"), self._handler.passed_only),
+            )
         if self._batches is not None:
             self._add_batches(app, self._batches)
         app.on_response_prepare.append(self._sign)
@@ -145,14 +162,19 @@ class Server:
         def named(route: NamedRoute) -> BatchRoute:
             return lambda call, client, http: route(call, client, http.match_info["id"])
 
-        app.router.add_post("/v1/messages/batches", self._recorded(lambda call, client, _: batches.create(call, client)))
+        app.router.add_post(
+            "/v1/messages/batches",
+            self._recorded(lambda call, client, _: batches.create(call, client)),
+        )
         app.router.add_get("/v1/messages/batches", self._recorded(listed))
         app.router.add_get(one, self._recorded(named(batches.show)))
         app.router.add_get(f"{one}/results", self._recorded(named(batches.results)))
         app.router.add_post(f"{one}/cancel", self._recorded(named(batches.cancel)))
         app.router.add_delete(one, self._recorded(named(batches.delete)))
 
-    def _recorded(self, route: BatchRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _recorded(
+        self, route: BatchRoute
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """A route that leaves errors and records to the handler."""
 
         async def serve(http: web.Request) -> web.StreamResponse:
@@ -164,26 +186,36 @@ class Server:
 
         return serve
 
-    def _route(self, name: str, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _route(
+        self, name: str, route: Route
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def serve(http: web.Request) -> web.StreamResponse:
             return await self._serve(http, name, route)
 
         return serve
 
-    def _named(self, name: str, route: NamedRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _named(
+        self, name: str, route: NamedRoute
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """A route whose path ends in the `id` of what is asked for."""
 
         async def serve(http: web.Request) -> web.StreamResponse:
-            return await self._serve(http, name, lambda call, client: route(call, client, http.match_info["id"]))
+            return await self._serve(
+                http, name, lambda call, client: route(call, client, http.match_info["id"])
+            )
 
         return serve
 
-    def _queried(self, name: str, route: QueriedRoute) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _queried(
+        self, name: str, route: QueriedRoute
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """A named route that reads the query too."""
 
         async def serve(http: web.Request) -> web.StreamResponse:
             asked, query = http.match_info["id"], plain_query(http)
-            return await self._serve(http, name, lambda call, client: route(call, client, asked, query))
+            return await self._serve(
+                http, name, lambda call, client: route(call, client, asked, query)
+            )
 
         return serve
 
@@ -201,7 +233,9 @@ class Server:
         try:
             await route(self._call(http, name), client)
             return await client.finish()
-        except ConnectionError:  # the client has gone, and the handler has recorded it: aiohttp need not know
+        except (
+            ConnectionError
+        ):  # the client has gone, and the handler has recorded it: aiohttp need not know
             return client.leftover
 
     def _call(self, http: web.Request, route: str) -> Call:
@@ -221,7 +255,8 @@ class Server:
     async def _catch(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """A path or method that does not exist, in the shape of the provider the client speaks; RFC 9457 for operators."""
+        """A path or method that does not exist, in the shape of the provider the client speaks; RFC
+        9457 for operators."""
         error: GatewayError
         try:
             return await handler(request)
@@ -235,14 +270,20 @@ class Server:
             error = UnknownPath(f"no such path: {request.method} {request.path}")
             return await self._refuse(request, error, refusal.status)
 
-    async def _refuse(self, http: web.Request, error: GatewayError, status: int) -> web.StreamResponse:
+    async def _refuse(
+        self, http: web.Request, error: GatewayError, status: int
+    ) -> web.StreamResponse:
         if http.path.startswith(ADMIN):
             return problem(status, error)
-        return await self._serve(http, UNROUTED, lambda call, client: self._handler.refuse(call, client, error))
+        return await self._serve(
+            http, UNROUTED, lambda call, client: self._handler.refuse(call, client, error)
+        )
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "pcg"
-        response.headers.setdefault("pcg-request-id", request_id(http.headers.get("x-request-id"), self._clock()))
+        response.headers.setdefault(
+            "pcg-request-id", request_id(http.headers.get("x-request-id"), self._clock())
+        )
 
 
 def plain_query(http: web.Request) -> dict[str, str]:

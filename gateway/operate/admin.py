@@ -1,4 +1,5 @@
-"""What operators and their machines ask of the gateway: alive, ready, how, how much. Never of a provider's format."""
+"""What operators and their machines ask of the gateway: alive, ready, how, how much. Never of a
+provider's format."""
 
 from __future__ import annotations
 
@@ -78,12 +79,20 @@ class Admin:
             }
             for name, backend in self.backends.items()
         }
-        status = "draining" if self.draining else "ok" if all(b.ready for b in self.backends.values()) else "loading"
+        status = (
+            "draining"
+            if self.draining
+            else "ok"
+            if all(b.ready for b in self.backends.values())
+            else "loading"
+        )
         return json_reply({"status": status, "in_flight": len(self.in_flight), "models": models})
 
     async def show_metrics(self, http: web.Request) -> web.Response:
         """Prometheus text; engines that do not answer in time are shown as down."""
-        body = self.metrics.scrape(await all_stats(self.backends), len(self.in_flight), self.responses.nbytes)
+        body = self.metrics.scrape(
+            await all_stats(self.backends), len(self.in_flight), self.responses.nbytes
+        )
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def version(self, http: web.Request) -> web.Response:
@@ -95,7 +104,9 @@ def package_version() -> str:
     return importlib.metadata.version("prompt-cache-gateway")
 
 
-def json_reply(content: Any, status: int = 200, content_type: str = "application/json") -> web.Response:
+def json_reply(
+    content: Any, status: int = 200, content_type: str = "application/json"
+) -> web.Response:
     return web.Response(
         status=status,
         body=msgspec.json.encode(content),
@@ -105,7 +116,12 @@ def json_reply(content: Any, status: int = 200, content_type: str = "application
 
 def problem(status: int, error: GatewayError) -> web.Response:
     """RFC 9457, for routes that are ours alone."""
-    content = {"type": "about:blank", "title": type(error).__name__, "status": status, "detail": error.message}
+    content = {
+        "type": "about:blank",
+        "title": type(error).__name__,
+        "status": status,
+        "detail": error.message,
+    }
     return json_reply(content, status, "application/problem+json")
 
 
@@ -113,11 +129,14 @@ async def all_stats(backends: Mapping[str, Backend]) -> dict[tuple[str, int], En
     """What every worker counts, by model and number; see `engine_stats`. All are asked at once."""
     workers = workers_of(backends)
     told = await asyncio.gather(*(engine_stats(worker.backend) for worker in workers))
-    return {(worker.model, worker.number): stats for worker, stats in zip(workers, told, strict=True)}
+    return {
+        (worker.model, worker.number): stats for worker, stats in zip(workers, told, strict=True)
+    }
 
 
 async def engine_stats(backend: Backend) -> EngineStats | None:
-    """What the backend's engine counts; None when it has none, or does not answer within `STATS_TIMEOUT_S`."""
+    """What the backend's engine counts; None when it has none, or does not answer within
+    `STATS_TIMEOUT_S`."""
     if not isinstance(backend, HasStats):
         return None
     try:

@@ -1,8 +1,9 @@
-"""The operators' routes about what is stored: `/admin/cache/*`. JSON out, RFC 9457 errors, never in a provider's format.
+"""The operators' routes about what is stored: `/admin/cache/*`. JSON out, RFC 9457 errors, never in
+a provider's format.
 
-Where the policy names tenants, a key sees and forgets its own tenant's objects; the operator's key, which follows from the
-gateway's secret, everyone's, and it alone pins. Without tenants the routes answer loopback alone. A browser's page is never
-answered.
+Where the policy names tenants, a key sees and forgets its own tenant's objects; the operator's key,
+which follows from the gateway's secret, everyone's, and it alone pins. Without tenants the routes
+answer loopback alone. A browser's page is never answered.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class EngineNumbers(msgspec.Struct, frozen=True):
 
 
 class Stat(msgspec.Struct, frozen=True):
-    """The answer of `GET /admin/cache/stat`. An engine that does not answer is None; where a model has several, they are
-    named `model#0`, `model#1`, ..."""
+    """The answer of `GET /admin/cache/stat`. An engine that does not answer is None; where a model
+    has several, they are named `model#0`, `model#1`, ..."""
 
     engines: dict[str, EngineNumbers | None]
     contents: list[Contents]
@@ -148,7 +149,8 @@ class CacheAdmin:
         said = await all_stats(self.backends)
         several = {model for model, number in said if number}
         engines = {
-            f"{model}#{number}" if model in several else model: _numbers(stats) for (model, number), stats in said.items()
+            f"{model}#{number}" if model in several else model: _numbers(stats)
+            for (model, number), stats in said.items()
         }
         contents = await asyncio.to_thread(self.inventory.contents, self._hash(caller.tenant))
         return json_reply(Stat(engines, [*contents, *self._whole_answers(caller.tenant)]))
@@ -175,7 +177,9 @@ class CacheAdmin:
         tenant = caller.tenant or wanted.tenant
         self.responses.flush(tenant)
         able = [engine for engine in self._engines() if isinstance(engine, CanFlush)]
-        return json_reply(FlushReply(sum(await asyncio.gather(*(engine.flush(tenant) for engine in able)))))
+        return json_reply(
+            FlushReply(sum(await asyncio.gather(*(engine.flush(tenant) for engine in able))))
+        )
 
     async def pin(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
         """Keep an entry until it is unpinned."""
@@ -186,15 +190,20 @@ class CacheAdmin:
         return await self._pin(http, caller, pinned=False)
 
     async def verify(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
-        """Read everything stored and check it: lines of JSON, progress first and the outcome last."""
+        """Read everything stored and check it: lines of JSON, progress first and the outcome
+        last."""
         reached = [0, 0]
 
         def progress(done_nbytes: int, total_nbytes: int) -> None:
             reached[:] = done_nbytes, total_nbytes
 
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"}
+        )
         await response.prepare(http)
-        work = asyncio.create_task(asyncio.to_thread(self.inventory.verify, progress, self._hash(caller.tenant)))
+        work = asyncio.create_task(
+            asyncio.to_thread(self.inventory.verify, progress, self._hash(caller.tenant))
+        )
         with contextlib.suppress(ConnectionError):  # nobody listens any more
             while not (await asyncio.wait([work], timeout=PROGRESS_S))[0]:
                 await response.write(_line(VerifyLine(reached[0], reached[1])))
@@ -202,16 +211,29 @@ class CacheAdmin:
             await response.write_eof()
         return response
 
-    async def _pin(self, http: web.Request, caller: AdminCaller, *, pinned: bool) -> web.StreamResponse:
+    async def _pin(
+        self, http: web.Request, caller: AdminCaller, *, pinned: bool
+    ) -> web.StreamResponse:
         digits = (await self._body(http, PinRequest)).key
         if caller.tenant is not None:
-            raise Forbidden("pins take from what all tenants share: only the operator's key sets and ends them")
+            raise Forbidden(
+                "pins take from what all tenants share: only the operator's key sets and ends them"
+            )
         lines = await asyncio.to_thread(lambda: list(self.inventory.entries(self.clock())))
         found = named(lines, digits)
-        told = await change(found, self._engines(), pinned=pinned) if isinstance(found, EntryLine) else found
+        told = (
+            await change(found, self._engines(), pinned=pinned)
+            if isinstance(found, EntryLine)
+            else found
+        )
         if isinstance(told, PinDone):
             return json_reply(told)
-        content = {"type": "about:blank", "title": told.title, "status": told.status, "detail": told.detail}
+        content = {
+            "type": "about:blank",
+            "title": told.title,
+            "status": told.status,
+            "detail": told.detail,
+        }
         return json_reply(content, told.status, "application/problem+json")
 
     def _whole_answers(self, tenant: str | None) -> list[Contents]:
@@ -248,7 +270,11 @@ class CacheAdmin:
             raise Forbidden("this route is not for web pages")
         headers = plain_headers(http.headers)
         key = api_key(headers)
-        if key and self.root_secret and hmac.compare_digest(key.encode(), operator_key(self.root_secret).encode()):
+        if (
+            key
+            and self.root_secret
+            and hmac.compare_digest(key.encode(), operator_key(self.root_secret).encode())
+        ):
             return AdminCaller(None)
         if self.policy.tenants:
             return AdminCaller(authenticate(self.policy, headers).name)

@@ -1,7 +1,8 @@
-"""What the tiers hold, by tenant and by entry, and whether it is whole: for `pcg cache` and the operators' routes.
+"""What the tiers hold, by tenant and by entry, and whether it is whole: for `pcg cache` and the
+operators' routes.
 
-Reads, and changes nothing. Never shows text or token ids: a tenant is the hash that begins its keys, an entry a position
-and an offset.
+Reads, and changes nothing. Never shows text or token ids: a tenant is the hash that begins its
+keys, an entry a position and an offset.
 """
 
 from __future__ import annotations
@@ -11,13 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from engine.cache.tiers.object_format import HEADER, NAMESPACE_NBYTES, StoredEntry, decode_entry, is_intact, namespace
+from engine.cache.tiers.object_format import (
+    HEADER,
+    NAMESPACE_NBYTES,
+    StoredEntry,
+    decode_entry,
+    is_intact,
+    namespace,
+)
 from engine.memory import Payload
 from engine.store.base import PINNED_UNTIL_S
 from gateway.operate.tier_readers import ListedObject, ObjectReading, TierObjects
 
 MAX_ENTRY_NBYTES: Final = 16 * 1024
-"""The object of an entry takes no more than this on any medium, so that larger ones need not be read to find the entries."""
+"""The object of an entry takes no more than this on any medium, so that larger ones need not be
+read to find the entries."""
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes done, bytes there are)."""
@@ -38,9 +47,11 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class EntryLine:
-    """One entry: its place in the request, how much it covers, how long it lives. Not live for `ttl_left_s` <= 0.
+    """One entry: its place in the request, how much it covers, how long it lives. Not live for
+    `ttl_left_s` <= 0.
 
-    `key` (hexadecimal) names it within its tenant. A pinned one lives for its `ttl_s` from when it is unpinned."""
+    `key` (hexadecimal) names it within its tenant. A pinned one lives for its `ttl_s` from when it
+    is unpinned."""
 
     tier: str
     tenant: str
@@ -60,7 +71,8 @@ class EntryLine:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """An object that is not what was stored, or that the medium does not give back. `key` is its name in hexadecimal."""
+    """An object that is not what was stored, or that the medium does not give back. `key` is its
+    name in hexadecimal."""
 
     tier: str
     where: str
@@ -70,7 +82,8 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a verification found. Objects that went away while it ran are neither whole nor damaged."""
+    """What a verification found. Objects that went away while it ran are neither whole nor
+    damaged."""
 
     num_whole: int
     nbytes: int
@@ -78,7 +91,8 @@ class Verified:
 
 
 def tenant_hash(root_secret: bytes, tenant: str) -> str:
-    """How the tiers call a tenant: the same for all models, and nobody can tell the tenant from it."""
+    """How the tiers call a tenant: the same for all models, and nobody can tell the tenant from
+    it."""
     return namespace(root_secret, tenant).hex()
 
 
@@ -89,10 +103,12 @@ def as_stored(key: bytes, payload: Payload) -> Payload:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Over all places of a gateway. With `tenant` (a hash) every answer is about that tenant's objects alone.
+    """Over all places of a gateway. With `tenant` (a hash) every answer is about that tenant's
+    objects alone.
 
-    `unwrap` gives the payload under a key as the engine wrote it, or None when it can't be had: the inverse of
-    encryption at rest. All methods may block: they are for threads, never for the event loop.
+    `unwrap` gives the payload under a key as the engine wrote it, or None when it can't be had: the
+    inverse of encryption at rest. All methods may block: they are for threads, never for the event
+    loop.
     """
 
     shelves: tuple[TierObjects, ...] = ()
@@ -175,7 +191,15 @@ def _contents(shelf: TierObjects, items: Iterable[ListedObject]) -> Contents:
         num_objects += 1
         tenants[_tenant(item.key)] += item.nbytes
     health = shelf.health()
-    return Contents(shelf.tier, shelf.where, num_objects, tenants.total(), dict(tenants), health.problem, health.free_nbytes)
+    return Contents(
+        shelf.tier,
+        shelf.where,
+        num_objects,
+        tenants.total(),
+        dict(tenants),
+        health.problem,
+        health.free_nbytes,
+    )
 
 
 def _tenant(key: bytes) -> str:

@@ -1,4 +1,5 @@
-"""How the gateway speaks to its operator: one line per request on standard error. Never prompt text, completions or keys."""
+"""How the gateway speaks to its operator: one line per request on standard error. Never prompt
+text, completions or keys."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> N
 
 
 class _Lines(structlog.WriteLogger):
-    """Where a line cannot be written, because the disk is full or nobody reads the pipe any more, it is lost, and nothing else:
-    what is being done does not fail for it."""
+    """Where a line cannot be written, because the disk is full or nobody reads the pipe any more,
+    it is lost, and nothing else: what is being done does not fail for it."""
 
     def msg(self, message: str) -> None:
         with contextlib.suppress(OSError):
@@ -47,13 +48,15 @@ class _Lines(structlog.WriteLogger):
 
 
 class KindAndPlace(logging.Logger):
-    """For a library that quotes what it cannot read, which may be a prompt or a key: of an error the log gets its class and
-    where it was raised. Everything else the library says is dropped."""
+    """For a library that quotes what it cannot read, which may be a prompt or a key: of an error
+    the log gets its class and where it was raised. Everything else the library says is dropped."""
 
     def handle(self, record: logging.LogRecord) -> None:
         error, trace = record.exc_info[1:] if record.exc_info else (None, None)
         if error is not None:
-            structlog.get_logger(self.name).error("http", error=type(error).__name__, at=traceback.format_tb(trace))
+            structlog.get_logger(self.name).error(
+                "http", error=type(error).__name__, at=traceback.format_tb(trace)
+            )
 
 
 def log_record(record: Record) -> None:
@@ -79,7 +82,12 @@ def log_record(record: Record) -> None:
         fields |= {"cache": any_word(record.bill), "prompt": usage.num_prompt}
         if isinstance(record.bill, Bill):
             fields["skipped"] = record.bill.report.skipped
-        fields |= {"read": usage.cache_read, "write": usage.num_written, "input": usage.input, "output": usage.output}
+        fields |= {
+            "read": usage.cache_read,
+            "write": usage.num_written,
+            "input": usage.input,
+            "output": usage.output,
+        }
         fields["usd"] = format_usd(record.bill.charge.total)
         if record.kind == "response_cache":
             fields |= {"kind": record.kind, "saved_usd": format_usd(record.bill.charge.saved)}

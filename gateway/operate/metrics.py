@@ -1,6 +1,8 @@
-"""Everything `/metrics` shows, in a registry of its own. Fed with finished records and engine snapshots; measures nothing.
+"""Everything `/metrics` shows, in a registry of its own. Fed with finished records and engine
+snapshots; measures nothing.
 
-Label values come from closed sets (routes, error classes, TTL classes, causes), so the number of series is bounded.
+Label values come from closed sets (routes, error classes, TTL classes, causes), so the number of
+series is bounded.
 """
 
 from __future__ import annotations
@@ -33,41 +35,80 @@ class Metrics:
         self._shown.register(_WithoutCreated(self.registry))
         self._described: list[Described] = []
         self._requests = self._counter(
-            "pcg_requests", "Requests answered, by outcome.", "api", "route", "status_class", "error_type"
+            "pcg_requests",
+            "Requests answered, by outcome.",
+            "api",
+            "route",
+            "status_class",
+            "error_type",
         )
-        self._prompt = self._counter("pcg_prompt_tokens", "Prompt tokens as billed; the kinds add up to the prompt.", "kind")
+        self._prompt = self._counter(
+            "pcg_prompt_tokens", "Prompt tokens as billed; the kinds add up to the prompt.", "kind"
+        )
         self._output = self._counter("pcg_output_tokens", "Tokens generated and billed.")
-        self._lookups = self._counter("pcg_prefix_lookup", "Requests by what the prefix cache did for them.", "result")
-        self._skipped = self._counter("pcg_prefill_skipped_tokens", "Prompt tokens whose prefill was really skipped.")
+        self._lookups = self._counter(
+            "pcg_prefix_lookup", "Requests by what the prefix cache did for them.", "result"
+        )
+        self._skipped = self._counter(
+            "pcg_prefill_skipped_tokens", "Prompt tokens whose prefill was really skipped."
+        )
         self._broken = self._counter(
-            "pcg_promise_broken_tokens", "Tokens of live entries that could not be read after all.", "cause"
+            "pcg_promise_broken_tokens",
+            "Tokens of live entries that could not be read after all.",
+            "cause",
         )
         self._cost = self._counter("pcg_cost_usd", "What requests cost, in USD.", "kind")
-        self._saved = self._counter("pcg_cost_saved_usd", "What cache reads saved against input price, in USD.")
-        self._premium = self._counter("pcg_cost_premium_usd", "What cache writes cost beyond input price, in USD.")
-        self._responses = self._counter("pcg_response_lookup", "Requests by what the cache of whole answers did.", "result")
-        self._replayed = self._counter("pcg_response_saved_usd", "What answers given again cost when they were made, in USD.")
-        self._ttft = self._histogram("pcg_ttft_seconds", "From the request's arrival to its first text.", _SECONDS, "cache")
-        self._overhead = self._histogram(
-            "pcg_overhead_seconds", "Time spent on a request besides computing tokens.", _SHORT_SECONDS, "phase"
+        self._saved = self._counter(
+            "pcg_cost_saved_usd", "What cache reads saved against input price, in USD."
         )
-        self._changed = self._counter("pcg_changed_requests", "Requests changed on the client's behalf, by warning.", "warning")
+        self._premium = self._counter(
+            "pcg_cost_premium_usd", "What cache writes cost beyond input price, in USD."
+        )
+        self._responses = self._counter(
+            "pcg_response_lookup", "Requests by what the cache of whole answers did.", "result"
+        )
+        self._replayed = self._counter(
+            "pcg_response_saved_usd", "What answers given again cost when they were made, in USD."
+        )
+        self._ttft = self._histogram(
+            "pcg_ttft_seconds", "From the request's arrival to its first text.", _SECONDS, "cache"
+        )
+        self._overhead = self._histogram(
+            "pcg_overhead_seconds",
+            "Time spent on a request besides computing tokens.",
+            _SHORT_SECONDS,
+            "phase",
+        )
+        self._changed = self._counter(
+            "pcg_changed_requests",
+            "Requests changed on the client's behalf, by warning.",
+            "warning",
+        )
         self._noted = self._counter(
             "pcg_usage_notes",
-            "Requests whose bill rests on numbers that an upstream did not tell, by what was missing.",
+            "Requests whose bill rests on numbers that an upstream did not tell, by what was "
+            "missing.",
             "note",
         )
         self._passed = self._counter(
-            "pcg_upstream_requests", "Requests passed to an upstream, by outcome.", "upstream", "status_class", "error_type"
+            "pcg_upstream_requests",
+            "Requests passed to an upstream, by outcome.",
+            "upstream",
+            "status_class",
+            "error_type",
         )
         self._inflight = self._gauge("pcg_inflight", "Requests being served now.")
         self._kept = self._gauge("pcg_response_bytes", "Bytes of answers that may be given again.")
-        self._restarts = self._counter("pcg_worker_restarts", "Engine workers started to replace one that died.", *WORKER)
+        self._restarts = self._counter(
+            "pcg_worker_restarts", "Engine workers started to replace one that died.", *WORKER
+        )
         self._up = self._gauge("pcg_worker_up", "Whether the engine worker is serving.", *WORKER)
         self._routed = self._counter(
             "pcg_routed",
-            "Requests handed to one of several workers, and why that one: held (it has some of the prompt), spilled (others "
-            "have, and are too busy), like (requests like it went there), new, passed (another one refused).",
+            "Requests handed to one of several workers, and why that one: held (it has some of "
+            "the prompt), spilled (others "
+            "have, and are too busy), like (requests like it went there), new, passed (another "
+            "one refused).",
             "model",
             "reason",
         )
@@ -80,10 +121,13 @@ class Metrics:
         return tuple(self._described)
 
     def scrape(
-        self, engines: Mapping[tuple[str, int], EngineStats | None], num_inflight: int, response_nbytes: int = 0
+        self,
+        engines: Mapping[tuple[str, int], EngineStats | None],
+        num_inflight: int,
+        response_nbytes: int = 0,
     ) -> bytes:
-        """The text exposition format. `engines` holds what each worker, named by its model and number, said now; None: it is
-        not serving."""
+        """The text exposition format. `engines` holds what each worker, named by its model and
+        number, said now; None: it is not serving."""
         self._inflight.set(num_inflight)
         self._kept.set(response_nbytes)
         for (model, number), stats in engines.items():
@@ -102,13 +146,17 @@ class Metrics:
 
     def add(self, record: Record) -> None:
         """Count one request, once, when it is over."""
-        self._requests.labels(record.wire, record.route, f"{record.status // 100}xx", record.error or "").inc()
+        self._requests.labels(
+            record.wire, record.route, f"{record.status // 100}xx", record.error or ""
+        ).inc()
         for phase, seconds in record.phases.items():
             self._overhead.labels(phase).observe(seconds)
         for warning in record.warnings:
             self._changed.labels(warning).inc()
         if record.upstream is not None:
-            self._passed.labels(record.upstream, f"{record.status // 100}xx", record.error or "").inc()
+            self._passed.labels(
+                record.upstream, f"{record.status // 100}xx", record.error or ""
+            ).inc()
         for note in record.notes:
             self._noted.labels(note).inc()
         bill = record.bill
@@ -128,9 +176,13 @@ class Metrics:
         if isinstance(bill, Bill):
             self._skipped.inc(bill.report.skipped)
             if bill.report.broken_tokens:
-                self._broken.labels(bill.report.miss.cause if bill.report.miss else "unknown").inc(bill.report.broken_tokens)
+                self._broken.labels(bill.report.miss.cause if bill.report.miss else "unknown").inc(
+                    bill.report.broken_tokens
+                )
         self._prompt.labels("read").inc(usage.cache_read)
-        self._prompt.labels("uncached" if isinstance(bill, Bill) or bill.cache_known else "unknown").inc(usage.input)
+        self._prompt.labels(
+            "uncached" if isinstance(bill, Bill) or bill.cache_known else "unknown"
+        ).inc(usage.input)
         for ttl_s, num_tokens in usage.cache_write:
             self._prompt.labels(f"write_{ttl_name(ttl_s, bill.rules)}").inc(num_tokens)
         self._output.inc(usage.output)
@@ -152,14 +204,17 @@ class Metrics:
 
 
 class _WithoutCreated:
-    """A registry's metrics without the time each series began, which would be half of all lines and serve nobody."""
+    """A registry's metrics without the time each series began, which would be half of all lines and
+    serve nobody."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
         for family in self._registry.collect():
-            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            family.samples = [
+                sample for sample in family.samples if not sample.name.endswith("_created")
+            ]
             yield family
 
 

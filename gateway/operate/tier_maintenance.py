@@ -1,4 +1,5 @@
-"""From engines' configurations to what they have stored: an inventory to read, and a way to empty it while no engine runs."""
+"""From engines' configurations to what they have stored: an inventory to read, and a way to empty
+it while no engine runs."""
 
 from __future__ import annotations
 
@@ -22,16 +23,19 @@ from policies.redis_url import RedisUrl
 
 try:
     from engine.store.encrypted import EncryptedStore
-except ModuleNotFoundError:  # the `encrypt` extra is not installed: what is encrypted can't be told from what is foreign
+except (
+    ModuleNotFoundError
+):  # the `encrypt` extra is not installed: what is encrypted can't be told from what is foreign
     EncryptedStore = None  # type: ignore[assignment, misc]
 
 
 @contextmanager
 def open_inventory(engines: Iterable[EngineConfig]) -> Iterator[Inventory]:
-    """What these engines have in their SSD folders and in Redis; a server that several share is there once.
+    """What these engines have in their SSD folders and in Redis; a server that several share is
+    there once.
 
-    Takes no lock, so engines may run meanwhile. Raises `StoreError` where a library is missing; a server that does not
-    answer holds nothing.
+    Takes no lock, so engines may run meanwhile. Raises `StoreError` where a library is missing; a
+    server that does not answer holds nothing.
     """
     with ExitStack() as stack:
         shelves: dict[tuple[str, str], TierObjects] = {}
@@ -43,12 +47,15 @@ def open_inventory(engines: Iterable[EngineConfig]) -> Iterator[Inventory]:
             if config.redis_url is not None and ("redis", config.redis_url) not in shelves:
                 remote = msgspec.structs.replace(config, ram_nbytes=0, ssd_path=None)
                 (redis,) = stack.enter_context(open_tiers(remote))
-                shelves["redis", config.redis_url] = StoreObjects("redis", RedisUrl.parse(config.redis_url).host, redis.store)
+                shelves["redis", config.redis_url] = StoreObjects(
+                    "redis", RedisUrl.parse(config.redis_url).host, redis.store
+                )
         yield Inventory(tuple(shelves.values()), lambda key, payload: unwrap(secret, key, payload))
 
 
 def unwrap(secret: bytes, key: bytes, payload: Payload) -> Payload | None:
-    """A payload as an engine wrote it, whether it was encrypted then or not; None when it is no payload under this secret."""
+    """A payload as an engine wrote it, whether it was encrypted then or not; None when it is no
+    payload under this secret."""
     if is_intact(key, payload):
         return payload
     if EncryptedStore is None:
@@ -59,9 +66,11 @@ def unwrap(secret: bytes, key: bytes, payload: Payload) -> Payload | None:
 
 
 def forget(engines: Iterable[EngineConfig], tenant: str | None) -> int:
-    """Delete what is stored for a tenant, or for everyone, from SSD and Redis; how many objects that were.
+    """Delete what is stored for a tenant, or for everyone, from SSD and Redis; how many objects
+    that were.
 
-    Raises `StoreBusy` while an engine has a folder, and `StoreError` when a tier did not do as told.
+    Raises `StoreBusy` while an engine has a folder, and `StoreError` when a tier did not do as
+    told.
     """
     num_forgotten = 0
     done: set[str] = set()
@@ -69,7 +78,9 @@ def forget(engines: Iterable[EngineConfig], tenant: str | None) -> int:
         redis_url = None if config.redis_url in done else config.redis_url
         done.add(config.redis_url or "")
         prefix = b"" if tenant is None else namespace(config.root_secret, tenant)
-        with open_tiers(msgspec.structs.replace(config, ram_nbytes=0, redis_url=redis_url)) as tiers:
+        with open_tiers(
+            msgspec.structs.replace(config, ram_nbytes=0, redis_url=redis_url)
+        ) as tiers:
             num_forgotten += sum(_forget(tier, prefix) for tier in tiers)
     return num_forgotten
 

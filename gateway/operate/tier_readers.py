@@ -1,6 +1,8 @@
-"""The places where stored KV lies, read object by object without an engine. Takes no lock and changes nothing.
+"""The places where stored KV lies, read object by object without an engine. Takes no lock and
+changes nothing.
 
-A folder is read as it is, whether a gateway uses it or not: objects appear whole under their names and vanish whole.
+A folder is read as it is, whether a gateway uses it or not: objects appear whole under their names
+and vanish whole.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectReading:
-    """What came of reading an object: its payload when it is `whole`, by the medium's own checksums."""
+    """What came of reading an object: its payload when it is `whole`, by the medium's own
+    checksums."""
 
     condition: Condition
     payload: Payload = b""
@@ -39,7 +42,8 @@ class ObjectReading:
 
 @dataclass(frozen=True, slots=True)
 class TierHealth:
-    """`problem`: why it can't be listed as it should be. `free_nbytes`: room on its file system, None where it has none."""
+    """`problem`: why it can't be listed as it should be. `free_nbytes`: room on its file system,
+    None where it has none."""
 
     problem: str | None
     free_nbytes: int | None = None
@@ -106,7 +110,8 @@ class FolderObjects:
 
 
 class StoreObjects:
-    """A tier that is read through its store, which must be open: what it will not give back counts as gone."""
+    """A tier that is read through its store, which must be open: what it will not give back counts
+    as gone."""
 
     def __init__(self, tier: str, where: str, store: BlockStore) -> None:
         self.tier = tier

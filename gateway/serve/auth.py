@@ -1,4 +1,5 @@
-"""Who is asking: the key of a request, and the tenant the policy knows it as. Stores and logs no key."""
+"""Who is asking: the key of a request, and the tenant the policy knows it as. Stores and logs no
+key."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from policies.tenancy import Tenant, identify
 
 
 def api_key(headers: Mapping[str, str]) -> str | None:
-    """The key sent, from lower-case `headers`: `x-api-key` wins over a bearer token, as with the providers."""
+    """The key sent, from lower-case `headers`: `x-api-key` wins over a bearer token, as with the
+    providers."""
     key = headers.get("x-api-key", "").strip()
     if key:
         return key
@@ -19,9 +21,12 @@ def api_key(headers: Mapping[str, str]) -> str | None:
 
 
 def authenticate(policy: Policy, headers: Mapping[str, str]) -> Tenant:
-    """The tenant the request belongs to; `Unauthenticated` for a missing or unknown key where the policy names tenants."""
+    """The tenant the request belongs to; `Unauthenticated` for a missing or unknown key where the
+    policy names tenants."""
     key = api_key(headers)
     tenant = identify(policy, key)
     if tenant is None:
-        raise Unauthenticated("invalid API key" if key else "no API key: send x-api-key or Authorization: Bearer")
+        raise Unauthenticated(
+            "invalid API key" if key else "no API key: send x-api-key or Authorization: Bearer"
+        )
     return tenant

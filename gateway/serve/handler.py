@@ -1,10 +1,12 @@
-"""One request, top to bottom: the file to read first. Knows no HTTP library and no engine, only their contracts.
+"""One request, top to bottom: the file to read first. Knows no HTTP library and no engine, only
+their contracts.
 
     client bytes -> authenticate -> wire.parse -> dialects.normalize, plan -> backend.generate
-    Started (the prompt's bill) -> TextDelta ... -> Finished -> headers and body, or a stream -> ledger, metrics, log
+    Started (the prompt's bill) -> TextDelta ... -> Finished -> headers and body, or a stream ->
+    ledger, metrics, log
 
-A model that an upstream serves is passed to it instead, byte for byte: `relay`. Whatever ends a request (an answer, an error,
-a client that left) ends here, and is recorded once.
+A model that an upstream serves is passed to it instead, byte for byte: `relay`. Whatever ends a
+request (an answer, an error, a client that left) ends here, and is recorded once.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ from gateway.wire.base import RememberingWire, StreamEncoder, ToolCall
 from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
 from policies.schema import Policy
 
-JSON_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+JSON_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Type": "application/json",
+    "Cache-Control": "no-store",
+}
 
 BATCHED: Final = "batched"
 """The route of a batch's requests, one by one."""
@@ -62,7 +67,8 @@ _log = structlog.get_logger("pcg.handler")
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """Serves every provider-compatible route. `record` is told of each request once, when it is over."""
+    """Serves every provider-compatible route. `record` is told of each request once, when it is
+    over."""
 
     policy: Policy
     catalogue: ModelCatalog
@@ -77,7 +83,7 @@ class Handler:
     def relay(self) -> UpstreamProxy:
         return UpstreamProxy(self.policy, self.catalogue)
 
-    # The routes -------------------------------------------------------------------------------------------------------
+    # The routes -----------------------------------------------------------------------------------
 
     async def generate(self, call: Call, client: Client) -> None:
         """POST /v1/messages, /v1/chat/completions, /v1/responses, /v1/completions."""
@@ -94,25 +100,34 @@ class Handler:
             await self._defer(progress, backend, client)
 
     async def count(self, call: Call, client: Client) -> None:
-        """POST /v1/messages/count_tokens, /v1/responses/input_tokens: free, and exactly what the same body would be billed."""
+        """POST /v1/messages/count_tokens, /v1/responses/input_tokens: free, and exactly what the
+        same body would be billed."""
         progress = Progress(call)
         async with self._recorded(progress, client):
             with self.in_flight.slot():
                 body = await self._read(progress, client)
                 if await self._passed(progress, body, client, billed=False):
                     return
-                request = call.wire.parse_count(body, call.headers, request_id=native_id(call.wire.name, call.id))
+                request = call.wire.parse_count(
+                    body, call.headers, request_id=native_id(call.wire.name, call.id)
+                )
                 served = self.catalogue.find(request.model)
                 progress.request, progress.served_by = request, served.name
                 request = self._resumed(progress, request)
-                request = dialects.normalize(request, self.policy.rules_for(request.model, request.wire))
+                request = dialects.normalize(
+                    request, self.policy.rules_for(request.model, request.wire)
+                )
                 num_prompt = await served.backend.count(request.prompt)
             await self.send(call, client, call.wire.encode_count(num_prompt))
             progress.answered()
 
     async def models(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
         """GET /v1/models."""
-        await self._lookup(call, client, lambda: call.wire.encode_models(self.catalogue.listed(call.wire.name), query))
+        await self._lookup(
+            call,
+            client,
+            lambda: call.wire.encode_models(self.catalogue.listed(call.wire.name), query),
+        )
 
     async def model(self, call: Call, client: Client, model_id: str) -> None:
         """GET /v1/models/{id}."""
@@ -129,7 +144,9 @@ class Handler:
             with self.in_flight.slot():
                 body = await self._read(progress, client)
                 if not await self._passed(progress, body, client):
-                    raise UnknownModel("the body names no model that an upstream serves", path="model")
+                    raise UnknownModel(
+                        "the body names no model that an upstream serves", path="model"
+                    )
 
     async def refuse(self, call: Call, client: Client, error: GatewayError) -> None:
         """A request that no route takes."""
@@ -138,19 +155,25 @@ class Handler:
 
     @asynccontextmanager
     async def recorded(self, call: Call, client: Client) -> AsyncIterator[Progress]:
-        """For routes that are served elsewhere: errors are told and the outcome is recorded as for every other."""
+        """For routes that are served elsewhere: errors are told and the outcome is recorded as for
+        every other."""
         progress = Progress(call)
         async with self._recorded(progress, client):
             yield progress
             progress.answered()
 
-    async def send(self, call: Call, client: Client, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    async def send(
+        self, call: Call, client: Client, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
         """A whole answer with status 200."""
         told = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(headers or {})
         await client.send(Reply(200, body, told))
 
-    async def follow(self, client: Client, log: EventLog, first: int, headers: Mapping[str, str]) -> None:
-        """The events of an answer in the background from number `first` on, as they come, to its end."""
+    async def follow(
+        self, client: Client, log: EventLog, first: int, headers: Mapping[str, str]
+    ) -> None:
+        """The events of an answer in the background from number `first` on, as they come, to its
+        end."""
         await client.open(dict(SSE_HEADERS) | dict(headers))
         async for event in log.follow(first, self.policy.server.sse.keepalive):
             await client.write(event or KEEPALIVE_COMMENT)
@@ -163,15 +186,19 @@ class Handler:
             await self.send(call, client, encode())
             progress.answered()
 
-    # The steps of `generate` ------------------------------------------------------------------------------------------
+    # The steps of `generate` ----------------------------------------------------------------------
 
     async def _read(self, progress: Progress, client: Client) -> bytes:
         """The body, of a tenant that is known then."""
-        progress.tenant = progress.call.tenant or authenticate(self.policy, progress.call.headers).name
+        progress.tenant = (
+            progress.call.tenant or authenticate(self.policy, progress.call.headers).name
+        )
         with progress.phase("read"):
             return await client.read(self.policy.server.max_body)
 
-    async def _passed(self, progress: Progress, body: bytes, client: Client, *, billed: bool = True) -> bool:
+    async def _passed(
+        self, progress: Progress, body: bytes, client: Client, *, billed: bool = True
+    ) -> bool:
         """Whether an upstream serves the request, and then has answered it."""
         with progress.phase("parse"):
             way = self.relay.way(progress.call, body, billed=billed)
@@ -184,7 +211,9 @@ class Handler:
         call = progress.call
         assert progress.tenant is not None
         with progress.phase("parse"):
-            request = call.wire.parse(body, call.headers, request_id=native_id(call.wire.name, call.id))
+            request = call.wire.parse(
+                body, call.headers, request_id=native_id(call.wire.name, call.id)
+            )
         progress.request = request
         served = self.catalogue.find(request.model)
         progress.served_by = served.name
@@ -205,7 +234,9 @@ class Handler:
         request = self.diagnoses.diagnose(request)
         prices = self.policy.prices_for(request.model)
         if call.route == BATCHED:
-            request = msgspec.structs.replace(request, wire_options={**request.wire_options, "service_tier": "batch"})
+            request = msgspec.structs.replace(
+                request, wire_options={**request.wire_options, "service_tier": "batch"}
+            )
             prices = prices.times(BATCH_MULTIPLIER)
         progress.request, progress.rules, progress.prices = request, rules, prices
         progress.choices = [ChoiceBuilder() for _ in range(request.num_answers)]
@@ -221,7 +252,9 @@ class Handler:
             else:
                 await self._whole(progress, events, client)
 
-    async def _whole(self, progress: Progress, events: EventFeed[Event | ChoiceEvent], client: Client) -> None:
+    async def _whole(
+        self, progress: Progress, events: EventFeed[Event | ChoiceEvent], client: Client
+    ) -> None:
         while not progress.finished:
             _note(progress, await events.next())
         call, request = progress.call, progress.request
@@ -232,18 +265,25 @@ class Handler:
         await self.send(call, client, body, _billing(progress))
         progress.answered()
 
-    async def _stream(self, progress: Progress, events: EventFeed[Event | ChoiceEvent], client: Client) -> None:
-        """Headers leave with the exact bill, or without counts when that takes too long; then silence is filled."""
+    async def _stream(
+        self, progress: Progress, events: EventFeed[Event | ChoiceEvent], client: Client
+    ) -> None:
+        """Headers leave with the exact bill, or without counts when that takes too long; then
+        silence is filled."""
         call, request, sse = progress.call, progress.request, self.policy.server.sse
         assert request is not None
         encoder = call.wire.stream(request, created_at_s=call.started_at_s)
         event = await events.next(sse.early_headers_after)
         _note(progress, event)
-        await client.open(dict(SSE_HEADERS) | id_headers(call.wire.name, call.id) | _billing(progress))
+        await client.open(
+            dict(SSE_HEADERS) | id_headers(call.wire.name, call.id) | _billing(progress)
+        )
         silence = Keepalive(sse.keepalive)
         try:
             while not progress.finished:
-                await client.write(silence.broken(_encode(progress, event, encoder), encoder.keepalive()))
+                await client.write(
+                    silence.broken(_encode(progress, event, encoder), encoder.keepalive())
+                )
                 event = await events.next(silence.left_s)
                 _note(progress, event)
             self._keep(progress)
@@ -258,7 +298,8 @@ class Handler:
             await client.write(encoder.error(known))
 
     async def _defer(self, progress: Progress, backend: Backend, client: Client) -> None:
-        """Has the answer made in the background, and tells the client where it will be, or its events as they come."""
+        """Has the answer made in the background, and tells the client where it will be, or its
+        events as they come."""
         call, request = progress.call, progress.request
         assert request is not None
         assert isinstance(call.wire, RememberingWire)
@@ -272,10 +313,15 @@ class Handler:
             phases={},
         )
         log = self.background.begin(
-            request.tenant, request.wire_options["response_id"], state, lambda log: self._make(later, backend, log)
+            request.tenant,
+            request.wire_options["response_id"],
+            state,
+            lambda log: self._make(later, backend, log),
         )
         if request.stream:
-            await self.follow(client, log, 0, id_headers(call.wire.name, call.id) | _billing(progress))
+            await self.follow(
+                client, log, 0, id_headers(call.wire.name, call.id) | _billing(progress)
+            )
         else:
             await self.send(call, client, state(begun=False), _billing(progress))
         progress.answered()
@@ -297,7 +343,11 @@ class Handler:
         if progress.failure is not None:
             self.archive.put(request.tenant, keep(progress.failure), call.started_at_s)
             if not log.events:
-                await log.write(call.wire.stream(request, created_at_s=call.started_at_s).error(progress.failure))
+                await log.write(
+                    call.wire.stream(request, created_at_s=call.started_at_s).error(
+                        progress.failure
+                    )
+                )
 
     def _resumed(self, progress: Progress, request: Request) -> Request:
         """With what it refers to filled in, where its format can refer to earlier requests."""
@@ -305,7 +355,9 @@ class Handler:
         assert tenant is not None
         if not isinstance(call.wire, RememberingWire):
             return request
-        return call.wire.resume(request, lambda name: self.archive.find(tenant, name, call.started_at_s))
+        return call.wire.resume(
+            request, lambda name: self.archive.find(tenant, name, call.started_at_s)
+        )
 
     def _keep(self, progress: Progress) -> None:
         """For later requests to refer to, before the client knows its name."""
@@ -315,27 +367,39 @@ class Handler:
             kept = call.wire.keep(request, progress.answer(), created_at_s=call.started_at_s)
             self.archive.put(request.tenant, kept, call.started_at_s)
 
-    def _answers(self, progress: Progress, request: Request, backend: Backend) -> AsyncIterator[Event | ChoiceEvent]:
-        """The events of an answer that was given before, else the backend's, of one answer or of several."""
-        model = f"{progress.served_by} {backend.model.fingerprint if backend.model is not None else ''}"
+    def _answers(
+        self, progress: Progress, request: Request, backend: Backend
+    ) -> AsyncIterator[Event | ChoiceEvent]:
+        """The events of an answer that was given before, else the backend's, of one answer or of
+        several."""
+        model = (
+            f"{progress.served_by} {backend.model.fingerprint if backend.model is not None else ''}"
+        )
         progress.lookup = lookup = self.responses.look(progress.call, request, model)
         if lookup is not None and lookup.given is not None:
             return replay(lookup.given, request)
         if lookup is not None and lookup.key is not None:
             progress.tape = []
-        return backend.generate(request) if request.num_answers == 1 else merge_choices(backend, request)
+        return (
+            backend.generate(request)
+            if request.num_answers == 1
+            else merge_choices(backend, request)
+        )
 
     def _keep_whole(self, progress: Progress) -> None:
         """For later requests that are the same, where this one's answer may be given to them."""
         bill = progress.bill()
         if progress.tape is not None and progress.lookup is not None and bill is not None:
             assert progress.request is not None
-            kept_s = self.responses.keep(progress.lookup, progress.request, progress.tape, bill.usage, bill.charge.total)
+            kept_s = self.responses.keep(
+                progress.lookup, progress.request, progress.tape, bill.usage, bill.charge.total
+            )
             progress.kept_s = kept_s
 
     @asynccontextmanager
     async def _recorded(self, progress: Progress, client: Client) -> AsyncIterator[None]:
-        """Tells the client of errors raised before its answer began, and records the outcome, whatever it is."""
+        """Tells the client of errors raised before its answer began, and records the outcome,
+        whatever it is."""
         try:
             yield
         except ConnectionError:
@@ -354,10 +418,13 @@ class Handler:
 
 
 def _known(error: Exception, call: Call) -> GatewayError:
-    """The error as a client may see it. A bug is logged by kind and place only: its message may quote the prompt."""
+    """The error as a client may see it. A bug is logged by kind and place only: its message may
+    quote the prompt."""
     if isinstance(error, GatewayError):
         return error
-    _log.error("bug", id=call.id, error=type(error).__name__, at=traceback.format_tb(error.__traceback__))
+    _log.error(
+        "bug", id=call.id, error=type(error).__name__, at=traceback.format_tb(error.__traceback__)
+    )
     return EngineFailed("internal error")
 
 
@@ -382,7 +449,12 @@ def _check_cached(progress: Progress) -> None:
     bill = progress.bill()
     assert bill is not None
     assert progress.request is not None
-    if progress.request.only_if_cached and progress.all_started and not bill.usage.cache_read and not progress.replays:
+    if (
+        progress.request.only_if_cached
+        and progress.all_started
+        and not bill.usage.cache_read
+        and not progress.replays
+    ):
         raise NotCached("nothing of this prompt is cached, and the request says only-if-cached")
 
 
@@ -397,11 +469,15 @@ def _encode(progress: Progress, event: Event | ChoiceEvent | None, encoder: Stre
             assert bill is not None
             return encoder.start(bill.usage) if choice == 0 else b""
         case TextDelta():
-            return encoder.delta(event.text, thinking=event.thinking, logprobs=event.logprobs, choice=choice)
+            return encoder.delta(
+                event.text, thinking=event.thinking, logprobs=event.logprobs, choice=choice
+            )
         case ToolCallDelta():
             call = ToolCall(event.name or "", event.arguments)
             begins = event.name is not None
-            return encoder.call(event.index, call, begins=begins, logprobs=event.logprobs, choice=choice)
+            return encoder.call(
+                event.index, call, begins=begins, logprobs=event.logprobs, choice=choice
+            )
         case Finished():
             return b""  # of one of several answers: they end together
         case None:

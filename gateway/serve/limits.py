@@ -10,7 +10,8 @@ from gateway.errors import Overloaded
 
 
 class InFlight:
-    """Counts requests being served and refuses more than `limit`, so that bodies and queues stay bounded."""
+    """Counts requests being served and refuses more than `limit`, so that bodies and queues stay
+    bounded."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:

@@ -1,4 +1,5 @@
-"""What one request has come to so far, from arrival to its record. Decides nothing and sends nothing."""
+"""What one request has come to so far, from arrival to its record. Decides nothing and sends
+nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ UPSTREAM_REFUSED = "UpstreamRefused"
 """The error recorded where the upstream's own error was passed on."""
 
 CLAMPED = "max_tokens-clamped-to-context"
-"""The answer may end earlier than the client allowed, because prompt and answer share the context."""
+"""The answer may end earlier than the client allowed, because prompt and answer share the
+context."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,8 @@ class RunBuilder:
 
 @dataclass(slots=True)
 class ChoiceBuilder:
-    """One of a request's answers, in the making. `num_output` counts its tokens, `num_thinking` those of reasoning."""
+    """One of a request's answers, in the making. `num_output` counts its tokens, `num_thinking`
+    those of reasoning."""
 
     runs: list[RunBuilder] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -81,7 +84,9 @@ class ChoiceBuilder:
     def answer(self, usage: Usage, *, reason: FinishReason | None = None) -> Answer:
         """The whole answer; only once it is finished. `reason` is told instead of the engine's."""
         assert self.finished is not None
-        said = tuple(AnswerRun(run.kind, "".join(run.pieces), tuple(run.logprobs)) for run in self.runs)
+        said = tuple(
+            AnswerRun(run.kind, "".join(run.pieces), tuple(run.logprobs)) for run in self.runs
+        )
         return Answer(
             text="".join(run.text for run in said if run.kind == "text"),
             reason=reason or self.finished.reason,
@@ -99,9 +104,9 @@ class ChoiceBuilder:
 class Progress:
     """Filled in step by step by the handler; `bill` and `record` may be asked for at any time.
 
-    A request that is passed to an upstream has `passing` and no `request`.
-    `lookup` is what became of the request in the cache of whole answers, `tape` its events where they may be kept there, and
-    `kept_s` for how long they were.
+    A request that is passed to an upstream has `passing` and no `request`. `lookup` is what became
+    of the request in the cache of whole answers, `tape` its events where they may be kept there,
+    and `kept_s` for how long they were.
     """
 
     call: Call
@@ -139,7 +144,11 @@ class Progress:
         """`choice` is the first answer to the prompt that has started."""
         self.started[choice] = event
         if choice == 0 and not self.replays:
-            self.phases |= {"render": event.render_s, "match": event.match_s, "queue": event.queue_s}
+            self.phases |= {
+                "render": event.render_s,
+                "match": event.match_s,
+                "queue": event.queue_s,
+            }
 
     def on_delta(self, event: TextDelta | ToolCallDelta, choice: int = 0) -> None:
         self.began()
@@ -163,7 +172,8 @@ class Progress:
 
     @property
     def _prewarms(self) -> bool:
-        """The request wants its prompt cached and no answer: the one token that is always sampled is nobody's."""
+        """The request wants its prompt cached and no answer: the one token that is always sampled
+        is nobody's."""
         return self.request is not None and self.request.prewarm
 
     def answered(self) -> None:
@@ -186,19 +196,26 @@ class Progress:
         self.outcome, self.status, self.failure = "failed", status, error
 
     def bill(self) -> Bill | None:
-        """What is owed for the prompts that have started and the output so far; None before the engine started."""
+        """What is owed for the prompts that have started and the output so far; None before the
+        engine started."""
         if not self.started:
             return None
         assert self.request is not None
         assert self.rules is not None
         assert self.prices is not None
-        plan, rules, reports = self.request.plan, self.rules, [self.started[i].report for i in sorted(self.started)]
+        plan, rules, reports = (
+            self.request.plan,
+            self.rules,
+            [self.started[i].report for i in sorted(self.started)],
+        )
         if self.lookup is not None and self.lookup.given is not None:
             usage = self.lookup.given.usage
             owed = replace(NOTHING, saved=self.lookup.given.cost_usd)
         else:
             parts = [dialects.usage(report, rules, plan, 0) for report in reports]
-            usage = replace(sum_usage(parts), output=sum(choice.num_output for choice in self.choices))
+            usage = replace(
+                sum_usage(parts), output=sum(choice.num_output for choice in self.choices)
+            )
             owed = charge(usage, self.prices)
         return Bill(
             plan=plan,
@@ -226,7 +243,9 @@ class Progress:
         wanted = self.request.sampling.max_tokens
         if not self.started or self.context is None or wanted == REST_OF_CONTEXT:
             return self.request.warnings
-        clamped = wanted > self.context - max(started.report.num_prompt for started in self.started.values())
+        clamped = wanted > self.context - max(
+            started.report.num_prompt for started in self.started.values()
+        )
         return (*self.request.warnings, CLAMPED) if clamped else self.request.warnings
 
     def timings(self) -> dict[str, float]:
@@ -240,14 +259,20 @@ class Progress:
         return timings
 
     def record(self) -> Record:
-        """The request as it is remembered. A failed request owes nothing, but what an upstream told of it."""
+        """The request as it is remembered. A failed request owes nothing, but what an upstream told
+        of it."""
         passing = self.passing
         bill: Bill | ReportedBill | None = None if self.outcome == "failed" else self.bill()
-        model, stream = (self.request.model, self.request.stream) if self.request is not None else (None, False)
+        model, stream = (
+            (self.request.model, self.request.stream) if self.request is not None else (None, False)
+        )
         notes: tuple[Note, ...] = ()
         if passing is not None:
             told, model, stream = passing.bill(), passing.model, passing.stream
-            bill, notes = told, () if told is None and self.outcome == "failed" else passing.notes(told)
+            bill, notes = (
+                told,
+                () if told is None and self.outcome == "failed" else passing.notes(told),
+            )
         return Record(
             request_id=self.call.id,
             route=self.call.route,

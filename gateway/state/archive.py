@@ -1,6 +1,8 @@
-"""What finished requests left for later ones of the same tenant to refer to. In memory only, bounded, forgotten with time.
+"""What finished requests left for later ones of the same tenant to refer to. In memory only,
+bounded, forgotten with time.
 
-It holds prompts and answers, so it never touches a disk: after a restart a client is told that its response is not there.
+It holds prompts and answers, so it never touches a disk: after a restart a client is told that its
+response is not there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class _Shelf:
 
 
 class Archive:
-    """Owned by the event loop. Every tenant has `max_nbytes` of its own: none can push out what another kept."""
+    """Owned by the event loop. Every tenant has `max_nbytes` of its own: none can push out what
+    another kept."""
 
     def __init__(self, max_nbytes: int, max_age_s: float) -> None:
         self._max_nbytes = max_nbytes
@@ -28,12 +31,16 @@ class Archive:
         self._shelves: dict[str, _Shelf] = {}
 
     def put(self, tenant: str, kept: StoredResponse, now_s: float) -> None:
-        """Keep one more, in the place of the oldest ones where there is no room. What is larger than all room is not kept."""
+        """Keep one more, in the place of the oldest ones where there is no room. What is larger
+        than all room is not kept."""
         shelf = self._shelves.setdefault(tenant, _Shelf())
         self._drop(shelf, kept.id)
         shelf.held[kept.id] = (now_s, kept)
         shelf.nbytes += kept.nbytes
-        while shelf.held and (shelf.nbytes > self._max_nbytes or self._expired(next(iter(shelf.held.values()))[0], now_s)):
+        while shelf.held and (
+            shelf.nbytes > self._max_nbytes
+            or self._expired(next(iter(shelf.held.values()))[0], now_s)
+        ):
             self._drop(shelf, next(iter(shelf.held)))
 
     def find(self, tenant: str, response_id: str, now_s: float) -> StoredResponse | None:

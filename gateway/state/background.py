@@ -1,6 +1,8 @@
-"""Answers that are made while nobody waits (`background: true`), and their events, to be read from any of them on.
+"""Answers that are made while nobody waits (`background: true`), and their events, to be read from
+any of them on.
 
-Knows no wire format and no engine: somebody's `Work` makes the answer, and writes the events of its stream as to a client.
+Knows no wire format and no engine: somebody's `Work` makes the answer, and writes the events of its
+stream as to a client.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ MAX_KEPT_NBYTES: Final = 64 * 1024**2
 
 @dataclass(slots=True)
 class EventLog:
-    """A `Client` that is never gone: keeps the events written to it, in order. `events[i]` is event number i of its stream."""
+    """A `Client` that is never gone: keeps the events written to it, in order. `events[i]` is event
+    number i of its stream."""
 
     events: list[bytes] = field(default_factory=list)
     nbytes: int = 0
@@ -61,7 +64,8 @@ class EventLog:
         self._more.set()
 
     async def follow(self, first: int, silence_s: float | None) -> AsyncGenerator[bytes, None]:
-        """Every event from number `first` on, as it comes, to the end; empty bytes after each `silence_s` without any."""
+        """Every event from number `first` on, as it comes, to the end; empty bytes after each
+        `silence_s` without any."""
         while True:
             for event in self.events[first:]:
                 first += 1
@@ -81,7 +85,8 @@ class EventLog:
 _log = structlog.get_logger("pcg.background")
 
 Work: TypeAlias = Callable[[EventLog], Coroutine[Any, Any, None]]
-"""Makes an answer and writes its events; has told everybody of whatever ended it when it returns."""
+"""Makes an answer and writes its events; has told everybody of whatever ended it when it
+returns."""
 
 
 class EncodeState(Protocol):
@@ -106,11 +111,17 @@ class BackgroundJob:
 
 
 async def _safely(work: Coroutine[Any, Any, None], job_id: str) -> None:
-    """A bug in one job ends no other. Logged by kind and place only: a message may quote the prompt."""
+    """A bug in one job ends no other. Logged by kind and place only: a message may quote the
+    prompt."""
     try:
         await work
     except Exception as error:
-        _log.error("bug", id=job_id, error=type(error).__name__, at=traceback.format_tb(error.__traceback__))
+        _log.error(
+            "bug",
+            id=job_id,
+            error=type(error).__name__,
+            at=traceback.format_tb(error.__traceback__),
+        )
 
 
 class Background:
@@ -130,11 +141,17 @@ class Background:
             await asyncio.Event().wait()
 
     def begin(self, tenant: str, job_id: str, state: EncodeState, work: Work) -> EventLog:
-        """Have `work` make an answer, whose events can be followed at once. Raises `Overloaded` where there are too many."""
+        """Have `work` make an answer, whose events can be followed at once. Raises `Overloaded`
+        where there are too many."""
         if self._group is None or len(self._open) >= MAX_JOBS:
-            raise Overloaded("too many background responses are in progress; please try again", retry_after_s=10.0)
+            raise Overloaded(
+                "too many background responses are in progress; please try again",
+                retry_after_s=10.0,
+            )
         log = EventLog()
-        job = BackgroundJob(tenant, job_id, state, log, self._group.create_task(_safely(work(log), job_id)))
+        job = BackgroundJob(
+            tenant, job_id, state, log, self._group.create_task(_safely(work(log), job_id))
+        )
         self._open[tenant, job_id] = job
         job.task.add_done_callback(lambda _: self._end(job))
         return log
@@ -172,6 +189,9 @@ class Background:
     def _forget(self) -> None:
         """Drop the events of the oldest answers, as many as have to go."""
         old_s = self._clock() - KEPT_S
-        while self._ended and (self._ended_nbytes > self._max_kept_nbytes or next(iter(self._ended.values()))[0] < old_s):
+        while self._ended and (
+            self._ended_nbytes > self._max_kept_nbytes
+            or next(iter(self._ended.values()))[0] < old_s
+        ):
             _, (_, log) = self._ended.popitem(last=False)
             self._ended_nbytes -= log.nbytes

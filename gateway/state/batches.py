@@ -1,8 +1,10 @@
-"""Message batches on disk: what was asked, how far it is, and what came of it. Knows no HTTP server and no engine.
+"""Message batches on disk: what was asked, how far it is, and what came of it. Knows no HTTP server
+and no engine.
 
-A batch is a folder, `requests.jsonl` and `results.jsonl` in it, and `batch.json` with everything else, which is replaced as a
-whole. A result is written before it is counted, so that what `kill -9` leaves can be gone on with. Source of the shapes:
-anthropic 2.14 `types/messages/message_batch.py`; page "Batch processing" (2026-08).
+A batch is a folder, `requests.jsonl` and `results.jsonl` in it, and `batch.json` with everything
+else, which is replaced as a whole. A result is written before it is counted, so that what `kill -9`
+leaves can be gone on with. Source of the shapes: anthropic 2.14 `types/messages/message_batch.py`;
+page "Batch processing" (2026-08).
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 class BatchItem(msgspec.Struct):
-    """One request of a batch: the client's name for it, and the body of a `/v1/messages` request."""
+    """One request of a batch: the client's name for it, and the body of a `/v1/messages`
+    request."""
 
     custom_id: str
     params: dict[str, Any]
@@ -76,7 +79,8 @@ class _Result(msgspec.Struct):
 
 
 class BatchStore:
-    """The batches of all tenants below one folder, at most `max_nbytes` of requests and results. Owned by one task."""
+    """The batches of all tenants below one folder, at most `max_nbytes` of requests and results.
+    Owned by one task."""
 
     def __init__(self, folder: Path, max_nbytes: int) -> None:
         self._folder = folder
@@ -86,7 +90,8 @@ class BatchStore:
         self._nbytes = self._measured()
 
     def create(self, batch: Batch, items: list[BatchItem]) -> None:
-        """Take a batch in. Raises `BatchesFull` where the bound or the disk leaves no room, and nothing is kept."""
+        """Take a batch in. Raises `BatchesFull` where the bound or the disk leaves no room, and
+        nothing is kept."""
         lines = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
         if self._nbytes + len(lines) > self._max_nbytes:
             raise BatchesFull
@@ -112,16 +117,24 @@ class BatchStore:
 
     def open(self) -> list[Batch]:
         """Batches of all tenants that have not ended, the oldest first."""
-        return sorted((b for b in self._batches.values() if b.ended_at_s is None), key=lambda b: b.created_at_s)
+        return sorted(
+            (b for b in self._batches.values() if b.ended_at_s is None),
+            key=lambda b: b.created_at_s,
+        )
 
     def left(self, batch: Batch) -> Iterator[BatchItem]:
         """The requests that have no result yet, in order."""
         folder = self._folder_of(batch)
         done = {found.custom_id for found in _read(folder / "results.jsonl", _Result)}
-        return (item for item in _read(folder / "requests.jsonl", BatchItem) if item.custom_id not in done)
+        return (
+            item
+            for item in _read(folder / "requests.jsonl", BatchItem)
+            if item.custom_id not in done
+        )
 
     def add(self, batch: Batch, custom_id: str, outcome: Outcome, result: dict[str, Any]) -> None:
-        """Write one result down, past any limit: what was accepted is answered. Raises `OSError`, and then it was not."""
+        """Write one result down, past any limit: what was accepted is answered. Raises `OSError`,
+        and then it was not."""
         path = self._folder_of(batch) / "results.jsonl"
         line = orjson.dumps({"custom_id": custom_id, "result": {"type": outcome, **result}}) + b"\n"
         try:
@@ -148,7 +161,8 @@ class BatchStore:
         return b"".join(line + b"\n" for line in _lines(self._folder_of(batch) / "results.jsonl"))
 
     def delete(self, batch: Batch) -> None:
-        """Afterwards it is not there, whoever removed its folder. Raises `OSError` where the disk keeps it."""
+        """Afterwards it is not there, whoever removed its folder. Raises `OSError` where the disk
+        keeps it."""
         folder = self._folder_of(batch)
         if folder.exists():
             shutil.rmtree(folder)
@@ -168,7 +182,8 @@ class BatchStore:
         return self._folder / hashlib.sha256(batch.tenant.encode()).hexdigest()[:16] / batch.id
 
     def _load(self) -> Iterator[Batch]:
-        """What is there and can be read: a damaged batch is none, and keeps no other from being served."""
+        """What is there and can be read: a damaged batch is none, and keeps no other from being
+        served."""
         for path in self._folder.glob("*/*/batch.json"):
             try:
                 batch = msgspec.json.decode(path.read_bytes(), type=Batch)
@@ -184,7 +199,9 @@ class BatchStore:
 def as_json(batch: Batch, base: str) -> dict[str, Any]:
     """The batch as the API shows it; `base` is the URL the results are found under."""
     ended = batch.ended_at_s is not None
-    counts = {"processing": batch.num_left} | {name: batch.counts[name] if ended else 0 for name in OUTCOMES}
+    counts = {"processing": batch.num_left} | {
+        name: batch.counts[name] if ended else 0 for name in OUTCOMES
+    }
     if not ended:
         counts["processing"] = batch.num_requests
     return {
@@ -202,7 +219,11 @@ def as_json(batch: Batch, base: str) -> dict[str, Any]:
 
 
 def _time(at_s: float | None) -> str | None:
-    return None if at_s is None else datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+    return (
+        None
+        if at_s is None
+        else datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+    )
 
 
 def _lines(path: Path) -> Iterator[bytes]:

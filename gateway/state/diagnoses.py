@@ -1,4 +1,5 @@
-"""Remembers, within bounds, the structure of requests that asked to be compared with their like. Holds hashes and no text."""
+"""Remembers, within bounds, the structure of requests that asked to be compared with their like.
+Holds hashes and no text."""
 
 from __future__ import annotations
 
@@ -31,15 +32,22 @@ class Diagnoses:
         return len(self._seen)
 
     def diagnose(self, request: Request) -> Request:
-        """The request with what its answer says under `diagnostics`; one that did not ask for it is left as it is."""
+        """The request with what its answer says under `diagnostics`; one that did not ask for it is
+        left as it is."""
         asked = request.wire_options.get("diagnostics")
         if asked is None:
             return request
         now = fingerprint(request)
-        found = self._look(request.tenant, asked["previous"], now) if asked["previous"] is not None else None
+        found = (
+            self._look(request.tenant, asked["previous"], now)
+            if asked["previous"] is not None
+            else None
+        )
         self._remember((request.tenant, message_id(request)), now)
         diagnosis = None if found is None else {"cache_miss_reason": found}
-        return msgspec.structs.replace(request, wire_options={**request.wire_options, "diagnosis": diagnosis})
+        return msgspec.structs.replace(
+            request, wire_options={**request.wire_options, "diagnosis": diagnosis}
+        )
 
     def _look(self, tenant: str, previous: str, now: Fingerprint) -> dict[str, Any] | None:
         before = self._seen.get((tenant, previous))

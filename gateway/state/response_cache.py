@@ -1,7 +1,9 @@
-"""Whole answers, given again to requests that are the same in everything that could change them. Off by default.
+"""Whole answers, given again to requests that are the same in everything that could change them.
+Off by default.
 
-In memory only, bounded by bytes, forgotten with time, and a tenant's own. Holds what the engine said and not what a client was
-sent: an answer is encoded anew for every request, streamed or not. Knows no prices and no HTTP.
+In memory only, bounded by bytes, forgotten with time, and a tenant's own. Holds what the engine
+said and not what a client was sent: an answer is encoded anew for every request, streamed or not.
+Knows no prices and no HTTP.
 """
 
 from __future__ import annotations
@@ -26,12 +28,22 @@ from policies.sections import ResponseCachePolicy
 
 SAME_ANSWER: Final = frozenset(
     {
-        *("id", "stream", "tenant", "routing_key", "started_at_s", "plan", "warnings", "wire_options", "end_user"),
+        *(
+            "id",
+            "stream",
+            "tenant",
+            "routing_key",
+            "started_at_s",
+            "plan",
+            "warnings",
+            "wire_options",
+            "end_user",
+        ),
         *("read_cache", "store_cache", "max_age_s", "only_if_cached"),
     }
 )
-"""The fields of a request that change nothing about what the model is asked and how it answers. All others are in the key,
-those that are yet to be invented too."""
+"""The fields of a request that change nothing about what the model is asked and how it answers. All
+others are in the key, those that are yet to be invented too."""
 
 VERSIONS: Final = ("anthropic-version", "anthropic-beta", "openai-beta")
 """Headers that choose among versions of an API."""
@@ -51,7 +63,8 @@ Outcome: TypeAlias = Literal["hit", "miss", "stale", "request", "bypass"]
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """An answer that was given. `events` are the engine's, joined and packed; `usage` and `cost_usd` what it cost then."""
+    """An answer that was given. `events` are the engine's, joined and packed; `usage` and
+    `cost_usd` what it cost then."""
 
     tenant: str
     events: bytes
@@ -66,8 +79,8 @@ class CachedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ResponseLookup:
-    """What became of one request here. Without a `key` its answer is not kept. `detail` says why it was not looked up, or
-    not read; `ttl_left_s` how long what was found can be given."""
+    """What became of one request here. Without a `key` its answer is not kept. `detail` says why it
+    was not looked up, or not read; `ttl_left_s` how long what was found can be given."""
 
     outcome: Outcome
     detail: str | None = None
@@ -96,8 +109,8 @@ class ResponseCache:
         return self._policy.enabled
 
     def look(self, call: Call, request: Request, model: str) -> ResponseLookup | None:
-        """What is there for a request that `model`, named with all that tells it from others, would answer; None when the
-        cache is off."""
+        """What is there for a request that `model`, named with all that tells it from others, would
+        answer; None when the cache is off."""
         if not self._policy.enabled:
             return None
         unfit = self._unfit(request)
@@ -119,12 +132,23 @@ class ResponseCache:
         return replace(found, outcome="hit", given=given, ttl_left_s=self._policy.ttl - age_s)
 
     def keep(
-        self, lookup: ResponseLookup, request: Request, tape: RecordedEvents, usage: Usage, cost_usd: Decimal
+        self,
+        lookup: ResponseLookup,
+        request: Request,
+        tape: RecordedEvents,
+        usage: Usage,
+        cost_usd: Decimal,
     ) -> float | None:
-        """Keep a whole answer, in the place of those used longest ago; for how many seconds, None where it may not be kept:
-        it is too large, or everything was to be forgotten meanwhile."""
+        """Keep a whole answer, in the place of those used longest ago; for how many seconds, None
+        where it may not be kept: it is too large, or everything was to be forgotten meanwhile."""
         assert lookup.key is not None
-        given = CachedAnswer(request.tenant, msgspec.msgpack.encode(list(joined(tape))), usage, cost_usd, request.started_at_s)
+        given = CachedAnswer(
+            request.tenant,
+            msgspec.msgpack.encode(list(joined(tape))),
+            usage,
+            cost_usd,
+            request.started_at_s,
+        )
         self._sweep(request.started_at_s)
         self._drop(lookup.key)
         if given.nbytes > self._policy.bytes or lookup.era != self._era:
@@ -161,7 +185,11 @@ class ResponseCache:
         if now_s - self._swept_at_s < self._policy.ttl:
             return
         self._swept_at_s = now_s
-        for key in [key for key, given in self._given.items() if now_s - given.given_at_s >= self._policy.ttl]:
+        for key in [
+            key
+            for key, given in self._given.items()
+            if now_s - given.given_at_s >= self._policy.ttl
+        ]:
             self._drop(key)
 
     def _drop(self, key: bytes) -> None:
@@ -170,21 +198,35 @@ class ResponseCache:
             self.nbytes -= given.nbytes
 
 
-async def replay(given: CachedAnswer, request: Request) -> AsyncGenerator[Event | ChoiceEvent, None]:
+async def replay(
+    given: CachedAnswer, request: Request
+) -> AsyncGenerator[Event | ChoiceEvent, None]:
     """The events of an answer that was given, in their order, as a backend would say them again."""
     for index, event in msgspec.msgpack.decode(given.events, type=list[tuple[int, Event]]):
         yield event if request.num_answers == 1 else ChoiceEvent(index, event)
 
 
 def request_key(call: Call, request: Request, model: str, *, apart: bool) -> bytes:
-    """The same only for requests of one tenant, to one model, in one API and its version, that ask the same.
+    """The same only for requests of one tenant, to one model, in one API and its version, that ask
+    the same.
 
-    The order of keys in tools and schemas counts, as the model sees it. With `apart` so do end users.
+    The order of keys in tools and schemas counts, as the model sees it. With `apart` so do end
+    users.
     """
-    asked: list[Any] = [call.wire.name, call.route, model, [call.headers.get(name) for name in VERSIONS], request.tenant]
+    asked: list[Any] = [
+        call.wire.name,
+        call.route,
+        model,
+        [call.headers.get(name) for name in VERSIONS],
+        request.tenant,
+    ]
     asked += [request.started_at_s // DAY_S]
     asked += [request.end_user] if apart else []
-    asked += [[name, getattr(request, name)] for name in request.__struct_fields__ if name not in SAME_ANSWER]
+    asked += [
+        [name, getattr(request, name)]
+        for name in request.__struct_fields__
+        if name not in SAME_ANSWER
+    ]
     return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()
 
 
@@ -213,8 +255,16 @@ def _as_one(events: list[Event]) -> Iterable[Event]:
     match first:
         case TextDelta():
             text = "".join(event.text for event in events if isinstance(event, TextDelta))
-            return [msgspec.structs.replace(first, text=text, token_ids=token_ids, logprobs=logprobs)]
+            return [
+                msgspec.structs.replace(first, text=text, token_ids=token_ids, logprobs=logprobs)
+            ]
         case ToolCallDelta():
-            arguments = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
-            return [msgspec.structs.replace(first, arguments=arguments, token_ids=token_ids, logprobs=logprobs)]
+            arguments = "".join(
+                event.arguments for event in events if isinstance(event, ToolCallDelta)
+            )
+            return [
+                msgspec.structs.replace(
+                    first, arguments=arguments, token_ids=token_ids, logprobs=logprobs
+                )
+            ]
     return events

@@ -1,7 +1,9 @@
-"""Which header fields pass between a client and an upstream, in either direction. Pure; names are lower-case. Knows no key.
+"""Which header fields pass between a client and an upstream, in either direction. Pure; names are
+lower-case. Knows no key.
 
-RFC 9110, section 7.6.1, names the fields that belong to one connection. The rest of what is left out is what this gateway
-answers for itself: credentials, cookies, addresses of clients, traces, encodings.
+RFC 9110, section 7.6.1, names the fields that belong to one connection. The rest of what is left
+out is what this gateway answers for itself: credentials, cookies, addresses of clients, traces,
+encodings.
 """
 
 from __future__ import annotations
@@ -11,42 +13,75 @@ from typing import Final
 
 _HOP_BY_HOP: Final = frozenset(
     {
-        *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
+        *(
+            "connection",
+            "keep-alive",
+            "proxy-connection",
+            "te",
+            "trailer",
+            "transfer-encoding",
+            "upgrade",
+        ),
         *("proxy-authenticate", "proxy-authorization", "proxy-authentication-info"),
     }
 )
 CREDENTIALS: Final = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
-_OURS: Final = frozenset({"host", "content-length", "content-encoding", "accept-encoding", "expect", "cookie"})
+_OURS: Final = frozenset(
+    {"host", "content-length", "content-encoding", "accept-encoding", "expect", "cookie"}
+)
 _ABOUT_CLIENTS: Final = frozenset(
     {
         *("forwarded", "via", "origin", "referer"),
-        *("x-real-ip", "x-client-ip", "x-cluster-client-ip", "x-original-forwarded-for", "x-envoy-external-address"),
+        *(
+            "x-real-ip",
+            "x-client-ip",
+            "x-cluster-client-ip",
+            "x-original-forwarded-for",
+            "x-envoy-external-address",
+        ),
         *("true-client-ip", "fastly-client-ip", "fly-client-ip"),
-        *("traceparent", "tracestate", "baggage", "b3", "uber-trace-id", "sentry-trace", "newrelic"),
+        *(
+            "traceparent",
+            "tracestate",
+            "baggage",
+            "b3",
+            "uber-trace-id",
+            "sentry-trace",
+            "newrelic",
+        ),
         *("x-cloud-trace-context", "x-amzn-trace-id"),
     }
 )
 _BEGINNINGS: Final = ("x-forwarded-", "x-b3-", "x-datadog-", "cf-")
-"""How others of them begin. `cf-` is Cloudflare's: addresses, and credentials. It refuses them from anybody else."""
-_THEIRS: Final = frozenset({"content-length", "set-cookie", "server", "date", "alt-svc", "strict-transport-security"})
+"""How others of them begin. `cf-` is Cloudflare's: addresses, and credentials. It refuses them from
+anybody else."""
+_THEIRS: Final = frozenset(
+    {"content-length", "set-cookie", "server", "date", "alt-svc", "strict-transport-security"}
+)
 
 
 def to_upstream(headers: Mapping[str, str], *, with_credentials: bool) -> dict[str, str]:
-    """A request's fields as they may go on: the provider's own (`anthropic-beta`, `openai-*`, `x-stainless-*`, ...) among them.
+    """A request's fields as they may go on: the provider's own (`anthropic-beta`, `openai-*`,
+    `x-stainless-*`, ...) among them.
 
     The body goes on decoded, and the answer must come so that usage can be read from it.
     """
-    dropped = _HOP_BY_HOP | _OURS | _ABOUT_CLIENTS | (frozenset() if with_credentials else CREDENTIALS)
+    dropped = (
+        _HOP_BY_HOP | _OURS | _ABOUT_CLIENTS | (frozenset() if with_credentials else CREDENTIALS)
+    )
     passed = _without(headers, dropped, prefixes=(*_BEGINNINGS, "pcg-", "sec-", "access-control-"))
     return {**passed, "accept-encoding": "identity"}
 
 
 def to_client(headers: Mapping[str, str]) -> dict[str, str]:
-    """An answer's fields as they may go on: `retry-after`, request ids and rate limits among them. `pcg-*` are ours alone."""
+    """An answer's fields as they may go on: `retry-after`, request ids and rate limits among them.
+    `pcg-*` are ours alone."""
     return _without(headers, _HOP_BY_HOP | _THEIRS, prefixes=("pcg-", "access-control-"))
 
 
-def _without(headers: Mapping[str, str], dropped: frozenset[str], *, prefixes: tuple[str, ...]) -> dict[str, str]:
+def _without(
+    headers: Mapping[str, str], dropped: frozenset[str], *, prefixes: tuple[str, ...]
+) -> dict[str, str]:
     named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     return {
         name: value

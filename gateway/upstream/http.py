@@ -1,8 +1,10 @@
-"""An upstream engine or provider over HTTP: bytes there, bytes back. Knows no wire format; the only one who shows its key.
+"""An upstream engine or provider over HTTP: bytes there, bytes back. Knows no wire format; the only
+one who shows its key.
 
-One session per upstream, whose connections are at most `max_requests`. Nothing is sent twice: a request that failed after bytes
-had left may have been served, and only its sender knows whether it may be repeated. Connections idle for longer than most
-servers keep theirs are not used again, so that no request meets one that is being closed.
+One session per upstream, whose connections are at most `max_requests`. Nothing is sent twice: a
+request that failed after bytes had left may have been served, and only its sender knows whether it
+may be repeated. Connections idle for longer than most servers keep theirs are not used again, so
+that no request meets one that is being closed.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class HttpUpstream:
         self._closed = False
 
     async def session(self, app: web.Application) -> AsyncIterator[None]:
-        """Requests are served between the halves of this: for `app.cleanup_ctx`. Connects nothing before it is needed."""
+        """Requests are served between the halves of this: for `app.cleanup_ctx`. Connects nothing
+        before it is needed."""
         async with _session(self._policy) as self._session:
             yield
 
@@ -56,7 +59,9 @@ class HttpUpstream:
 
     async def exchange(self, sent: Outgoing) -> AsyncGenerator[Head | bytes | Tail, None]:
         if self._num_open >= self._policy.max_requests:
-            raise Overloaded(f"upstream {self._policy.name} is busy; please try again", retry_after_s=1.0)
+            raise Overloaded(
+                f"upstream {self._policy.name} is busy; please try again", retry_after_s=1.0
+            )
         self._num_open += 1
         response: aiohttp.ClientResponse | None = None
         try:
@@ -90,7 +95,8 @@ class HttpUpstream:
 
     @contextmanager
     def _ending_with_its_connection(self, response: aiohttp.ClientResponse) -> Iterator[None]:
-        """Where what comes is no HTTP any more, the library closes the connection, and leaves whoever reads it waiting."""
+        """Where what comes is no HTTP any more, the library closes the connection, and leaves
+        whoever reads it waiting."""
         protocol = None if response.connection is None else response.connection.protocol
         closed = None if protocol is None else protocol.closed
         if closed is None:  # the answer has ended, or its connection has
@@ -114,7 +120,9 @@ class HttpUpstream:
         """Answers that are about this gateway, and would mislead its client."""
         name, key = self._policy.name, self._policy.api_key
         if response.status < 200:
-            raise UpstreamFailed(f"upstream {name} answered with status {response.status}, which is no answer")
+            raise UpstreamFailed(
+                f"upstream {name} answered with status {response.status}, which is no answer"
+            )
         if 300 <= response.status < 400:
             raise UpstreamFailed(f"upstream {name} answered with a redirect, which is not followed")
         if response.status == 401 and key is not None:
@@ -131,7 +139,8 @@ class HttpUpstream:
 
     @asynccontextmanager
     async def _told(self, what: str, *, within_s: float) -> AsyncIterator[None]:
-        """What goes wrong, in our own words: a library's may hold the address, and its classes mean that a client left."""
+        """What goes wrong, in our own words: a library's may hold the address, and its classes mean
+        that a client left."""
         name = self._policy.name
         wait = asyncio.timeout(0.0 if self._closed else within_s)
         try:
@@ -140,11 +149,17 @@ class HttpUpstream:
                 yield
         except TimeoutError:
             if self._closed:
-                raise Overloaded("the gateway is shutting down; please try again", retry_after_s=5.0) from None
+                raise Overloaded(
+                    "the gateway is shutting down; please try again", retry_after_s=5.0
+                ) from None
             raise TimedOut(f"upstream {name}: no {what} in time") from None
         except aiohttp.ClientConnectorError:
             raise UpstreamFailed(f"upstream {name} cannot be reached") from None
-        except (aiohttp.ClientError, OSError, RuntimeError):  # the last one where a connection has closed between two reads
+        except (
+            aiohttp.ClientError,
+            OSError,
+            RuntimeError,
+        ):  # the last one where a connection has closed between two reads
             raise UpstreamFailed(f"upstream {name} broke off the {what}") from None
         finally:
             self._waits.discard(wait)

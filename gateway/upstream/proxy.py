@@ -1,10 +1,13 @@
-"""Passes a request to an upstream and its answer back, byte for byte. Knows no HTTP library; beside `handler`, which calls it.
+"""Passes a request to an upstream and its answer back, byte for byte. Knows no HTTP library; beside
+`handler`, which calls it.
 
-    body -> the model it names -> an upstream -> the same body there, with the upstream's key
-    its answer -> the client as it comes, while usage is read from a copy -> bill, headers where they can still say it
+    body -> the model it names -> an upstream -> the same body there, with the upstream's key its
+    answer -> the client as it comes, while usage is read from a copy -> bill, headers where they
+    can still say it
 
-Only the model id may be another one, where the policy renames it. Streams may get comments in between, which every reader of
-events skips, while their upstream is silent (`server.sse.keepalive`).
+Only the model id may be another one, where the policy renames it. Streams may get comments in
+between, which every reader of events skips, while their upstream is silent
+(`server.sse.keepalive`).
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ class UpstreamProxy:
     catalogue: ModelCatalog
 
     def way(self, call: Call, body: bytes, *, billed: bool) -> UpstreamRoute | None:
-        """None for requests that no upstream serves. Raises `InvalidRequest` where one does in another format only.
+        """None for requests that no upstream serves. Raises `InvalidRequest` where one does in
+        another format only.
 
         `billed`: the answer tells usage that is owed for.
         """
@@ -76,9 +80,14 @@ class UpstreamProxy:
         if passage is None:
             return None
         if call.tenant is not None:
-            raise InvalidRequest("message batches are for models that this gateway serves itself", path="model")
+            raise InvalidRequest(
+                "message batches are for models that this gateway serves itself", path="model"
+            )
         if cache_directives(call.headers).only_if_cached:
-            raise NotCached("what an upstream has cached is not known before it answers, and the request says only-if-cached")
+            raise NotCached(
+                "what an upstream has cached is not known before it answers, and the request says "
+                "only-if-cached"
+            )
         backend = passage.backend
         passing = UpstreamUsage(
             upstream=backend.name,
@@ -108,7 +117,8 @@ class UpstreamExchange:
     sse: SsePolicy
 
     async def run(self) -> None:
-        """Afterwards the client has the upstream's answer. Raises what the upstream raises before the client's began."""
+        """Afterwards the client has the upstream's answer. Raises what the upstream raises before
+        the client's began."""
         passing = self.way.passing
         self.progress.passing, self.progress.served_by = passing, passing.upstream
         async with feed(self.way.upstream.exchange(self.way.sent)) as events:
@@ -134,7 +144,9 @@ class UpstreamExchange:
         if head.status == 200 and passing.billed:
             passing.take_whole(body)
             timings, bill = self.progress.timings(), passing.bill()
-            ours = reported_headers(passing.upstream, bill, timings=timings, warnings=passing.notes(bill))
+            ours = reported_headers(
+                passing.upstream, bill, timings=timings, warnings=passing.notes(bill)
+            )
             headers |= _beside(head.headers, ours)
         else:
             headers |= self._timing(head.headers)
@@ -148,12 +160,15 @@ class UpstreamExchange:
             data = passing.take_piece(piece) if isinstance(piece, bytes) else b""
             if data:
                 self.progress.began()
-            await self.client.write(silence.broken(data, KEEPALIVE_COMMENT if passing.between_events else b""))
+            await self.client.write(
+                silence.broken(data, KEEPALIVE_COMMENT if passing.between_events else b"")
+            )
         await self._write(passing.rest())
         self.progress.passed(200)
 
     async def _late(self, events: Events) -> None:
-        """The client's answer has begun already: what comes must be a stream, or is told as an error in it."""
+        """The client's answer has begun already: what comes must be a stream, or is told as an
+        error in it."""
         while (head := await events.next(self.sse.keepalive)) is None:
             await self.client.write(KEEPALIVE_COMMENT)
         assert isinstance(head, Head)
@@ -161,7 +176,9 @@ class UpstreamExchange:
         if _is_stream(head):
             return await self._stream(events)
         body, passing = await _body(events), self.way.passing
-        if head.status == 200:  # whole, though a stream was wanted: nobody sees it, and it was computed all the same
+        if (
+            head.status == 200
+        ):  # whole, though a stream was wanted: nobody sees it, and it was computed all the same
             passing.take_whole(body)
         passing.failed = True
         await self.client.write(self._error_event(_error_body(body), head.status))
@@ -181,7 +198,11 @@ class UpstreamExchange:
     def _error_event(self, body: bytes | None, status: int) -> bytes:
         """`body` is an error of the client's format; None: the upstream said something else."""
         if body is None:
-            body = self._encoded(UpstreamFailed(f"upstream {self.way.passing.upstream} answered with status {status}"))
+            body = self._encoded(
+                UpstreamFailed(
+                    f"upstream {self.way.passing.upstream} answered with status {status}"
+                )
+            )
         return self.progress.call.wire.error_event(body)
 
     def _encoded(self, error: GatewayError) -> bytes:
@@ -205,9 +226,14 @@ class UpstreamExchange:
 
 
 def _is_stream(head: Head) -> bool:
-    """Whether its events can be told apart: one that is encoded, though nobody asked for that, passes as a whole."""
+    """Whether its events can be told apart: one that is encoded, though nobody asked for that,
+    passes as a whole."""
     plain = head.headers.get("content-encoding", "identity").strip().lower() in ("identity", "")
-    return head.status == 200 and plain and head.headers.get("content-type", "").lower().startswith("text/event-stream")
+    return (
+        head.status == 200
+        and plain
+        and head.headers.get("content-type", "").lower().startswith("text/event-stream")
+    )
 
 
 def _upstream_id(head: Head) -> str | None:
@@ -217,9 +243,12 @@ def _upstream_id(head: Head) -> str | None:
 
 
 def _beside(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours, with the lists that both have a part of: what is closer to the origin comes first (RFC 9211, section 2)."""
+    """Ours, with the lists that both have a part of: what is closer to the origin comes first (RFC
+    9211, section 2)."""
     lower = plain_headers(ours)
-    return lower | {name: f"{theirs[name]}, {lower[name]}" for name in LISTS if name in lower and name in theirs}
+    return lower | {
+        name: f"{theirs[name]}, {lower[name]}" for name in LISTS if name in lower and name in theirs
+    }
 
 
 async def _body(events: Events) -> bytes:
@@ -236,12 +265,17 @@ async def _body(events: Events) -> bytes:
 
 
 def _error_body(body: bytes) -> bytes | None:
-    """An upstream's error on one line; None where the body is none that clients of its format would know."""
+    """An upstream's error on one line; None where the body is none that clients of its format would
+    know."""
     try:
         told = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    return orjson.dumps(told) if isinstance(told, dict) and isinstance(told.get("error"), dict) else None
+    return (
+        orjson.dumps(told)
+        if isinstance(told, dict) and isinstance(told.get("error"), dict)
+        else None
+    )
 
 
 def _format(passage: UpstreamMatch) -> UsageFormat:

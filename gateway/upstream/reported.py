@@ -1,4 +1,5 @@
-"""What an upstream told of one request, collected while its answer passes, and what that costs. Sends nothing."""
+"""What an upstream told of one request, collected while its answer passes, and what that costs.
+Sends nothing."""
 
 from __future__ import annotations
 
@@ -14,18 +15,21 @@ from policies.pricing import Charge, Prices, Usage, charge
 from policies.rules import DialectRules
 from policies.ttl import parse_duration
 
-Note: TypeAlias = Literal["usage_unknown", "cache_usage_unknown", "price_estimated", "usage_anomaly"]
+Note: TypeAlias = Literal[
+    "usage_unknown", "cache_usage_unknown", "price_estimated", "usage_anomaly"
+]
 """What is to be known of a bill that rests on somebody else's numbers.
 
-`usage_unknown`: there is no bill. `cache_usage_unknown`: what was read was not told, so all of the prompt is priced as input.
-`price_estimated`: the TTL class of written tokens was not told, the default class is priced. `usage_anomaly`: the numbers
-did not add up and were made to.
+`usage_unknown`: there is no bill. `cache_usage_unknown`: what was read was not told, so all of the
+prompt is priced as input. `price_estimated`: the TTL class of written tokens was not told, the
+default class is priced. `usage_anomaly`: the numbers did not add up and were made to.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedBill:
-    """One request's usage as `upstream` told it, priced here. Where not `cache_known`, `usage` is all input and output."""
+    """One request's usage as `upstream` told it, priced here. Where not `cache_known`, `usage` is
+    all input and output."""
 
     upstream: str
     usage: Usage
@@ -36,8 +40,11 @@ class ReportedBill:
     notes: tuple[Note, ...] = ()
 
 
-def reported_bill(upstream: str, told: ReportedUsage, rules: DialectRules, prices: Prices) -> ReportedBill:
-    """Every written token is priced at its own class, and at the default one where that was not told."""
+def reported_bill(
+    upstream: str, told: ReportedUsage, rules: DialectRules, prices: Prices
+) -> ReportedBill:
+    """Every written token is priced at its own class, and at the default one where that was not
+    told."""
     lifetimes = {name: rules.ttl_classes.get(name, parse_duration(name)) for name in told.writes}
     written = {lifetimes[name]: tokens for name, tokens in told.writes.items()}
     if told.unclassed:
@@ -50,7 +57,10 @@ def reported_bill(upstream: str, told: ReportedUsage, rules: DialectRules, price
         output=told.output,
     )
     notes: list[Note] = [] if known else ["cache_usage_unknown"]
-    if told.unclassed and len({prices.write_multiplier(ttl_s) for ttl_s in rules.ttl_classes.values()}) > 1:
+    if (
+        told.unclassed
+        and len({prices.write_multiplier(ttl_s) for ttl_s in rules.ttl_classes.values()}) > 1
+    ):
         notes.append("price_estimated")
     if told.anomaly:
         notes.append("usage_anomaly")
@@ -69,8 +79,8 @@ def reported_bill(upstream: str, told: ReportedUsage, rules: DialectRules, price
 class UpstreamUsage:
     """One request on its way through an upstream; `bill` may be asked for at any time.
 
-    `model` is the id the client asked for. `billed`: its answer tells usage. `upstream_id` is the upstream's own name for the
-    request. `failed`: the stream holds an error.
+    `model` is the id the client asked for. `billed`: its answer tells usage. `upstream_id` is the
+    upstream's own name for the request. `failed`: the stream holds an error.
     """
 
     upstream: str
@@ -90,7 +100,8 @@ class UpstreamUsage:
         self._note(body)
 
     def take_piece(self, piece: bytes) -> bytes:
-        """More of an event stream has come, beginning and ending anywhere: the whole events of it, to be passed on."""
+        """More of an event stream has come, beginning and ending anywhere: the whole events of it,
+        to be passed on."""
         raw, events = self._events.feed(piece)
         for data in events:
             if b'"usage"' in data or b'"error"' in data or b'"response.failed"' in data:

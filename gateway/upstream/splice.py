@@ -1,7 +1,8 @@
-"""Finds the model id in a JSON body and puts another one in its place: every other byte stays. Pure.
+"""Finds the model id in a JSON body and puts another one in its place: every other byte stays.
+Pure.
 
-A body that is read and written again is another one: key order, spaces, escapes and number forms change, and with them the
-prefix that an upstream caches.
+A body that is read and written again is another one: key order, spaces, escapes and number forms
+change, and with them the prefix that an upstream caches.
 """
 
 from __future__ import annotations
@@ -31,17 +32,22 @@ class BodySummary(NamedTuple):
 
 
 def summarize(body: bytes) -> BodySummary | None:
-    """None for what is no JSON object or names no model. Raises `InvalidRequest` where it names two."""
+    """None for what is no JSON object or names no model. Raises `InvalidRequest` where it names
+    two."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        model, stream = (msgspec.json.decode(fields.get(name, b"null")) for name in ("model", "stream"))
+        model, stream = (
+            msgspec.json.decode(fields.get(name, b"null")) for name in ("model", "stream")
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(model, str):
         return None
     num_keys = body.count(_KEY) - sum(bytes(value).count(_KEY) for value in fields.values())
     if (num_keys != 1 or _ESCAPED_LETTER in body) and len(_model_spans(body)) != 1:
-        raise InvalidRequest("given more than once: which one is meant depends on who reads it", path="model")
+        raise InvalidRequest(
+            "given more than once: which one is meant depends on who reads it", path="model"
+        )
     return BodySummary(model, stream is True)
 
 

@@ -1,4 +1,5 @@
-"""The contract of a wire format: bytes in, `Request` out; events in, bytes out. Pure, no aiohttp."""
+"""The contract of a wire format: bytes in, `Request` out; events in, bytes out. Pure, no
+aiohttp."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from policies.pricing import Usage
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool the model calls. `arguments` is the text of a JSON object as the model wrote it, or what should have been one."""
+    """A tool the model calls. `arguments` is the text of a JSON object as the model wrote it, or
+    what should have been one."""
 
     name: str
     arguments: str
@@ -34,9 +36,10 @@ class AnswerRun:
 class Answer:
     """A finished answer, whole: reasoning, then text, then tool calls, each possibly empty.
 
-    `said` is the same in the order in which it was said, for formats that keep it; empty where that is the order above.
-    `logprobs` is one per token, where they were asked for. `num_thinking` tokens of the output were reasoning. `others` are
-    the further answers to the same prompt where several were wanted; `usage` is what they cost all together.
+    `said` is the same in the order in which it was said, for formats that keep it; empty where that
+    is the order above. `logprobs` is one per token, where they were asked for. `num_thinking`
+    tokens of the output were reasoning. `others` are the further answers to the same prompt where
+    several were wanted; `usage` is what they cost all together.
     """
 
     text: str
@@ -63,9 +66,10 @@ class Answer:
 class StoredResponse:
     """What a finished request leaves for later ones to refer to by `id`.
 
-    `body` is its answer and `items` its input as the client may ask for them again, `prompt` the conversation up to and with
-    the answer, both as their format packs them: all three None where the client wanted nothing stored. `traits` is what it
-    can be compared by. All of it takes about `nbytes` of memory.
+    `body` is its answer and `items` its input as the client may ask for them again, `prompt` the
+    conversation up to and with the answer, both as their format packs them: all three None where
+    the client wanted nothing stored. `traits` is what it can be compared by. All of it takes about
+    `nbytes` of memory.
     """
 
     id: str
@@ -86,20 +90,36 @@ class ErrorReply:
 
 
 class StreamEncoder(Protocol):
-    """Turns one request's events into SSE bytes, in the provider's order. Every method returns complete events."""
+    """Turns one request's events into SSE bytes, in the provider's order. Every method returns
+    complete events."""
 
     def start(self, usage: Usage) -> bytes:
         """Once, when the prompt's bill is known (`usage.output == 0`)."""
         ...
 
-    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
-        """More text or reasoning; empty where this format shows nothing of it. `choice` tells which of several answers."""
+    def delta(
+        self,
+        text: str,
+        *,
+        thinking: bool = False,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
+    ) -> bytes:
+        """More text or reasoning; empty where this format shows nothing of it. `choice` tells which
+        of several answers."""
         ...
 
     def call(
-        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
+        self,
+        index: int,
+        call: ToolCall,
+        *,
+        begins: bool,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
     ) -> bytes:
-        """More of tool call number `index`: `begins` with the first piece, whose name is whole; `arguments` is a piece."""
+        """More of tool call number `index`: `begins` with the first piece, whose name is whole;
+        `arguments` is a piece."""
         ...
 
     def finish(self, answer: Answer) -> bytes:
@@ -121,7 +141,8 @@ class Wire(Protocol):
     name: WireName
 
     def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        """Raises `InvalidRequest` (with the provider's path) for anything the provider would refuse.
+        """Raises `InvalidRequest` (with the provider's path) for anything the provider would
+        refuse.
 
         `headers` has lower-case names.
         """
@@ -137,8 +158,11 @@ class Wire(Protocol):
 
     def encode_count(self, num_prompt: int) -> bytes: ...
 
-    def encode_models(self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]) -> bytes:
-        """The list of `models` by id, or the page of it that `query` asks for. Raises `InvalidRequest` for a wrong query."""
+    def encode_models(
+        self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
+    ) -> bytes:
+        """The list of `models` by id, or the page of it that `query` asks for. Raises
+        `InvalidRequest` for a wrong query."""
         ...
 
     def encode_model(self, model: ModelInfo | UpstreamModel, requested: str) -> bytes: ...
@@ -146,7 +170,8 @@ class Wire(Protocol):
     def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply: ...
 
     def error_event(self, body: bytes) -> bytes:
-        """An error's JSON, without line breaks, as the last event of a stream that somebody else began."""
+        """An error's JSON, without line breaks, as the last event of a stream that somebody else
+        began."""
         ...
 
 
@@ -155,7 +180,8 @@ class RememberingWire(Wire, Protocol):
     """A format whose requests may refer to earlier ones."""
 
     def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
-        """The request with what it refers to filled in. `find` knows what this tenant's requests left.
+        """The request with what it refers to filled in. `find` knows what this tenant's requests
+        left.
 
         Raises `InvalidRequest` for a conversation that is not there.
         """
@@ -163,7 +189,9 @@ class RememberingWire(Wire, Protocol):
 
     def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> StoredResponse: ...
 
-    def keep_unanswered(self, request: Request, error: GatewayError | None, *, created_at_s: float) -> StoredResponse:
+    def keep_unanswered(
+        self, request: Request, error: GatewayError | None, *, created_at_s: float
+    ) -> StoredResponse:
         """As `keep`, for a request that failed, or was cancelled where there is no error."""
         ...
 
@@ -172,7 +200,8 @@ class RememberingWire(Wire, Protocol):
         ...
 
     def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
-        """A page of what `kept` was asked. Raises `InvalidRequest` for a query that makes no sense."""
+        """A page of what `kept` was asked. Raises `InvalidRequest` for a query that makes no
+        sense."""
         ...
 
     def encode_deleted(self, kept: StoredResponse) -> bytes: ...

@@ -1,4 +1,5 @@
-"""The request headers both wire formats understand alike: `Cache-Control` (RFC 9111, section 5.2.1) for the prefix cache."""
+"""The request headers both wire formats understand alike: `Cache-Control` (RFC 9111, section 5.2.1)
+for the prefix cache."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ _SECONDS: Final = re.compile(r'"?(\d{1,10})"?')
 
 @dataclass(frozen=True, slots=True)
 class CacheDirectives:
-    """`no-cache`: read nothing. `no-store`: read nothing and keep nothing. `max-age`: read nothing written longer ago.
-    `only-if-cached`: fail rather than compute a prompt of which nothing can be read."""
+    """`no-cache`: read nothing. `no-store`: read nothing and keep nothing. `max-age`: read nothing
+    written longer ago. `only-if-cached`: fail rather than compute a prompt of which nothing can be
+    read."""
 
     read: bool
     store: bool

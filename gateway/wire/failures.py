@@ -1,4 +1,5 @@
-"""What every wire format does with errors alike: finding the table's row, and the headers that tell a client to retry."""
+"""What every wire format does with errors alike: finding the table's row, and the headers that tell
+a client to retry."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ Row = TypeVar("Row")
 
 
 def row_for(table: Mapping[type[GatewayError], Row], error: GatewayError) -> Row:
-    """The row of the error's class, or of its nearest ancestor that has one. `GatewayError` must be in the table."""
+    """The row of the error's class, or of its nearest ancestor that has one. `GatewayError` must be
+    in the table."""
     return next(table[cls] for cls in type(error).__mro__ if cls in table)
 
 

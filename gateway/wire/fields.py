@@ -1,4 +1,5 @@
-"""Reading a JSON body field by field, remembering where. Knows no provider: each wire format words the errors itself."""
+"""Reading a JSON body field by field, remembering where. Knows no provider: each wire format words
+the errors itself."""
 
 from __future__ import annotations
 
@@ -19,9 +20,12 @@ MAX_QUOTED: Final = 64
 
 
 class FieldError(Exception):
-    """A field is not what it must be. `got` is a type name, a number or a clipped word, never a text of the prompt."""
+    """A field is not what it must be. `got` is a type name, a number or a clipped word, never a
+    text of the prompt."""
 
-    def __init__(self, problem: Problem, path: Path, *, expected: Any = None, got: Any = None) -> None:
+    def __init__(
+        self, problem: Problem, path: Path, *, expected: Any = None, got: Any = None
+    ) -> None:
         super().__init__(problem, path)
         self.problem = problem
         self.path = path
@@ -38,7 +42,8 @@ def end_user(body: Mapping[str, Any]) -> str:
 
 
 class Node:
-    """A JSON object and its path in the body. Every reader treats null like an absent field, except where one is required."""
+    """A JSON object and its path in the body. Every reader treats null like an absent field, except
+    where one is required."""
 
     __slots__ = ("path", "value")
 
@@ -134,7 +139,8 @@ class Node:
         return [Node(item, (*path, i)) for i, item in enumerate(value)]
 
     def json_object(self, key: str) -> dict[str, Any]:
-        """A required free-form object with its keys in the client's order, nested at most `MAX_DEPTH` deep."""
+        """A required free-form object with its keys in the client's order, nested at most
+        `MAX_DEPTH` deep."""
         value = self.value.get(key)
         if type(value) is not dict:
             raise self._wrong(key, "object")
@@ -154,7 +160,9 @@ class Node:
             return FieldError("missing", self.at(key))
         return FieldError("type", self.at(key), expected=expected, got=type_name(self.value[key]))
 
-    def _check_range(self, key: str, kind: Kind, value: float, low: float | None, high: float | None) -> None:
+    def _check_range(
+        self, key: str, kind: Kind, value: float, low: float | None, high: float | None
+    ) -> None:
         if low is not None and value < low:
             raise FieldError("too_small", self.at(key), expected=low, got=(kind, value))
         if high is not None and value > high:
@@ -162,7 +170,8 @@ class Node:
 
 
 def decode_body(body: bytes) -> Node:
-    """The body as an object. Raises `FieldError` for anything that is not one JSON object in UTF-8."""
+    """The body as an object. Raises `FieldError` for anything that is not one JSON object in
+    UTF-8."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:

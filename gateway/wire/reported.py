@@ -1,7 +1,8 @@
-"""What somebody else's answer says it used, whatever its format: the fields of a usage object, merged and read. Pure.
+"""What somebody else's answer says it used, whatever its format: the fields of a usage object,
+merged and read. Pure.
 
-Streams tell usage in pieces. Per field the last value that is present wins: an absent or null field keeps the earlier
-value, and 0 is a value (some upstreams tell what was read at the end only).
+Streams tell usage in pieces. Per field the last value that is present wins: an absent or null field
+keeps the earlier value, and 0 is a value (some upstreams tell what was read at the end only).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ BEYOND_COUNTING: Final = 2**53
 class ReportedUsage:
     """Tokens of one request in disjoint parts, none negative.
 
-    `cache_read` is None where the answer says nothing of a cache: unknown, not zero. `writes` are tokens by TTL class as the
-    provider names it ("5m"), without zeros; of `unclassed` written tokens the class was not told. `anomaly`: the numbers did
-    not add up and were made to.
+    `cache_read` is None where the answer says nothing of a cache: unknown, not zero. `writes` are
+    tokens by TTL class as the provider names it ("5m"), without zeros; of `unclassed` written
+    tokens the class was not told. `anomaly`: the numbers did not add up and were made to.
     """
 
     input: int
@@ -35,8 +36,9 @@ class ReportedUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageFormat:
-    """Where one wire format tells usage. `usages`: the usage objects of a JSON answer or stream event, in order. `failed`:
-    whether that is an error. `read`: merged fields -> tokens; None where nothing is said of the prompt."""
+    """Where one wire format tells usage. `usages`: the usage objects of a JSON answer or stream
+    event, in order. `failed`: whether that is an error. `read`: merged fields -> tokens; None where
+    nothing is said of the prompt."""
 
     usages: Callable[[Fields], Iterator[Fields]]
     failed: Callable[[Fields], bool]
@@ -50,7 +52,11 @@ def merged(old: Fields, new: Fields) -> dict[str, Any]:
         if value is None:
             continue
         before = result.get(name)
-        result[name] = merged(before if isinstance(before, Mapping) else {}, value) if isinstance(value, Mapping) else value
+        result[name] = (
+            merged(before if isinstance(before, Mapping) else {}, value)
+            if isinstance(value, Mapping)
+            else value
+        )
     return result
 
 
@@ -71,7 +77,8 @@ def count(*candidates: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class UsageCounts:
-    """Numbers as they were told, before they are made to agree. `uncached` is what was neither read nor written."""
+    """Numbers as they were told, before they are made to agree. `uncached` is what was neither read
+    nor written."""
 
     uncached: int
     cache_read: int | None
@@ -81,7 +88,9 @@ class UsageCounts:
 
     def settled(self) -> ReportedUsage:
         """Negative numbers become 0; a split that is more than its total raises the total."""
-        writes = {name: tokens for name, tokens in self.split.items() if tokens is not None and tokens > 0}
+        writes = {
+            name: tokens for name, tokens in self.split.items() if tokens is not None and tokens > 0
+        }
         split = sum(writes.values())
         told = (self.uncached, self.cache_read, self.written, self.output, *self.split.values())
         negative = any(tokens is not None and tokens < 0 for tokens in told)

@@ -21,7 +21,8 @@ KEEPALIVE_COMMENT: Final = b": keepalive\n\n"
 
 
 def encode_event(data: bytes, event: str | None = None) -> bytes:
-    """One complete event with `data` as its payload, which must hold no line break (compact JSON never does)."""
+    """One complete event with `data` as its payload, which must hold no line break (compact JSON
+    never does)."""
     assert b"\n" not in data
     assert b"\r" not in data
     if event is None:
@@ -40,14 +41,16 @@ _LINE: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class Events(NamedTuple):
-    """What a piece completed: the bytes up to the end of the last whole event, and the data of those that have any."""
+    """What a piece completed: the bytes up to the end of the last whole event, and the data of
+    those that have any."""
 
     raw: bytes
     data: list[bytes]
 
 
 class EventReader:
-    """Finds the events in a stream that comes in pieces, wherever these begin and end. Every byte comes out once, in order."""
+    """Finds the events in a stream that comes in pieces, wherever these begin and end. Every byte
+    comes out once, in order."""
 
     def __init__(self) -> None:
         self._rest = bytearray()

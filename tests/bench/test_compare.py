@@ -22,7 +22,9 @@ HELLO = [Message("user", "Hi")]
 
 
 @asynccontextmanager
-async def serving_chat(*lines: str, status: int = 200, knows_ignore_eos: bool = True) -> AsyncIterator[str]:
+async def serving_chat(
+    *lines: str, status: int = 200, knows_ignore_eos: bool = True
+) -> AsyncIterator[str]:
     """A server of another make that answers every chat request with these lines."""
 
     async def answer(request: web.Request) -> web.Response:
@@ -49,12 +51,21 @@ async def test_a_reply_is_what_the_gateway_says() -> None:
     """Text, and the counts of the usage, from a real stream."""
     async with serving(ScriptedBackend()) as served:
         reply = await ChatClient(served.http, served.url, MODEL, {}).ask(HELLO, 5)
-    assert (reply.text, reply.num_prompt, reply.num_cached, reply.num_output) == ("Hello world", 10, 0, 2)
+    assert (reply.text, reply.num_prompt, reply.num_cached, reply.num_output) == (
+        "Hello world",
+        10,
+        0,
+        2,
+    )
     assert 0 < reply.ttft_s <= reply.total_s
 
 
-@pytest.mark.parametrize(("lines", "counts"), [((TEXT, TEXT, USAGE), (9, 4)), ((TEXT, TEXT, "data: [DONE]"), (0, 2))])
-async def test_servers_count_or_are_counted(lines: tuple[str, ...], counts: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("lines", "counts"), [((TEXT, TEXT, USAGE), (9, 4)), ((TEXT, TEXT, "data: [DONE]"), (0, 2))]
+)
+async def test_servers_count_or_are_counted(
+    lines: tuple[str, ...], counts: tuple[int, int]
+) -> None:
     """Usage is believed; without it every piece is taken for a token."""
     async with serving_chat(*lines) as url, aiohttp.ClientSession() as http:
         reply = await ChatClient(http, f"{url}/v1/", "any", {}).ask(HELLO, 5)
@@ -71,7 +82,9 @@ async def test_ignore_eos_is_left_out_where_it_is_unknown() -> None:
         assert (await client.ask(HELLO, 5)).text == "Hello"
 
 
-@pytest.mark.parametrize(("line", "status"), [(TEXT, 503), ('data: {"error": {"message": "out of memory"}}', 200)])
+@pytest.mark.parametrize(
+    ("line", "status"), [(TEXT, 503), ('data: {"error": {"message": "out of memory"}}', 200)]
+)
 async def test_refusals_are_not_figures(line: str, status: int) -> None:
     """A status other than 200 and an error in the stream end the measurement."""
     async with serving_chat(line, status=status) as url, aiohttp.ClientSession() as http:
@@ -81,11 +94,16 @@ async def test_refusals_are_not_figures(line: str, status: int) -> None:
 
 
 async def test_turns_repeat_the_conversation() -> None:
-    """The third request of a conversation holds both answers before it; two clients never have three requests open."""
+    """The third request of a conversation holds both answers before it; two clients never have
+    three requests open."""
     backend = ScriptedBackend()
-    conversations = multi_turn(1, num_conversations=4, num_turns=3, system_tokens=9, question_tokens=9, output_tokens=2)
+    conversations = multi_turn(
+        1, num_conversations=4, num_turns=3, system_tokens=9, question_tokens=9, output_tokens=2
+    )
     async with serving(backend) as served:
-        replies = await closed_loop(ChatClient(served.http, served.url, MODEL, {}), conversations, 2)
+        replies = await closed_loop(
+            ChatClient(served.http, served.url, MODEL, {}), conversations, 2
+        )
     assert len(replies) == 12
     lengths = sorted(len(request.prompt.messages) for request in backend.requests)
     assert lengths == [1] * 4 + [3] * 4 + [5] * 4
@@ -94,7 +112,9 @@ async def test_turns_repeat_the_conversation() -> None:
 
 async def test_an_open_loop_waits_for_nobody() -> None:
     """All conversations are open at once, though none of them is answered yet."""
-    conversations = poisson(no_reuse(1, num_requests=5, prompt_tokens=9, output_tokens=2), 1000.0, 1)
+    conversations = poisson(
+        no_reuse(1, num_requests=5, prompt_tokens=9, output_tokens=2), 1000.0, 1
+    )
     opened = 0
     all_open = asyncio.Event()
 
@@ -116,10 +136,16 @@ async def test_an_open_loop_waits_for_nobody() -> None:
 def test_figures_are_sums_and_medians() -> None:
     """Three answers of eleven tokens within four seconds."""
     replies = [
-        Reply(begin_s, ttft_s, ttft_s + 1.0, 100, 50, 11, "") for begin_s, ttft_s in ((0.0, 0.5), (1.0, 1.0), (2.0, 1.0))
+        Reply(begin_s, ttft_s, ttft_s + 1.0, 100, 50, 11, "")
+        for begin_s, ttft_s in ((0.0, 0.5), (1.0, 1.0), (2.0, 1.0))
     ]
     figures = figures_of(replies)
-    assert (figures.num_requests, figures.num_prompt, figures.num_cached, figures.num_output) == (3, 300, 150, 33)
+    assert (figures.num_requests, figures.num_prompt, figures.num_cached, figures.num_output) == (
+        3,
+        300,
+        150,
+        33,
+    )
     assert figures.duration_s == pytest.approx(4.0)
     assert figures.output_rate == pytest.approx(33 / 4)
     assert (figures.ttft_s, figures.ttft_p95_s) == (1.0, 1.0)
@@ -163,7 +189,8 @@ def test_targets_are_limits(target: Target, ratio: float, met: bool) -> None:
 
 
 def test_a_missed_target_fails() -> None:
-    """One figure beyond its target makes the whole comparison fail; figures without a target never do."""
+    """One figure beyond its target makes the whole comparison fail; figures without a target never
+    do."""
     good = compare_rounds("decode, one client", [(1.0, 2.0), (1.0, 9.0), (1.0, 2.0)])
     assert good.ratio == 0.5
     assert show([good, compare_rounds("decode, multi-turn at 1/s", [(9.0, 1.0)])])
@@ -171,7 +198,9 @@ def test_a_missed_target_fails() -> None:
     assert "warm TTFT, 4000 tokens" in TARGETS
 
 
-@pytest.mark.parametrize("urls", [["--base-url", "a"], ["--base-url", "a", "--base-url", "b", "--base-url", "c"]])
+@pytest.mark.parametrize(
+    "urls", [["--base-url", "a"], ["--base-url", "a", "--base-url", "b", "--base-url", "c"]]
+)
 def test_two_servers_are_compared(urls: list[str]) -> None:
     """Neither one nor three."""
     with pytest.raises(SystemExit):

@@ -37,20 +37,26 @@ def test_a_tiny_model_passes_on_a_processor(tmp_path: Path) -> None:
 
 
 def test_a_paged_device_passes(tmp_path: Path) -> None:
-    """Over large pages, with recorded steps and staged copies: hits within the bound of fast mode."""
+    """Over large pages, with recorded steps and staged copies: hits within the bound of fast
+    mode."""
     copies, recorder = FakeCopies(), FakeRecorder()
     kit = DeviceFeatures(large_pages, recorder, copies)
-    outcome = check_model(save_tiny_model("mistral", tmp_path), "cpu", "lean", "off", bound=FAST_BOUND, kit=kit)
+    outcome = check_model(
+        save_tiny_model("mistral", tmp_path), "cpu", "lean", "off", bound=FAST_BOUND, kit=kit
+    )
     assert outcome.good, outcome
     assert copies.num_held > 0
     assert sum(graph.num_replays for graph in recorder.graphs) > 0
 
 
 def test_a_device_that_loses_copies_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control: steps that do not wait for the pages they read give other logits, and the check sees it."""
+    """Control: steps that do not wait for the pages they read give other logits, and the check sees
+    it."""
     monkeypatch.setattr("engine.model.paged.staging.StagedPages.settle", lambda self, pages: None)
     kit = DeviceFeatures(large_pages, FakeRecorder(), FakeCopies())
-    assert not check_model(save_tiny_model("llama", tmp_path), "cpu", "lean", "off", bound=FAST_BOUND, kit=kit).good
+    assert not check_model(
+        save_tiny_model("llama", tmp_path), "cpu", "lean", "off", bound=FAST_BOUND, kit=kit
+    ).good
 
 
 def test_a_model_that_does_not_load_fails(tmp_path: Path) -> None:
@@ -61,7 +67,8 @@ def test_a_model_that_does_not_load_fails(tmp_path: Path) -> None:
 
 
 def test_differences_are_seen() -> None:
-    """Control: one bit is no bit-equality, a large difference is not close, a flip at a clear choice is neither."""
+    """Control: one bit is no bit-equality, a large difference is not close, a flip at a clear
+    choice is neither."""
     miss = {1: torch.tensor([0.0, 100.0])}
     assert is_bit_equal(miss, {1: torch.tensor([0.0, 100.0])})
     assert not is_bit_equal(miss, {1: torch.tensor([0.0, 100.00001])})
@@ -76,14 +83,21 @@ def test_differences_are_seen() -> None:
 def test_every_family_is_checked_by_every_runner_that_does_it() -> None:
     """Exact and fast by the generic runner, fast by the lean one."""
     for mode in ("on", "off"):
-        assert [family for family, runner, exact in CHECKS if (runner, exact) == ("generic", mode)] == list(FAMILIES)
+        assert [
+            family for family, runner, exact in CHECKS if (runner, exact) == ("generic", mode)
+        ] == list(FAMILIES)
     assert [family for family, runner, _ in CHECKS if runner == "lean"] == list(LEAN_FAMILIES)
 
 
 def test_the_shape_is_that_of_an_8b_model() -> None:
-    """Eight billion parameters, 128 KiB of KV a token, prompts of 4k to 32k; all of it fits the pool."""
+    """Eight billion parameters, 128 KiB of KV a token, prompts of 4k to 32k; all of it fits the
+    pool."""
     shape = FULL.model
-    heads, layers, width = shape["num_key_value_heads"], shape["num_hidden_layers"], shape["hidden_size"]
+    heads, layers, width = (
+        shape["num_key_value_heads"],
+        shape["num_hidden_layers"],
+        shape["hidden_size"],
+    )
     head_dim = width // shape["num_attention_heads"]
     per_layer = width * (2 * width + 2 * heads * head_dim) + 3 * width * shape["intermediate_size"]
     assert 8.0e9 < layers * per_layer + 2 * shape["vocab_size"] * width < 8.1e9
@@ -123,11 +137,26 @@ def test_the_whole_program_on_a_processor(capsys: pytest.CaptureFixture[str]) ->
     assert set(found) == {"good", "machine", "hits", "facts", "first_token", "decode", "moves"}
 
 
-def test_a_failure_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """One hit that is not as good as promised fails the whole check, after everything was measured."""
-    bad = [{"model": "llama", "runner": "generic", "exact": "on", "largest_difference": "3.00%", "good": False}]
+def test_a_failure_is_the_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One hit that is not as good as promised fails the whole check, after everything was
+    measured."""
+    bad = [
+        {
+            "model": "llama",
+            "runner": "generic",
+            "exact": "on",
+            "largest_difference": "3.00%",
+            "good": False,
+        }
+    ]
     monkeypatch.setattr(gpu_check, "check_hits", lambda device, checks: bad)
-    monkeypatch.setattr(gpu_check, "QUICK", dataclasses.replace(QUICK, lengths=(64,), decode=((1, 64),), num_decoded=1))
+    monkeypatch.setattr(
+        gpu_check,
+        "QUICK",
+        dataclasses.replace(QUICK, lengths=(64,), decode=((1, 64),), num_decoded=1),
+    )
     assert main(["--device", "cpu", "--quick"]) == 1
     out = capsys.readouterr().out
     assert "FAILED" in out
@@ -137,5 +166,11 @@ def test_a_failure_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_it_says_so_and_succeeds() -> None:
     """`make gpu-check` on a machine without a GPU."""
-    done = subprocess.run([sys.executable, "-m", "bench.gpu_check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu_check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "skipped: torch sees no CUDA device here\n")

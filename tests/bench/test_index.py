@@ -11,7 +11,8 @@ from bench.index import IndexFigures, measure_index, show_index
 
 
 def test_as_many_blocks_are_held_as_the_table_says() -> None:
-    """Each size is measured beside at least so many blocks, and a prompt found again costs less than one inserted."""
+    """Each size is measured beside at least so many blocks, and a prompt found again costs less
+    than one inserted."""
     figures = measure_index((100, 1000), num_tokens=4000)
     assert [row.num_held for row in figures] == [100, 1000]
     assert all(row.num_tokens == 4000 and 0 < row.warm_s < row.insert_s for row in figures)

@@ -55,7 +55,8 @@ def test_without_a_limit_every_repeated_block_hits() -> None:
 
 @pytest.mark.parametrize("capacity", [60, 120, 240])
 def test_with_a_limit_hits_are_those_of_a_plain_list(capacity: int) -> None:
-    """Leaves leave before their parents here, in a list parents leave first, and then their children hold a place in vain."""
+    """Leaves leave before their parents here, in a list parents leave first, and then their
+    children hold a place in vain."""
     requests = trace()
     figures = replay(requests, capacity)
     expected = flat_lru(requests, capacity)
@@ -73,6 +74,9 @@ def test_a_prompt_that_never_fits_is_an_error() -> None:
 def test_traces_are_read_plain_or_packed(name: str, tmp_path: Path) -> None:
     """Milliseconds become seconds; the other fields are not needed."""
     path = tmp_path / name
-    text = json.dumps({"timestamp": 3000, "input_length": 700, "output_length": 1, "hash_ids": [0, 7]}) + "\n"
+    text = (
+        json.dumps({"timestamp": 3000, "input_length": 700, "output_length": 1, "hash_ids": [0, 7]})
+        + "\n"
+    )
     path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
     assert list(read_trace(path)) == [Request(3.0, (0, 7))]

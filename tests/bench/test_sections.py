@@ -1,4 +1,5 @@
-"""The sections of the benchmark: which run, what fails them, and that they run at all on a small model."""
+"""The sections of the benchmark: which run, what fails them, and that they run at all on a small
+model."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def load(*, duration_s: float = 1.0, num_cached: int = 0) -> LoadFigures:
 
 
 def test_only_the_sections_asked_for_run_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--only` takes names in any order; without it all run; a name that is not there is refused."""
+    """`--only` takes names in any order; without it all run; a name that is not there is
+    refused."""
     ran: list[str] = []
 
     def section(name: str, arguments: argparse.Namespace) -> Outcome:
@@ -34,7 +36,9 @@ def test_only_the_sections_asked_for_run_in_their_order(monkeypatch: pytest.Monk
         return Outcome(name)
 
     for name in SECTIONS:
-        monkeypatch.setitem(run.SECTIONS, name, lambda arguments, name=name: section(name, arguments))  # type: ignore[arg-type]
+        monkeypatch.setitem(
+            run.SECTIONS, name, lambda arguments, name=name: section(name, arguments)
+        )  # type: ignore[arg-type]
     arguments = parse(["--only", "index", "lengths"])
     assert list(run_sections(arguments.only, arguments)) == ran == ["lengths", "index"]
     assert parse([]).only == list(SECTIONS)
@@ -43,7 +47,9 @@ def test_only_the_sections_asked_for_run_in_their_order(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("share", "num_cached", "good"), [(0.02, 0, True), (0.021, 0, False), (0.01, 16, False)], ids=["fine", "slow", "hit"]
+    ("share", "num_cached", "good"),
+    [(0.02, 0, True), (0.021, 0, False), (0.01, 16, False)],
+    ids=["fine", "slow", "hit"],
 )
 def test_misses_must_be_cheap_misses(share: float, num_cached: int, good: bool) -> None:
     """The cache's share of the time is bounded, and a load that hits measures nothing."""
@@ -77,7 +83,8 @@ def test_more_clients_get_more(last_s: float, good: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 async def test_sections_run_on_a_small_model(small_model: Path) -> None:
-    """Conversations read what was said before, prompts with nothing in common read nothing, and the figures become JSON."""
+    """Conversations read what was said before, prompts with nothing in common read nothing, and the
+    figures become JSON."""
     policy = f"{POLICY}models: [{{source: '{small_model}', engine: {{kv_bytes: 256MiB}}}}]\n"
     with serving(policy) as base_url:
         clients = await measure_clients(base_url, "a")

@@ -1,4 +1,5 @@
-"""What the soak counts, bytes in a folder that changes, answers that differ, codewords that leak, how it tells. No model."""
+"""What the soak counts, bytes in a folder that changes, answers that differ, codewords that leak,
+how it tells. No model."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
     assert watch.most_nbytes == 0
 
 
-def test_what_only_one_of_two_walks_sees_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_one_of_two_walks_sees_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file written in the place of one deleted during the walk never lay beside it."""
     old, kept = fill(tmp_path / "old"), fill(tmp_path / "kept")
     walk, num_walks = os.walk, 0
@@ -71,18 +74,28 @@ def test_what_only_one_of_two_walks_sees_does_not_count(tmp_path: Path, monkeypa
 
 
 def test_answers_are_compared_by_token(tmp_path: Path) -> None:
-    """Other tokens are unequal even where the text is the same; a codeword of another conversation is told from the own."""
+    """Other tokens are unequal even where the text is the same; a codeword of another conversation
+    is told from the own."""
     findings, talk, other = Findings(), Conversation(0, SIZES), Conversation(1, SIZES)
     assert talk.codeword != other.codeword
-    compare(findings, talk, answer(f"It is {talk.codeword}.", 1, 2), answer("", 1, 2), [other.codeword])
+    compare(
+        findings, talk, answer(f"It is {talk.codeword}.", 1, 2), answer("", 1, 2), [other.codeword]
+    )
     assert (findings.num_unequal, findings.num_foreign, findings.num_own) == (0, 0, 1)
-    compare(findings, talk, answer(f"It is {other.codeword}.", 1, 2), answer("", 1, 3), [other.codeword])
+    compare(
+        findings, talk, answer(f"It is {other.codeword}.", 1, 2), answer("", 1, 3), [other.codeword]
+    )
     assert (findings.num_unequal, findings.num_foreign, findings.num_own) == (1, 1, 1)
-    assert (findings.num_turns, findings.num_prompt_tokens, findings.num_tokens_by_tier) == (2, 20, {"ssd": 8})
+    assert (findings.num_turns, findings.num_prompt_tokens, findings.num_tokens_by_tier) == (
+        2,
+        20,
+        {"ssd": 8},
+    )
 
 
 def test_codewords_and_tenants_differ() -> None:
-    """Every conversation has a codeword of its own, no codeword is part of another, and there are two tenants."""
+    """Every conversation has a codeword of its own, no codeword is part of another, and there are
+    two tenants."""
     talks = [Conversation(i, SIZES) for i in range(SIZES.num_conversations)]
     codewords = [talk.codeword for talk in talks]
     assert len(set(codewords)) == 20
@@ -103,7 +116,8 @@ def test_a_conversation_starts_over_with_its_last_question() -> None:
 
 
 def test_the_way_is_told_in_twenty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a log, which is read while the soak runs: turns, what is wrong so far, and the time they took and will take."""
+    """In a log, which is read while the soak runs: turns, what is wrong so far, and the time they
+    took and will take."""
     said = StringIO()
     monkeypatch.setattr("bench.soak.console", Console(file=said, width=110))
     monkeypatch.setattr("time.perf_counter", lambda: 1000.0 + 6 * findings.num_turns)
@@ -115,16 +129,31 @@ def test_the_way_is_told_in_twenty_lines(monkeypatch: pytest.MonkeyPatch) -> Non
         pace(findings)
     lines = said.getvalue().splitlines()
     assert len(lines) == 20
-    assert lines[0].startswith("5 of 100 turns, 0 unequal, 0 foreign; 0:00:30 so far, about 0:09:30 left")
-    assert lines[-1].startswith("100 of 100 turns, 2 unequal, 0 foreign; 0:10:00 so far, about 0:00:00 left")
+    assert lines[0].startswith(
+        "5 of 100 turns, 0 unequal, 0 foreign; 0:00:30 so far, about 0:09:30 left"
+    )
+    assert lines[-1].startswith(
+        "100 of 100 turns, 2 unequal, 0 foreign; 0:10:00 so far, about 0:00:00 left"
+    )
 
 
 def test_the_result_is_a_line_of_the_documents_table() -> None:
     """With as many cells as the table in docs/benchmarks.md has columns, and the verdict last."""
     findings = Findings(num_turns=500, num_prompt_tokens=300_000, num_unequal=1)
     findings.num_tokens_by_tier.update(ssd=1234, redis=99)
-    line = row(findings, 1800.0, {"date": "2026-11-30 10:40 UTC", "processor": "AMD EPYC, 2 cores"}, good=False)
-    assert line.startswith("| 2026-11-30 | AMD EPYC, 2 cores | 500 | 300,000 | 1,234 / 99 | 1 / 0 | ")
+    line = row(
+        findings,
+        1800.0,
+        {"date": "2026-11-30 10:40 UTC", "processor": "AMD EPYC, 2 cores"},
+        good=False,
+    )
+    assert line.startswith(
+        "| 2026-11-30 | AMD EPYC, 2 cores | 500 | 300,000 | 1,234 / 99 | 1 / 0 | "
+    )
     assert line.endswith(" | 0:30:00 | FAIL |")
-    (header,) = [line for line in BENCHMARKS.read_text(encoding="utf-8").splitlines() if line.startswith("| soak of |")]
+    (header,) = [
+        line
+        for line in BENCHMARKS.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| soak of |")
+    ]
     assert line.count("|") == header.count("|")

@@ -26,7 +26,8 @@ def shown(*tiers: TierFigures) -> tuple[bool, str]:
 
 
 def test_every_row_stands_beside_its_medium_and_its_bound() -> None:
-    """100 ms of a device hit, 1.5 times 92 ms of reading and 30 ms: 268 ms; what encryption costs; what was resident."""
+    """100 ms of a device hit, 1.5 times 92 ms of reading and 30 ms: 268 ms; what encryption costs;
+    what was resident."""
     good, text = shown(RAM, SSD, SEALED)
     assert good
     (line,) = [line for line in text.splitlines() if line.startswith("│ ssd ")]

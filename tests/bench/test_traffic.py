@@ -11,7 +11,9 @@ from bench.machine import processor
 from bench.traffic import Measured, server_timings
 
 
-def measured(ttft_s: float, *, num_read: int = 0, num_written: int = 0, num_skipped: int = 0) -> Measured:
+def measured(
+    ttft_s: float, *, num_read: int = 0, num_written: int = 0, num_skipped: int = 0
+) -> Measured:
     """An answer of eleven tokens, a tenth of a second each after the first."""
     return Measured(ttft_s, ttft_s + 1.0, num_read, num_written, 10, 11, num_skipped)
 
@@ -32,8 +34,13 @@ def test_median_is_a_run_that_was() -> None:
     [(100, 100, True), (100, 131, True), (100, 132, False), (100, 99, False), (96, 100, False)],
 )
 def test_counts_agree(num_read: int, num_skipped: int, agrees: bool) -> None:
-    """A hundred tokens written: all of them are to be read, and less than two blocks more skipped."""
-    pair = Pair(110, measured(1.0, num_written=100), measured(0.1, num_read=num_read, num_skipped=num_skipped))
+    """A hundred tokens written: all of them are to be read, and less than two blocks more
+    skipped."""
+    pair = Pair(
+        110,
+        measured(1.0, num_written=100),
+        measured(0.1, num_read=num_read, num_skipped=num_skipped),
+    )
     assert pair.counts_agree is agrees
     assert pair.ratio == pytest.approx(0.1)
 
@@ -54,7 +61,9 @@ def test_server_timings_are_read_in_seconds() -> None:
     ],
     ids=["new", "old"],
 )
-def test_processor_is_named_with_what_makes_it_fast(text: str, expected: str, tmp_path: Path) -> None:
+def test_processor_is_named_with_what_makes_it_fast(
+    text: str, expected: str, tmp_path: Path
+) -> None:
     """The first processor's name and its widest extensions."""
     path = tmp_path / "cpuinfo"
     path.write_text(text)

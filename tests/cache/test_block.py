@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.tree.block import Block, PromptKeys, entry_key, full_key, pack, partial_key, root_key, unpack
+from engine.cache.tree.block import (
+    Block,
+    PromptKeys,
+    entry_key,
+    full_key,
+    pack,
+    partial_key,
+    root_key,
+    unpack,
+)
 
 SECRET = b"0123456789abcdef"
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
@@ -27,12 +36,22 @@ def test_ids_that_do_not_fit_are_refused(token_id: int) -> None:
 
 
 def test_known_keys() -> None:
-    """Keys are part of what tiers store: these values may only change together with LAYOUT_VERSION."""
+    """Keys are part of what tiers store: these values may only change together with
+    LAYOUT_VERSION."""
     root = root_key(SECRET, "default", "model", 16)
     assert root.hex() == "0139341bf88fbc3fd8d5e7df271ea4e8df631074b2709727ec1b23b0e105e38c"
-    assert full_key(root, pack(range(16))).hex() == "1f23d846945b849fbb84c1e8b15c1f7a178525f166aeaec97cf51f3d54368931"
-    assert partial_key(root, pack(range(3))).hex() == "21fd4ca21f52caa0dca32cc98e744844c51fc6c541c1bc1682241edbb423c70b"
-    assert entry_key(root, pack(range(3)), "auto").hex() == "406e639023799473151dbc1d4371f7cdcfbac253de77b85f4ded0f1afd4815e6"
+    assert (
+        full_key(root, pack(range(16))).hex()
+        == "1f23d846945b849fbb84c1e8b15c1f7a178525f166aeaec97cf51f3d54368931"
+    )
+    assert (
+        partial_key(root, pack(range(3))).hex()
+        == "21fd4ca21f52caa0dca32cc98e744844c51fc6c541c1bc1682241edbb423c70b"
+    )
+    assert (
+        entry_key(root, pack(range(3)), "auto").hex()
+        == "406e639023799473151dbc1d4371f7cdcfbac253de77b85f4ded0f1afd4815e6"
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,7 +65,9 @@ def test_known_keys() -> None:
         (SECRET, "", "am", 16),
     ],
 )
-def test_roots_differ_in_every_part(secret: bytes, tenant: str, fingerprint: str, block_size: int) -> None:
+def test_roots_differ_in_every_part(
+    secret: bytes, tenant: str, fingerprint: str, block_size: int
+) -> None:
     """Secret, tenant, fingerprint and block size each give another root, however they are cut."""
     assert root_key(secret, tenant, fingerprint, block_size) != root_key(SECRET, "a", "m", 16)
 
@@ -56,7 +77,12 @@ def test_kinds_of_keys_never_meet(ids: list[int], salt: str) -> None:
     """The same parent and ids give three different keys as full block, partial block and entry."""
     parent = root_key(SECRET, "a", "m", 16)
     packed = pack(ids)
-    assert len({full_key(parent, packed), partial_key(parent, packed), entry_key(parent, packed, salt)}) == 3
+    assert (
+        len(
+            {full_key(parent, packed), partial_key(parent, packed), entry_key(parent, packed, salt)}
+        )
+        == 3
+    )
 
 
 def test_a_salt_cannot_be_mistaken_for_ids() -> None:

@@ -10,7 +10,16 @@ from engine.prompt.types import Position
 def make(name: str, expires_at_s: float, salt: str = "") -> Entry:
     """An entry at the end of the full block called `name`."""
     ancestor = name.encode()
-    return Entry(entry_key(ancestor, b"", salt), ancestor, b"", Position("system", 0), 16, 5.0, expires_at_s, True)
+    return Entry(
+        entry_key(ancestor, b"", salt),
+        ancestor,
+        b"",
+        Position("system", 0),
+        16,
+        5.0,
+        expires_at_s,
+        True,
+    )
 
 
 def test_an_entry_is_read_until_it_expires_and_remembered_for_an_hour() -> None:
@@ -52,7 +61,8 @@ def test_an_old_request_never_shortens_an_entry() -> None:
 
 
 def test_a_dead_entry_is_replaced() -> None:
-    """A new entry takes the place of the tombstone, and of the expired entry that was not swept yet."""
+    """A new entry takes the place of the tombstone, and of the expired entry that was not swept
+    yet."""
     for swept in (True, False):
         table = EntryTable()
         table.add(make("a", 10.0))
@@ -74,7 +84,13 @@ def test_tombstones_are_bounded_oldest_first() -> None:
     for entry in entries:
         table.add(entry)
     table.sweep(10.0, 100)
-    assert [table.find(entry.key) is not None for entry in entries] == [False, False, True, True, True]
+    assert [table.find(entry.key) is not None for entry in entries] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
     table.check(10.0)
 
 

@@ -1,4 +1,5 @@
-"""The eviction queue pops what a full scan would, whatever happened to the blocks since they were queued."""
+"""The eviction queue pops what a full scan would, whatever happened to the blocks since they were
+queued."""
 
 from __future__ import annotations
 
@@ -20,22 +21,29 @@ def blocks_with_pages(count: int) -> list[Block]:
 @pytest.mark.parametrize("name", SCORES)
 @given(data=st.data())
 def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
-    """Unpromised blocks first, pinned entries' last, then by score: uses, pins, promises and time are seen at the pop."""
+    """Unpromised blocks first, pinned entries' last, then by score: uses, pins, promises and time
+    are seen at the pop."""
     queue, blocks, now_s = EvictionQueue(name), blocks_with_pages(6), 0.0
     for block in blocks:
         queue.add(block, now_s)
     for _ in range(data.draw(st.integers(1, 40))):
         block = data.draw(st.sampled_from(blocks))
-        match data.draw(st.sampled_from(["use", "promise", "keep", "curtail", "pin", "unpin", "time", "pop"])):
+        match data.draw(
+            st.sampled_from(["use", "promise", "keep", "curtail", "pin", "unpin", "time", "pop"])
+        ):
             case "use":
                 block.last_used_s, block.credit = now_s, queue.clock
                 block.num_uses += 1
             case "promise":
-                block.promised_until_s = max(block.promised_until_s, now_s + data.draw(st.integers(1, 5)))
+                block.promised_until_s = max(
+                    block.promised_until_s, now_s + data.draw(st.integers(1, 5))
+                )
             case "keep":
                 block.promised_until_s = PINNED_UNTIL_S
             case "curtail":
-                block.promised_until_s = min(block.promised_until_s, now_s + data.draw(st.integers(0, 5)))
+                block.promised_until_s = min(
+                    block.promised_until_s, now_s + data.draw(st.integers(0, 5))
+                )
                 queue.renew(block, now_s)
             case "pin":
                 block.pins = 1
@@ -52,7 +60,12 @@ def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
                 else:
                     assert popped is not None
                     rank = {
-                        b: (b.promised_until_s > now_s, b.promised_until_s >= PINNED_UNTIL_S, SCORES[name](b)) for b in able
+                        b: (
+                            b.promised_until_s > now_s,
+                            b.promised_until_s >= PINNED_UNTIL_S,
+                            SCORES[name](b),
+                        )
+                        for b in able
                     }
                     assert rank[popped] == min(rank.values())
                     queue.add(popped, now_s)
@@ -60,7 +73,8 @@ def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
 
 
 def test_stale_records_do_not_pile_up() -> None:
-    """A block pinned and unpinned ten thousand times, its promise renewed each time, leaves a bounded queue behind."""
+    """A block pinned and unpinned ten thousand times, its promise renewed each time, leaves a
+    bounded queue behind."""
     queue, (block, other) = EvictionQueue("lru"), blocks_with_pages(2)
     for i in range(10_000):
         now_s = float(i)
@@ -75,7 +89,8 @@ def test_stale_records_do_not_pile_up() -> None:
 
 
 def test_cost_prefers_to_lose_what_is_cheap_to_compute_again() -> None:
-    """At equal use the shallow block goes first, as attention makes deep tokens dearer; use outweighs depth, age use."""
+    """At equal use the shallow block goes first, as attention makes deep tokens dearer; use
+    outweighs depth, age use."""
     queue, (shallow, _, deep, *_) = EvictionQueue("cost"), blocks_with_pages(4)
     deep.start = 8192
     assert SCORES["cost"](shallow) < SCORES["cost"](deep)

@@ -19,8 +19,11 @@ ANY = CachePlan(any_prefix=True)
 ALL = marked(TOOLS, SYSTEM, turn(0))
 
 
-def prompt(tool: list[int] = TOOL, rules: list[int] = RULES, *turns: list[int]) -> tuple[list[int], dict[Position, int]]:
-    """Two tokens of preamble, a tool up to 10, rules up to 20, then the turns; three tokens follow that belong to none."""
+def prompt(
+    tool: list[int] = TOOL, rules: list[int] = RULES, *turns: list[int]
+) -> tuple[list[int], dict[Position, int]]:
+    """Two tokens of preamble, a tool up to 10, rules up to 20, then the turns; three tokens follow
+    that belong to none."""
     tokens = [*PREAMBLE, *tool]
     offsets = {TOOLS: len(tokens)}
     tokens += rules
@@ -72,27 +75,43 @@ STORIES = {
     "the same again": Story(once(), ALL),
     "only the hit there is": Story(once(marked(SYSTEM)), marked(SYSTEM), (TOOL, RULES, [50, 51])),
     "a conversation that goes on": Story(
-        once(), marked(turn(2), readable=(turn(2), turn(1), turn(0))), (TOOL, RULES, QUESTION, [7, 8, 9, 60], [61, 62])
+        once(),
+        marked(turn(2), readable=(turn(2), turn(1), turn(0))),
+        (TOOL, RULES, QUESTION, [7, 8, 9, 60], [61, 62]),
     ),
     "the first request": Story(nothing, ALL, miss=Miss("cold")),
     "only the preamble in common": Story(once(ALL, [5] * 8), ALL, miss=Miss("cold")),
-    "another tenant's request only": Story(lambda rig: rig.run(*_of(prompt()), tenant="other"), ALL, miss=Miss("cold")),
-    "another tool": Story(once(), ALL, ([10, 11, 12, 13, 99, 15, 16, 17],), Miss("tools_changed", TOOLS, 6)),
+    "another tenant's request only": Story(
+        lambda rig: rig.run(*_of(prompt()), tenant="other"), ALL, miss=Miss("cold")
+    ),
+    "another tool": Story(
+        once(), ALL, ([10, 11, 12, 13, 99, 15, 16, 17],), Miss("tools_changed", TOOLS, 6)
+    ),
     "another first token of the rules": Story(
         once(), marked(SYSTEM), (TOOL, [99, *RULES[1:]]), Miss("system_changed", SYSTEM, 10)
     ),
-    "another question behind a hit": Story(once(), ALL, (TOOL, RULES, [40, 99]), Miss("messages_changed", turn(0), 21)),
+    "another question behind a hit": Story(
+        once(), ALL, (TOOL, RULES, [40, 99]), Miss("messages_changed", turn(0), 21)
+    ),
     "an earlier turn edited": Story(
-        once(ALL, TOOL, RULES, QUESTION), marked(turn(1)), (TOOL, RULES, [40, 99], [60]), Miss("messages_changed", turn(0), 21)
+        once(ALL, TOOL, RULES, QUESTION),
+        marked(turn(1)),
+        (TOOL, RULES, [40, 99], [60]),
+        Miss("messages_changed", turn(0), 21),
     ),
     "a change behind what is wanted": Story(
         once(CachePlan(), TOOL, RULES, QUESTION), marked(SYSTEM), (TOOL, RULES, [99]), Miss("cold")
     ),
     "too late": Story(once(wait_s=300.0), marked(turn(0)), (), Miss("expired", turn(0), 26)),
-    "too late, KV gone too": Story(once(wait_s=1000.0), marked(turn(0)), (), Miss("expired", turn(0), 26)),
+    "too late, KV gone too": Story(
+        once(wait_s=1000.0), marked(turn(0)), (), Miss("expired", turn(0), 26)
+    ),
     "an hour too late": Story(once(wait_s=300.0 + 3600.0), marked(turn(0)), (), Miss("cold")),
     "too late and other rules": Story(
-        once(marked(TOOLS, SYSTEM), wait_s=1000.0), marked(SYSTEM), (TOOL, [99, *RULES[1:]]), Miss("system_changed", SYSTEM, 10)
+        once(marked(TOOLS, SYSTEM), wait_s=1000.0),
+        marked(SYSTEM),
+        (TOOL, [99, *RULES[1:]]),
+        Miss("system_changed", SYSTEM, 10),
     ),
     "the last mark too late, the first still there": Story(
         once(marked((TOOLS, 3600.0), SYSTEM, **NOTHING_STAYS), wait_s=400.0),
@@ -100,20 +119,33 @@ STORIES = {
         (),
         Miss("expired", SYSTEM, 20),
     ),
-    "another tool choice": Story(once(marked(turn(0))), marked(turn(0), **SALTED), (), Miss("parameters_changed", turn(0), 26)),
+    "another tool choice": Story(
+        once(marked(turn(0))),
+        marked(turn(0), **SALTED),
+        (),
+        Miss("parameters_changed", turn(0), 26),
+    ),
     "another tool choice behind a hit": Story(
         once(), marked(SYSTEM, turn(0), **SALTED), (), Miss("parameters_changed", turn(0), 26)
     ),
-    "pushed out": Story(then_others, marked(turn(0)), (), Miss("evicted", turn(0), 26), num_pages=10),
+    "pushed out": Story(
+        then_others, marked(turn(0)), (), Miss("evicted", turn(0), 26), num_pages=10
+    ),
     "nothing marked": Story(once(), CachePlan(), (), Miss("not_marked")),
     "marks too short": Story(once(), marked(TOOLS, SYSTEM, min_tokens=21), (), Miss("below_min")),
     "told not to read": Story(once(), marked(SYSTEM, read=False), (), Miss("no_cache")),
-    "told neither to read nor to store": Story(once(), marked(SYSTEM, read=False, store=False), (), Miss("no_store")),
+    "told neither to read nor to store": Story(
+        once(), marked(SYSTEM, read=False, store=False), (), Miss("no_store")
+    ),
     "automatic, the same again": Story(once(ANY), ANY),
     "automatic, going on": Story(once(ANY), ANY, (TOOL, RULES, QUESTION, [7, 8, 9, 60])),
     "automatic, first": Story(nothing, ANY, miss=Miss("cold")),
-    "automatic, too short": Story(once(ANY), CachePlan(any_prefix=True, min_tokens=29), (), Miss("below_min")),
-    "automatic, other rules": Story(once(ANY), ANY, (TOOL, [*RULES[:4], 99]), Miss("system_changed", SYSTEM, 14)),
+    "automatic, too short": Story(
+        once(ANY), CachePlan(any_prefix=True, min_tokens=29), (), Miss("below_min")
+    ),
+    "automatic, other rules": Story(
+        once(ANY), ANY, (TOOL, [*RULES[:4], 99]), Miss("system_changed", SYSTEM, 14)
+    ),
     "automatic, shared less than the minimum": Story(
         once(ANY),
         CachePlan(any_prefix=True, min_tokens=20),
@@ -123,13 +155,16 @@ STORIES = {
 }
 
 
-def _of(rendered: tuple[list[int], dict[Position, int]]) -> tuple[list[int], CachePlan, dict[Position, int]]:
+def _of(
+    rendered: tuple[list[int], dict[Position, int]],
+) -> tuple[list[int], CachePlan, dict[Position, int]]:
     return rendered[0], ALL, rendered[1]
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
 def test_each_story_has_its_cause(story: Story) -> None:
-    """Cause, position and token are named, or nothing is where nothing better could have been read."""
+    """Cause, position and token are named, or nothing is where nothing better could have been
+    read."""
     rig = Rig(num_pages=story.num_pages)
     story.before(rig)
     assert say(rig, story.plan, *story.parts) == story.miss

@@ -11,7 +11,8 @@ from engine.cache.tree.pages import PagePool
 
 @given(st.integers(1, 40), st.data())
 def test_random_use_hands_each_page_out_once(num_pages: int, data: st.DataObject) -> None:
-    """Against a plain set: what is out is never handed out again, and exactly as many come as were asked for."""
+    """Against a plain set: what is out is never handed out again, and exactly as many come as were
+    asked for."""
     pool = PagePool(num_pages)
     out: set[int] = set()
     for _ in range(data.draw(st.integers(1, 20))):
@@ -58,7 +59,8 @@ def test_fragments_are_used_when_there_is_no_run() -> None:
 
 
 def test_pages_used_before_come_before_fresh_ones() -> None:
-    """Requests that come one after the other use the same memory again, though the pool has plenty they never touched."""
+    """Requests that come one after the other use the same memory again, though the pool has plenty
+    they never touched."""
     pool = PagePool(100)
     for _ in range(20):
         table = pool.allocate(8, room=12)
@@ -80,7 +82,8 @@ def test_claimed_room_is_free_again_once_its_owner_is_settled() -> None:
 
 
 def test_a_claim_gives_way_where_nothing_else_is_long_enough() -> None:
-    """A growing run loses its room rather than that another one be cut in pieces; and never to one that has a place."""
+    """A growing run loses its room rather than that another one be cut in pieces; and never to one
+    that has a place."""
     pool = PagePool(16)
     growing = pool.allocate(2, room=12)
     assert pool.allocate(3) == [12, 13, 14]

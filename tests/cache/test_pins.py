@@ -1,4 +1,5 @@
-"""Pinned entries: they do not expire, leave last, survive a restart, keep to their budget, and go when they are told to."""
+"""Pinned entries: they do not expire, leave last, survive a restart, keep to their budget, and go
+when they are told to."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def read(rig: Rig) -> tuple[int, float]:
 
 @pytest.mark.parametrize("has_tier", [False, True])
 def test_a_pinned_entry_does_not_expire_until_it_is_unpinned(has_tier: bool) -> None:
-    """A year later it is read as it was; unpinned it lives for its own time again, and its KV no longer."""
+    """A year later it is read as it was; unpinned it lives for its own time again, and its KV no
+    longer."""
     store = MemoryStore(1 << 20) if has_tier else None
     rig = Rig(store=store)
     rig.run(PROMPT, PLAN, OFFSETS)
@@ -81,7 +83,8 @@ def test_an_unread_unpinned_entry_leaves_nothing_behind() -> None:
 
 
 def test_it_leaves_the_device_last() -> None:
-    """Others under a live entry go before it, however often they were used, as long as they suffice."""
+    """Others under a live entry go before it, however often they were used, as long as they
+    suffice."""
     rig = Rig(num_pages=16)
     rig.run(PROMPT, PLAN, OFFSETS)
     pin(rig)
@@ -109,7 +112,8 @@ def test_a_request_that_needs_every_page_gets_them() -> None:
 
 
 def test_it_survives_a_restart_by_what_is_stored() -> None:
-    """Another cache over the same store reads it a year later, as pinned, and can unpin it once it was read."""
+    """Another cache over the same store reads it a year later, as pinned, and can unpin it once it
+    was read."""
     store = MemoryStore(1 << 20)
     first = Rig(store=store)
     first.run(PROMPT, PLAN, OFFSETS)
@@ -154,13 +158,27 @@ def test_the_budget_is_not_passed() -> None:
     assert pin(rig) == "over_budget"
     nbytes = 5 * rig.device.page_nbytes
     rig = Rig(pin_nbytes=nbytes)
-    rig.run(PROMPT, marked((turn(0), TTL_S), (turn(1), TTL_S)), {turn(0): 8, turn(1): 18, turn(2): len(PROMPT)})
+    rig.run(
+        PROMPT,
+        marked((turn(0), TTL_S), (turn(1), TTL_S)),
+        {turn(0): 8, turn(1): 18, turn(2): len(PROMPT)},
+    )
     (space,) = rig.cache._spaces.values()
     short, long = sorted(space.entries, key=lambda entry: entry.offset)
-    assert rig.cache.pin(stored_entry_key(space.seal, long.key), pinned=True) == ("done", nbytes, nbytes)
-    assert rig.cache.pin(stored_entry_key(space.seal, short.key), pinned=True) == ("done", nbytes, nbytes)
+    assert rig.cache.pin(stored_entry_key(space.seal, long.key), pinned=True) == (
+        "done",
+        nbytes,
+        nbytes,
+    )
+    assert rig.cache.pin(stored_entry_key(space.seal, short.key), pinned=True) == (
+        "done",
+        nbytes,
+        nbytes,
+    )
     rig.run(list(range(100, 120)), marked(turn(0)))
-    other = max(space.entries, key=lambda entry: entry.written_at_s if not entry.is_pinned else -1.0)
+    other = max(
+        space.entries, key=lambda entry: entry.written_at_s if not entry.is_pinned else -1.0
+    )
     assert rig.cache.pin(stored_entry_key(space.seal, other.key), pinned=True)[0] == "over_budget"
     rig.cache.check()
 
@@ -168,9 +186,16 @@ def test_the_budget_is_not_passed() -> None:
 def test_a_prefix_of_a_pinned_one_stays_when_it_is_unpinned() -> None:
     """Only what the entry alone kept goes; what another pinned one covers is kept."""
     rig = Rig(store=MemoryStore(1 << 20))
-    rig.run(PROMPT, marked((turn(0), TTL_S), (turn(1), TTL_S)), {turn(0): 8, turn(1): 18, turn(2): len(PROMPT)})
+    rig.run(
+        PROMPT,
+        marked((turn(0), TTL_S), (turn(1), TTL_S)),
+        {turn(0): 8, turn(1): 18, turn(2): len(PROMPT)},
+    )
     (space,) = rig.cache._spaces.values()
-    short, long = (stored_entry_key(space.seal, entry.key) for entry in sorted(space.entries, key=lambda entry: entry.offset))
+    short, long = (
+        stored_entry_key(space.seal, entry.key)
+        for entry in sorted(space.entries, key=lambda entry: entry.offset)
+    )
     for key in (short, long):
         assert rig.cache.pin(key, pinned=True)[0] == "done"
     assert rig.cache.pin(long, pinned=False)[0] == "done"
@@ -184,17 +209,25 @@ def test_a_prefix_of_a_pinned_one_stays_when_it_is_unpinned() -> None:
 
 
 def test_what_is_unpinned_counts_no_more_before_a_slow_tier_has_heard_of_it() -> None:
-    """The answer says so at once, and another entry may take the room; later the tier's own count says the same."""
+    """The answer says so at once, and another entry may take the room; later the tier's own count
+    says the same."""
     writer, store = ManualIo(), MemoryStore(1 << 20)
     rig = Rig(store=store, writer=writer)
     rig.run(PROMPT, PLAN, OFFSETS)
     key = key_of(rig)
     rig.run(list(range(100, 121)), PLAN, OFFSETS)
     (space,) = rig.cache._spaces.values()
-    (other,) = (each for each in (stored_entry_key(space.seal, entry.key) for entry in space.entries) if each != key)
+    (other,) = (
+        each
+        for each in (stored_entry_key(space.seal, entry.key) for entry in space.entries)
+        if each != key
+    )
     assert rig.cache.pin(key, pinned=True)[0] == "done"
     rig.settle()
-    pinned_nbytes, overhead_nbytes = store.stats.pinned_nbytes, store.stats.pinned_nbytes - 5 * rig.device.page_nbytes
+    pinned_nbytes, overhead_nbytes = (
+        store.stats.pinned_nbytes,
+        store.stats.pinned_nbytes - 5 * rig.device.page_nbytes,
+    )
     assert rig.cache.stats().gauges.pin_nbytes == pinned_nbytes
     writer.is_open = False
     assert rig.cache.pin(key, pinned=False)[1] == overhead_nbytes
@@ -233,11 +266,16 @@ def test_what_is_not_there_cannot_be_pinned() -> None:
     assert rig.cache.pin(key, pinned=True)[0] == "done"
 
 
-@given(steps=st.lists(st.tuples(st.sampled_from(["run", "pin", "unpin", "time", "flush"]), st.integers(0, 3)), max_size=30))
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["run", "pin", "unpin", "time", "flush"]), st.integers(0, 3)),
+        max_size=30,
+    )
+)
 @pytest.mark.parametrize("has_tier", [False, True])
 def test_any_history(has_tier: bool, steps: list[tuple[str, int]]) -> None:
-    """Whatever is pinned and not unpinned or flushed is read, though the device holds two prompts of four; all invariants
-    hold, and without pins nothing outlives its time."""
+    """Whatever is pinned and not unpinned or flushed is read, though the device holds two prompts
+    of four; all invariants hold, and without pins nothing outlives its time."""
     store = MemoryStore(1 << 20) if has_tier else None
     rig = Rig(num_pages=64 if store is None else 13, store=store)
     prompts = [[*range(8), *range(100 * n, 100 * n + 13)] for n in range(1, 5)]

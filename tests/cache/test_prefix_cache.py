@@ -8,14 +8,19 @@ from engine.types import Boundary, CachePlan, Hit
 from tests.fakes.document import ANY, DOCUMENT, UNMARKED, ask, with_question
 from tests.fakes.rig import SECRET, SYSTEM, TOOLS, Rig, marked, turn
 
-# Reading and writing ---------------------------------------------------------------------------------------------------
+# Reading and writing ------------------------------------------------------------------------------
 
 
 def test_a_marked_document_is_written_once_and_read_to_the_token() -> None:
-    """Another question after the same document reads exactly its 22 tokens, in the middle of a block."""
+    """Another question after the same document reads exactly its 22 tokens, in the middle of a
+    block."""
     rig = Rig()
     first = ask(rig, [1, 2, 3], marked(SYSTEM))
-    assert (first.skipped, first.hit, first.boundaries) == (0, None, (Boundary(SYSTEM, 22, 300.0, False),))
+    assert (first.skipped, first.hit, first.boundaries) == (
+        0,
+        None,
+        (Boundary(SYSTEM, 22, 300.0, False),),
+    )
     rig.advance(10)
     second = ask(rig, [7, 8, 9], marked(SYSTEM))
     assert second.hit == Hit(SYSTEM, 22, 300.0)
@@ -26,12 +31,15 @@ def test_a_marked_document_is_written_once_and_read_to_the_token() -> None:
 
 
 def test_the_last_token_is_always_computed() -> None:
-    """The same prompt again skips all but one token, and its mark lies one before the end, there as here."""
+    """The same prompt again skips all but one token, and its mark lies one before the end, there as
+    here."""
     rig = Rig()
     for num_tokens in (16, 18):
         tokens = DOCUMENT[:num_tokens]
         offsets = {turn(0): num_tokens}
-        assert rig.run(tokens, marked(turn(0)), offsets).boundaries == (Boundary(turn(0), num_tokens - 1, 300.0, False),)
+        assert rig.run(tokens, marked(turn(0)), offsets).boundaries == (
+            Boundary(turn(0), num_tokens - 1, 300.0, False),
+        )
         again = rig.run(tokens, marked(turn(0)), offsets)
         assert again.hit == Hit(turn(0), num_tokens - 1, 300.0)
         assert again.skipped == num_tokens - 1
@@ -77,14 +85,17 @@ def test_the_first_readable_live_entry_is_the_hit() -> None:
     both = marked(TOOLS, SYSTEM)
     rig.run(DOCUMENT, both, offsets)
     assert rig.run(DOCUMENT, both, offsets).hit == Hit(SYSTEM, 14, 300.0)
-    assert rig.run(DOCUMENT, marked(TOOLS, SYSTEM, readable=(TOOLS, SYSTEM)), offsets).hit == Hit(TOOLS, 6, 300.0)
+    assert rig.run(DOCUMENT, marked(TOOLS, SYSTEM, readable=(TOOLS, SYSTEM)), offsets).hit == Hit(
+        TOOLS, 6, 300.0
+    )
     small = rig.run(DOCUMENT, marked(TOOLS, SYSTEM, readable=(TOOLS,), min_tokens=7), offsets)
     assert small.hit is None
     assert [b.offset for b in small.boundaries] == [14]
 
 
 def test_an_entry_is_found_only_under_its_salt() -> None:
-    """Another tool_choice: the KV is skipped all the same, the entry is not read but written anew."""
+    """Another tool_choice: the KV is skipped all the same, the entry is not read but written
+    anew."""
     rig = Rig()
     plan, other = marked(SYSTEM, salts={"system": "auto"}), marked(SYSTEM, salts={"system": "none"})
     tokens, offsets = with_question(1)
@@ -92,7 +103,11 @@ def test_an_entry_is_found_only_under_its_salt() -> None:
     report = rig.run(tokens, other, offsets)
     assert (report.skipped, report.hit) == (22, None)
     assert report.boundaries == (Boundary(SYSTEM, 22, 300.0, False),)
-    assert rig.run(tokens, plan, offsets).hit == rig.run(tokens, other, offsets).hit == Hit(SYSTEM, 22, 300.0)
+    assert (
+        rig.run(tokens, plan, offsets).hit
+        == rig.run(tokens, other, offsets).hit
+        == Hit(SYSTEM, 22, 300.0)
+    )
 
 
 def test_without_read_nothing_is_reused_and_without_store_nothing_stays() -> None:
@@ -109,7 +124,7 @@ def test_without_read_nothing_is_reused_and_without_store_nothing_stays() -> Non
     assert rig.cache.stats().gauges.num_blocks == before
 
 
-# Sharing ---------------------------------------------------------------------------------------------------------------
+# Sharing ------------------------------------------------------------------------------------------
 
 
 def test_two_tenants_share_nothing() -> None:
@@ -119,7 +134,8 @@ def test_two_tenants_share_nothing() -> None:
     report = ask(rig, [1], marked(SYSTEM), "bob")
     assert (report.skipped, report.hit, report.boundaries[0].existed) == (0, None, False)
     keys = {
-        tenant: {block.key for block in rig.cache._index.walk(space.root)} | {e.key for e in space.entries}
+        tenant: {block.key for block in rig.cache._index.walk(space.root)}
+        | {e.key for e in space.entries}
         for tenant, space in rig.cache._spaces.items()
     }
     assert len(keys["ada"]) == len(keys["bob"]) > 6
@@ -146,7 +162,8 @@ def test_a_running_request_shares_what_it_has_computed() -> None:
 
 
 def test_a_block_computed_twice_is_kept_once() -> None:
-    """Each request keeps its own pages to its end; afterwards one set is left, whoever ends first."""
+    """Each request keeps its own pages to its end; afterwards one set is left, whoever ends
+    first."""
     for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
         rig = Rig()
         leases = [rig.admit(DOCUMENT, UNMARKED) for _ in range(3)]
@@ -181,7 +198,8 @@ def test_no_partial_block_beside_a_full_one_with_its_tokens() -> None:
 
 
 def test_a_shorter_block_that_was_absorbed_is_kept_as_long_as_it_would_have_been() -> None:
-    """A request that keeps its own KV for 5 s only takes over a partial block of 300 s, while prefilling and at its end."""
+    """A request that keeps its own KV for 5 s only takes over a partial block of 300 s, while
+    prefilling and at its end."""
     rig = Rig()
     rig.run(DOCUMENT[:5], UNMARKED)
     lease = rig.admit(DOCUMENT[:8], CachePlan(unmarked_ttl_s=5.0))
@@ -192,7 +210,7 @@ def test_a_shorter_block_that_was_absorbed_is_kept_as_long_as_it_would_have_been
     assert rig.run(DOCUMENT, CachePlan(store=False)).skipped >= 5
 
 
-# Ends ------------------------------------------------------------------------------------------------------------------
+# Ends ---------------------------------------------------------------------------------------------
 
 
 def test_an_aborted_request_keeps_what_it_prefilled_and_promises_nothing() -> None:
@@ -222,7 +240,8 @@ def test_tokens_that_may_not_be_reused_are_not_kept() -> None:
 
 
 def test_flush_forgets_one_tenant_or_all_running_requests_included() -> None:
-    """Nothing of the tenant is found any more, not even what a running request computes afterwards."""
+    """Nothing of the tenant is found any more, not even what a running request computes
+    afterwards."""
     rig = Rig(store=MemoryStore(1 << 20))
     for tenant in ("ada", "bob"):
         rig.run(DOCUMENT, marked(turn(0)), tenant=tenant)

@@ -13,7 +13,8 @@ from tests.fakes.rig import SYSTEM, TOOLS, Rig, marked, turn
 
 
 def test_reserved_pages_can_always_be_had() -> None:
-    """Admission counts what running requests may still take; what it refuses changes nothing; evicting is left to growth."""
+    """Admission counts what running requests may still take; what it refuses changes nothing;
+    evicting is left to growth."""
     rig = Rig(num_pages=10)
     rig.run(DOCUMENT, UNMARKED)
     other = list(range(16))
@@ -53,7 +54,8 @@ def test_a_long_prompt_gets_one_run_of_pages() -> None:
 
 
 def test_capacity_takes_blocks_under_no_entry_first_and_then_breaks_promises() -> None:
-    """A full pool without a lower tier: the older unmarked prompt goes before the newest, entries last, by their age."""
+    """A full pool without a lower tier: the older unmarked prompt goes before the newest, entries
+    last, by their age."""
     rig = Rig(num_pages=12)
     rig.run(DOCUMENT[:8], marked(turn(0)))
     rig.advance(1)
@@ -72,7 +74,8 @@ def test_capacity_takes_blocks_under_no_entry_first_and_then_breaks_promises() -
 
 
 def test_a_broken_promise_falls_back_to_the_next_entry() -> None:
-    """Part of the path is evicted: the hit is the deepest entry that is left, the rest is counted as broken."""
+    """Part of the path is evicted: the hit is the deepest entry that is left, the rest is counted
+    as broken."""
     rig = Rig(num_pages=7)
     offsets = {TOOLS: 8, SYSTEM: 21}
     plan = marked(TOOLS, SYSTEM)
@@ -87,7 +90,8 @@ def test_a_broken_promise_falls_back_to_the_next_entry() -> None:
 
 @pytest.mark.parametrize("offset", [20, 22])
 def test_recomputed_blocks_are_kept_for_the_entries_that_lost_them(offset: int) -> None:
-    """A request without marks brings back the KV of a live entry: it stays as long as the entry, not as unmarked KV."""
+    """A request without marks brings back the KV of a live entry: it stays as long as the entry,
+    not as unmarked KV."""
     rig = Rig(num_pages=8)
     tokens, offsets = with_question(1)
     offsets[SYSTEM] = offset

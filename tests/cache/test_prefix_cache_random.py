@@ -1,4 +1,5 @@
-"""Random lives of many requests against plain dictionaries: every invariant and every KV slot is checked after each step."""
+"""Random lives of many requests against plain dictionaries: every invariant and every KV slot is
+checked after each step."""
 
 from __future__ import annotations
 
@@ -48,12 +49,14 @@ def live(seed: int, options: dict[str, Any], num_steps: int = 200) -> CacheCount
 @example(seed=5684611)
 @example(seed=9100224)
 def test_random_lives_agree_with_plain_dictionaries(options: dict[str, Any], seed: int) -> None:
-    """Skipped tokens, hits, boundaries and broken promises are those of the model; no page leaks; all KV is exact."""
+    """Skipped tokens, hits, boundaries and broken promises are those of the model; no page leaks;
+    all KV is exact."""
     live(seed, options)
 
 
 def test_random_lives_are_rich() -> None:
-    """The lives above would prove little if nothing happened in them: everything that is counted happens."""
+    """The lives above would prove little if nothing happened in them: everything that is counted
+    happens."""
     total: Counter[str] = Counter()
     for seed in range(12):
         for options in CONFIGURATIONS.values():

@@ -1,4 +1,5 @@
-"""Worked examples of the prefix cache over a lower tier: demoted, found again, expired, damaged, forgotten."""
+"""Worked examples of the prefix cache over a lower tier: demoted, found again, expired, damaged,
+forgotten."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests.fakes.rig import SYSTEM, TOOLS, Rig, marked, turn
 
 
 def test_forced_every_hit_comes_from_the_store() -> None:
-    """No page stays on the device between requests; the report says where the tokens came from, tail included."""
+    """No page stays on the device between requests; the report says where the tokens came from,
+    tail included."""
     rig = Rig(store=MemoryStore(1 << 20), force_store=True)
     tokens, offsets = with_question(1, 2)
     rig.run(tokens, marked(SYSTEM), offsets)
@@ -47,7 +49,8 @@ def test_a_full_device_demotes_and_loses_nothing() -> None:
 
 
 def test_what_expires_leaves_the_store_and_what_is_refreshed_stays() -> None:
-    """A refreshed object does not expire below before its block does above, whether or not the tier was told in time."""
+    """A refreshed object does not expire below before its block does above, whether or not the tier
+    was told in time."""
     store = MemoryStore(1 << 20)
     rig = Rig(store=store, force_store=True)
     plan = marked((turn(0), 300.0), **NO_TAIL)
@@ -62,7 +65,8 @@ def test_what_expires_leaves_the_store_and_what_is_refreshed_stays() -> None:
 
 
 def test_what_expires_below_while_it_is_used_is_written_again() -> None:
-    """A request may run for longer than the KV it uses is kept: at its end that KV is as good as new, below too."""
+    """A request may run for longer than the KV it uses is kept: at its end that KV is as good as
+    new, below too."""
     rig = Rig(store=MemoryStore(1 << 20), force_store=True)
     tokens, plan = list(range(17)), CachePlan(unmarked_ttl_s=10.0)
     rig.run(tokens, plan)
@@ -88,11 +92,15 @@ def test_a_refresh_the_tier_was_not_told_of_yet_counts() -> None:
 
 
 def test_the_later_of_two_expiries_is_told_whoever_comes_last() -> None:
-    """Two requests read the same KV at once and renew entries of their own: it stays for the one that lives longer."""
+    """Two requests read the same KV at once and renew entries of their own: it stays for the one
+    that lives longer."""
     store = MemoryStore(1 << 20)
     common = list(range(16))
     hour, minutes = [*common, *range(100, 106)], [*common, *range(200, 206)]
-    plans = {3600.0: marked((turn(0), 3600.0), **NO_TAIL), 300.0: marked((turn(0), 300.0), **NO_TAIL)}
+    plans = {
+        3600.0: marked((turn(0), 3600.0), **NO_TAIL),
+        300.0: marked((turn(0), 300.0), **NO_TAIL),
+    }
     before = Rig(store=store)
     before.run(hour, plans[3600.0])
     before.advance(3400)
@@ -104,7 +112,8 @@ def test_the_later_of_two_expiries_is_told_whoever_comes_last() -> None:
         rendered = RenderedPrompt(tuple(tokens), {turn(0): len(tokens)}, 0)
         asked.append((rendered, plan, rig.cache.seek("default", rendered, plan, rig.now_s)))
     leases = [
-        rig.cache.admit("default", rendered, plan, rig.now_s, num_reserve=23, fetch=fetch) for rendered, plan, fetch in asked
+        rig.cache.admit("default", rendered, plan, rig.now_s, num_reserve=23, fetch=fetch)
+        for rendered, plan, fetch in asked
     ]
     for lease in leases:
         assert lease is not None
@@ -118,14 +127,18 @@ def test_the_later_of_two_expiries_is_told_whoever_comes_last() -> None:
 
 
 @pytest.mark.parametrize(("wait_s", "skipped"), [(299, 21), (300, 0)])
-def test_what_expires_while_a_request_waits_for_pages_is_not_used(wait_s: float, skipped: int) -> None:
+def test_what_expires_while_a_request_waits_for_pages_is_not_used(
+    wait_s: float, skipped: int
+) -> None:
     """It was read in time, but is over when the request is admitted."""
     rig = Rig(store=MemoryStore(1 << 20), force_store=True)
     plan = marked(turn(0), **NO_TAIL)
     rig.run(DOCUMENT, plan)
     rendered = RenderedPrompt(tuple(DOCUMENT), {turn(0): len(DOCUMENT)}, 0)
     fetch = rig.cache.seek("default", rendered, plan, rig.now_s)
-    lease = rig.cache.admit("default", rendered, plan, rig.now_s + wait_s, num_reserve=23, fetch=fetch)
+    lease = rig.cache.admit(
+        "default", rendered, plan, rig.now_s + wait_s, num_reserve=23, fetch=fetch
+    )
     assert lease is not None
     assert lease.report.skipped == skipped
     rig.cache.release(lease, [], 0)
@@ -150,7 +163,8 @@ def test_what_was_refreshed_while_a_request_waits_for_pages_is_used() -> None:
 
 
 def test_the_deepest_entry_is_read_from_below_where_the_device_has_a_shorter_one() -> None:
-    """Only the end of the path was evicted, less than a span of it: what was promised there is not broken."""
+    """Only the end of the path was evicted, less than a span of it: what was promised there is not
+    broken."""
     rig = Rig(num_pages=7, store=MemoryStore(1 << 20), span_tokens=16)
     offsets = {TOOLS: 12, SYSTEM: 21}
     plan = marked(TOOLS, SYSTEM)
@@ -178,7 +192,8 @@ def _damage(store: MemoryStore, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["flipped", "short", "empty", "swapped"])
 def test_a_damaged_payload_is_a_miss_and_a_broken_promise(how: str) -> None:
-    """A bad checksum, a torn item or another block's bytes are never used; the next request heals the cache."""
+    """A bad checksum, a torn item or another block's bytes are never used; the next request heals
+    the cache."""
     store = MemoryStore(1 << 20)
     rig = Rig(store=store, force_store=True)
     tokens, offsets = with_question(1, 2)
@@ -220,7 +235,8 @@ def test_forcing_needs_a_store() -> None:
 
 
 def test_what_arrives_after_a_flush_is_not_kept() -> None:
-    """Half of a prompt is on the device and half on its way from below when its tenant is forgotten: nothing stays."""
+    """Half of a prompt is on the device and half on its way from below when its tenant is
+    forgotten: nothing stays."""
     rig = Rig(num_pages=8, store=MemoryStore(1 << 20))
     tokens, plan = list(range(17)), CachePlan()
     rig.run(tokens, plan)
@@ -242,7 +258,8 @@ def test_what_arrives_after_a_flush_is_not_kept() -> None:
 
 
 def test_a_flushed_request_takes_nothing_of_its_successor_along() -> None:
-    """A block flushed while in use has the key of the one computed after the flush: its end deletes nothing of that one."""
+    """A block flushed while in use has the key of the one computed after the flush: its end deletes
+    nothing of that one."""
     rig = Rig(store=MemoryStore(1 << 20), force_store=True)
     rig.run(DOCUMENT, UNMARKED)
     old = rig.admit(DOCUMENT, UNMARKED)

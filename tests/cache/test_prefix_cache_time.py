@@ -12,7 +12,8 @@ from tests.fakes.rig import START_S, SYSTEM, TOOLS, Rig, marked, turn
 
 
 def test_reading_refreshes_for_the_entrys_own_class_from_the_requests_start() -> None:
-    """A 5m entry read every 4 minutes lives on; unread for 5 minutes it is gone; a 1h entry beside it stays."""
+    """A 5m entry read every 4 minutes lives on; unread for 5 minutes it is gone; a 1h entry beside
+    it stays."""
     rig = Rig()
     offsets = {TOOLS: 6, SYSTEM: 14, turn(0): 20}
     plan = marked((TOOLS, 3600.0), (SYSTEM, 300.0), **NO_TAIL)
@@ -79,7 +80,8 @@ def limited(ttl_s: float, **limits: Any) -> CachePlan:
 
 
 def test_a_class_that_may_not_be_upgraded_stays() -> None:
-    """A longer mark on an entry that is read refreshes it by its own class; one that writes it anew takes the longer."""
+    """A longer mark on an entry that is read refreshes it by its own class; one that writes it anew
+    takes the longer."""
     rig = Rig()
     tokens, offsets = with_question(1)
     rig.run(tokens, limited(300.0), offsets)
@@ -92,7 +94,8 @@ def test_a_class_that_may_not_be_upgraded_stays() -> None:
 
 
 def test_what_is_written_anew_takes_the_longer_class_though_its_promise_still_runs() -> None:
-    """Its KV was lost and is billed as written again: what was bought is given, and it may live as long as any new one."""
+    """Its KV was lost and is billed as written again: what was bought is given, and it may live as
+    long as any new one."""
     rig = Rig(num_pages=16)
     tokens, offsets = with_question(1)
     rig.run(tokens, limited(300.0, max_age_s=1000.0), offsets)
@@ -105,7 +108,8 @@ def test_what_is_written_anew_takes_the_longer_class_though_its_promise_still_ru
 
 
 def test_an_entry_ends_at_its_greatest_age() -> None:
-    """However often it is read, whatever its class: then it is written again, and ages from there."""
+    """However often it is read, whatever its class: then it is written again, and ages from
+    there."""
     rig = Rig()
     tokens, offsets = with_question(1)
     plan = limited(300.0, max_age_s=500.0)
@@ -113,8 +117,12 @@ def test_an_entry_ends_at_its_greatest_age() -> None:
     for past_s, left_s in ((200.0, 300.0), (200.0, 100.0), (99.0, 1.0)):
         rig.advance(past_s)
         assert rig.run(tokens, plan, offsets).hit == Hit(SYSTEM, 22, left_s)
-    assert rig.run(tokens, limited(3600.0, max_age_s=500.0), offsets).hit == Hit(SYSTEM, 22, 1.0), "no upgrade outlives it"
-    assert rig.run(tokens, limited(300.0), offsets).hit == Hit(SYSTEM, 22, 1.0), "nor a plan without a limit"
+    assert rig.run(tokens, limited(3600.0, max_age_s=500.0), offsets).hit == Hit(SYSTEM, 22, 1.0), (
+        "no upgrade outlives it"
+    )
+    assert rig.run(tokens, limited(300.0), offsets).hit == Hit(SYSTEM, 22, 1.0), (
+        "nor a plan without a limit"
+    )
     rig.advance(1)
     report = rig.run(tokens, plan, offsets)
     assert (report.hit, report.boundaries[0].existed) == (None, False)
@@ -122,7 +130,8 @@ def test_an_entry_ends_at_its_greatest_age() -> None:
 
 
 def test_an_entry_from_before_the_limit_gets_one_when_it_is_marked() -> None:
-    """Counted from then, for its own age is not known; a class longer than the limit is cut at once."""
+    """Counted from then, for its own age is not known; a class longer than the limit is cut at
+    once."""
     rig = Rig()
     tokens, offsets = with_question(1)
     rig.run(tokens, limited(300.0), offsets)
@@ -135,7 +144,8 @@ def test_an_entry_from_before_the_limit_gets_one_when_it_is_marked() -> None:
 
 
 def test_only_what_was_written_lately_is_read_when_the_client_says_so() -> None:
-    """`max_age_s` counts from the writing, not from the last read; what was too old is written anew, and then is not."""
+    """`max_age_s` counts from the writing, not from the last read; what was too old is written
+    anew, and then is not."""
     rig = Rig()
     plan = marked(SYSTEM)
     ask(rig, [1, 2, 3], plan)
@@ -146,7 +156,9 @@ def test_only_what_was_written_lately_is_read_when_the_client_says_so() -> None:
     report = ask(rig, [7, 8, 9], replace(plan, max_age_s=200.0))
     assert (report.hit, report.skipped) == (None, 22)
     assert ask(rig, [7, 8, 9], replace(plan, max_age_s=0.0)).hit is not None
-    assert ask(rig, [7, 8, 9], replace(ANY, max_age_s=3600.0)).hit is None, "of KV without an entry nobody knows the age"
+    assert ask(rig, [7, 8, 9], replace(ANY, max_age_s=3600.0)).hit is None, (
+        "of KV without an entry nobody knows the age"
+    )
 
 
 def test_unmarked_kv_stays_as_long_after_its_last_use_as_the_plan_says() -> None:
@@ -202,7 +214,8 @@ def test_an_idle_tenant_leaves_nothing_behind() -> None:
 
 
 def test_a_late_admission_refreshes_from_the_start_of_the_request() -> None:
-    """A request that waited a minute for pages renews what it reads for TTL seconds from when it came."""
+    """A request that waited a minute for pages renews what it reads for TTL seconds from when it
+    came."""
     rig = Rig()
     reading = CachePlan(readable=(SYSTEM,), store=False)
     ask(rig, [1], marked(SYSTEM, **NO_TAIL))

@@ -1,4 +1,5 @@
-"""Leases that grow, end early and go on: pages on demand, the report of the first time, entries written in parts."""
+"""Leases that grow, end early and go on: pages on demand, the report of the first time, entries
+written in parts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def started(rig: Rig, plan: CachePlan, answer: list[int] = ANSWER) -> Lease:
 
 
 def resumed(rig: Rig, lease: Lease, token_ids: list[int], *, num_reusable: int = 100) -> Lease:
-    again = rig.cache.resume(lease, "default", token_ids, num_reserve=len(token_ids) + 4, num_reusable=num_reusable)
+    again = rig.cache.resume(
+        lease, "default", token_ids, num_reserve=len(token_ids) + 4, num_reusable=num_reusable
+    )
     assert again is not None
     rig.cache.check()
     assert rig.device.holds(again.block_table, token_ids, again.num_cached)
@@ -32,7 +35,8 @@ def resumed(rig: Rig, lease: Lease, token_ids: list[int], *, num_reusable: int =
 
 
 def test_a_resumed_lease_finds_what_it_left() -> None:
-    """Prompt and answer, all but the last token; the report is the first one, and nothing is counted again."""
+    """Prompt and answer, all but the last token; the report is the first one, and nothing is
+    counted again."""
     rig, whole = Rig(), [*PROMPT, *ANSWER]
     lease = started(rig, marked(SYSTEM))
     rig.release(lease, whole)
@@ -59,7 +63,8 @@ def test_only_what_may_be_reused_is_found() -> None:
 
 
 def test_a_resumed_lease_waits_for_room() -> None:
-    """None while there are too few pages, also where others are about to need some; nothing has changed."""
+    """None while there are too few pages, also where others are about to need some; nothing has
+    changed."""
     rig, whole = Rig(num_pages=12), [*PROMPT, *ANSWER]
     lease = started(rig, marked(SYSTEM))
     rig.release(lease, whole)
@@ -68,7 +73,10 @@ def test_a_resumed_lease_waits_for_room() -> None:
     rig.cache.check()
     rig.compute(other, [7] * 20, 0, 20)
     rig.release(other, [7] * 20)
-    assert rig.cache.resume(lease, "default", whole, num_reserve=31, num_reusable=100, spare_pages=5) is None
+    assert (
+        rig.cache.resume(lease, "default", whole, num_reserve=31, num_reusable=100, spare_pages=5)
+        is None
+    )
     again = resumed(rig, lease, whole)
     rig.compute(again, whole, again.num_cached, len(whole))
     rig.release(again, whole)
@@ -104,7 +112,8 @@ def test_pages_are_reserved_on_demand() -> None:
 
 
 def test_entries_are_written_as_far_as_the_prompt_is_computed() -> None:
-    """Each once: those within what is computed as soon as somebody asks for them, the others with the first token."""
+    """Each once: those within what is computed as soon as somebody asks for them, the others with
+    the first token."""
     rig = Rig()
     plan = marked(SYSTEM, turn(0))
     lease = rig.admit(PROMPT, plan, OFFSETS)

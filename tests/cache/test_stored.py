@@ -44,13 +44,22 @@ def test_the_body_comes_back() -> None:
         pytest.param(ObjectKey(b"x" * 32, LABEL.ids), SEAL, id="another key"),
         pytest.param(ObjectKey(LABEL.key, pack(range(1, 257))), SEAL, id="other tokens"),
         pytest.param(ObjectKey(LABEL.key, pack(range(255))), SEAL, id="fewer tokens"),
-        pytest.param(LABEL, ObjectNamespace(SEAL.namespace, b"s" * 32, SEAL.fingerprint), id="another tenant or secret"),
-        pytest.param(LABEL, ObjectNamespace(SEAL.namespace, SEAL.root_key, b"model-fp32"), id="another dtype"),
-        pytest.param(LABEL, ObjectNamespace(SEAL.namespace, SEAL.root_key, b"model"), id="another model"),
+        pytest.param(
+            LABEL,
+            ObjectNamespace(SEAL.namespace, b"s" * 32, SEAL.fingerprint),
+            id="another tenant or secret",
+        ),
+        pytest.param(
+            LABEL, ObjectNamespace(SEAL.namespace, SEAL.root_key, b"model-fp32"), id="another dtype"
+        ),
+        pytest.param(
+            LABEL, ObjectNamespace(SEAL.namespace, SEAL.root_key, b"model"), id="another model"
+        ),
     ],
 )
 def test_what_was_stored_for_others_is_refused(label: ObjectKey, seal: ObjectNamespace) -> None:
-    """A whole object under the right name is a miss unless it is this tenant's, of this model and these tokens."""
+    """A whole object under the right name is a miss unless it is this tenant's, of this model and
+    these tokens."""
     assert decode_object(PAYLOAD, label, seal) is None
 
 
@@ -80,7 +89,14 @@ def test_anything_else_is_a_miss(data: bytes) -> None:
 
 def test_an_entry_comes_back() -> None:
     """With its times to the last bit; one that was written before entries had an end has none."""
-    entry = StoredEntry(b"a" * 32, 300.0, 1_700_000_000.123456, refresh_on_read=True, position="system/0", offset=1234)
+    entry = StoredEntry(
+        b"a" * 32,
+        300.0,
+        1_700_000_000.123456,
+        refresh_on_read=True,
+        position="system/0",
+        offset=1234,
+    )
     assert decode_entry(memoryview(encode_entry(entry))) == entry
     ending = msgspec.structs.replace(entry, ends_at_s=1_700_000_400.123456)
     assert decode_entry(memoryview(encode_entry(ending))) == ending
@@ -89,9 +105,14 @@ def test_an_entry_comes_back() -> None:
 
 
 def test_keys_tell_kinds_and_tenants_apart() -> None:
-    """One place gives three different keys; a tenant's keys begin alike under every model, two tenants' never."""
+    """One place gives three different keys; a tenant's keys begin alike under every model, two
+    tenants' never."""
     other = ObjectNamespace(namespace(SECRET, "bob"), SEAL.root_key, SEAL.fingerprint)
-    keys = [span_key(SEAL, b"p" * 32), tail_key(SEAL, b"p" * 32, b""), stored_entry_key(SEAL, b"p" * 32)]
+    keys = [
+        span_key(SEAL, b"p" * 32),
+        tail_key(SEAL, b"p" * 32, b""),
+        stored_entry_key(SEAL, b"p" * 32),
+    ]
     assert len({*keys, *(span_key(other, b"p" * 32),)}) == 4
     assert {len(key) for key in keys} == {KEY_NBYTES}
     assert {key[:8] for key in keys} == {SEAL.namespace}

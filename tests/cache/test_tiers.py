@@ -1,4 +1,5 @@
-"""Lower tiers by themselves: what is loaded and what computed, how much is read ahead, whose time counts."""
+"""Lower tiers by themselves: what is loaded and what computed, how much is read ahead, whose time
+counts."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ BARE = CachePlan(any_prefix=True)
 
 def marked(ttl_s: float = 300.0, *, store: bool = True, unmarked_ttl_s: float = 300.0) -> CachePlan:
     planned = (PlannedEntry(ENTRY, ttl_s),)
-    return CachePlan(readable=(ENTRY,), writable=planned, unmarked_ttl_s=unmarked_ttl_s, store=store)
+    return CachePlan(
+        readable=(ENTRY,), writable=planned, unmarked_ttl_s=unmarked_ttl_s, store=store
+    )
 
 
 class Host:
@@ -62,8 +65,17 @@ class Host:
         assert fetch is not None
         return fetch
 
-    def admit(self, plan: CachePlan, now_s: float = 1000.0, *, offset: int = 50, fetch: Fetch | None = None) -> Lease:
-        lease = self.cache.admit(self.tenant, rendered(offset), plan, now_s, num_reserve=LENGTH + 1, fetch=fetch)
+    def admit(
+        self,
+        plan: CachePlan,
+        now_s: float = 1000.0,
+        *,
+        offset: int = 50,
+        fetch: Fetch | None = None,
+    ) -> Lease:
+        lease = self.cache.admit(
+            self.tenant, rendered(offset), plan, now_s, num_reserve=LENGTH + 1, fetch=fetch
+        )
         assert lease is not None
         while lease.arrivals:
             self.cache.restore(lease, 1)
@@ -73,7 +85,12 @@ class Host:
 
     def answer(self, plan: CachePlan, now_s: float = 1000.0, *, offset: int = 50) -> Lease:
         """One request from start to end, everything written down."""
-        lease = self.admit(plan, now_s, offset=offset, fetch=self.cache.seek(self.tenant, rendered(offset), plan, now_s))
+        lease = self.admit(
+            plan,
+            now_s,
+            offset=offset,
+            fetch=self.cache.seek(self.tenant, rendered(offset), plan, now_s),
+        )
         self.cache.grow(lease, LENGTH)
         self.device.compute(lease.block_table, TOKENS, lease.num_cached, LENGTH)
         self.cache.commit(lease, list(TOKENS), LENGTH)
@@ -104,8 +121,12 @@ def slow(store: MemoryStore) -> tuple[Host, Tiers]:
     return host, tiers
 
 
-@pytest.mark.parametrize(("offset", "loaded"), [(50, 50), (48, 48), (49, 49), (64, 64), (99, 99), (3, 3)])
-def test_spans_under_a_live_entry_are_loaded_though_computing_is_faster(offset: int, loaded: int) -> None:
+@pytest.mark.parametrize(
+    ("offset", "loaded"), [(50, 50), (48, 48), (49, 49), (64, 64), (99, 99), (3, 3)]
+)
+def test_spans_under_a_live_entry_are_loaded_though_computing_is_faster(
+    offset: int, loaded: int
+) -> None:
     """A promise is kept, and nothing beyond it is loaded: computing is faster."""
     host, _ = slow(filled(marked(), offset=offset))
     plan = marked()
@@ -125,7 +146,8 @@ def test_spans_under_no_entry_are_loaded_only_where_that_is_faster() -> None:
 
 
 def test_the_patience_for_much_is_half_of_computing_it() -> None:
-    """A tier that makes progress is given up when half the time of computing has passed, but not before a quarter second."""
+    """A tier that makes progress is given up when half the time of computing has passed, but not
+    before a quarter second."""
     clock = StillClock()
     reader = ManualIo(is_open=False)
     host = Host(manual_tiers(("ssd", filled(marked(), offset=99), reader, ManualIo()), clock=clock))
@@ -145,7 +167,8 @@ def test_the_patience_for_much_is_half_of_computing_it() -> None:
 
 
 def test_reads_wait_for_room_to_read_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the bound nothing is read ahead; it is read once an earlier request has used its bytes or has gone."""
+    """Past the bound nothing is read ahead; it is read once an earlier request has used its bytes
+    or has gone."""
     monkeypatch.setattr(reads, "STAGED_NBYTES", 900)
     host = Host(inline_tiers(("ssd", filled(marked()))))
     first, second, third = (host.seek(marked()) for _ in range(3))
@@ -168,7 +191,8 @@ def test_reads_wait_for_room_to_read_into(monkeypatch: pytest.MonkeyPatch) -> No
 def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(
     num_elsewhere: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a request waited for room to read into, a tier got stuck: all before its spans is read, in whatever order."""
+    """While a request waited for room to read into, a tier got stuck: all before its spans is read,
+    in whatever order."""
     monkeypatch.setattr(reads, "STAGED_NBYTES", 1)
     ssd, redis, clock = filled(marked(), offset=99), MemoryStore(1 << 20), StillClock()
     Host(inline_tiers(("redis", redis)), "u").answer(marked())
@@ -207,7 +231,8 @@ def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(
 
 
 def test_a_read_that_keeps_nothing_keeps_what_it_read_below() -> None:
-    """A request that stores nothing still refreshes the entry it reads, and its KV lives as long."""
+    """A request that stores nothing still refreshes the entry it reads, and its KV lives as
+    long."""
     store = filled(marked(unmarked_ttl_s=0.0))
     reader = Host(inline_tiers(("ssd", store)))
     silent = CachePlan(readable=(ENTRY,), store=False)
@@ -219,10 +244,13 @@ def test_a_read_that_keeps_nothing_keeps_what_it_read_below() -> None:
 
 
 def test_no_host_shortens_what_another_has_promised() -> None:
-    """A host that promises five minutes, not knowing better, leaves an hour's entry and its KV alone."""
+    """A host that promises five minutes, not knowing better, leaves an hour's entry and its KV
+    alone."""
     store = filled(marked(3600.0, unmarked_ttl_s=0.0))
     second = Host(inline_tiers(("redis", store)))
-    lease = second.admit(marked(300.0, unmarked_ttl_s=0.0), now_s=1001.0)  # without asking: as if the tier had been late
+    lease = second.admit(
+        marked(300.0, unmarked_ttl_s=0.0), now_s=1001.0
+    )  # without asking: as if the tier had been late
     second.cache.grow(lease, LENGTH)
     second.device.compute(lease.block_table, TOKENS, 0, LENGTH)
     second.cache.promise(lease)
@@ -236,7 +264,9 @@ def test_no_host_shortens_what_another_has_promised() -> None:
 
 def test_a_greatest_age_outlives_the_host() -> None:
     """Another host that reads the entry keeps to it, though its own plan knows no limit."""
-    limit = msgspec.structs.replace(marked(300.0), writable=(PlannedEntry(ENTRY, 300.0, max_age_s=400.0),))
+    limit = msgspec.structs.replace(
+        marked(300.0), writable=(PlannedEntry(ENTRY, 300.0, max_age_s=400.0),)
+    )
     store = filled(limit)
     report = Host(inline_tiers(("redis", store))).answer(marked(300.0), now_s=1250.0).report
     assert report.hit is not None
@@ -276,7 +306,8 @@ def test_a_store_that_drops_is_counted_and_tried_again() -> None:
 
 
 def test_a_refresh_reaches_a_tier_after_the_old_expiry(tmp_path: Path) -> None:
-    """A request that reads is ahead of the refreshes that wait among the writes; nothing it sees expired is lost by that."""
+    """A request that reads is ahead of the refreshes that wait among the writes; nothing it sees
+    expired is lost by that."""
     writer = ManualIo()
     with DiskStore(tmp_path, nbytes=1 << 24) as store:
         tiers = manual_tiers(("ssd", store, InlineIo(), writer))
@@ -291,11 +322,14 @@ def test_a_refresh_reaches_a_tier_after_the_old_expiry(tmp_path: Path) -> None:
         writer.run()
         assert lease.report.hit is None
         assert set(ends.values()) == {1060.0}
-        assert {key: found.expires_at_s for key, found in store.scan()} == dict.fromkeys(ends, 1200.0)
+        assert {key: found.expires_at_s for key, found in store.scan()} == dict.fromkeys(
+            ends, 1200.0
+        )
 
 
 def test_a_tier_is_told_what_each_object_saves() -> None:
-    """A span deep in a prompt is worth more per byte than the first, and an entry, a few bytes, more than all KV."""
+    """A span deep in a prompt is worth more per byte than the first, and an entry, a few bytes,
+    more than all KV."""
     store = MemoryStore(1 << 24)
     worths: dict[bytes, float] = {}
     put_many = store.put_many

@@ -1,4 +1,5 @@
-"""The shapes real coding agents send: a six-step tool loop whose marker moves every turn, and all that a client adds."""
+"""The shapes real coding agents send: a six-step tool loop whose marker moves every turn, and all
+that a client adds."""
 
 from __future__ import annotations
 
@@ -28,12 +29,18 @@ def words(num_bytes: int, seed: str) -> str:
 
 
 def tool(name: str) -> dict[str, Any]:
-    schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"path": {"type": "string"}},
+        "required": ["path"],
+        "additionalProperties": False,
+    }
     return {"name": name, "description": words(300, name), "input_schema": schema}
 
 
 def body(messages: list[dict[str, Any]], nonce: str) -> dict[str, Any]:
-    """One request of the loop: markers on two system blocks and on the last block of the last message."""
+    """One request of the loop: markers on two system blocks and on the last block of the last
+    message."""
     *earlier, last = messages
     content = [*last["content"][:-1], last["content"][-1] | {"cache_control": CC}]
     return {
@@ -46,7 +53,11 @@ def body(messages: list[dict[str, Any]], nonce: str) -> dict[str, Any]:
         "metadata": {"user_id": "user_x_account__session_y"},
         "tools": [tool(name) for name in ("Read", "Edit", "Bash", "Grep", "Write", "Task")],
         "system": [
-            {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.197.{nonce}; cc_entrypoint=sdk-cli;"},
+            {
+                "type": "text",
+                "text": f"x-anthropic-billing-header: cc_version=2.1.197.{nonce}; "
+                "cc_entrypoint=sdk-cli;",
+            },
             {"type": "text", "text": words(62, "who"), "cache_control": CC},
             {"type": "text", "text": words(900, "how"), "cache_control": CC},
         ],
@@ -56,7 +67,12 @@ def body(messages: list[dict[str, Any]], nonce: str) -> dict[str, Any]:
 
 def step(i: int) -> list[dict[str, Any]]:
     """The agent reads a file and is shown it."""
-    call = {"type": "tool_use", "id": f"toolu_{i}", "name": "Read", "input": {"path": f"/src/{i}.py"}}
+    call = {
+        "type": "tool_use",
+        "id": f"toolu_{i}",
+        "name": "Read",
+        "input": {"path": f"/src/{i}.py"},
+    }
     result = {"type": "tool_result", "tool_use_id": f"toolu_{i}", "content": words(40, f"line{i}")}
     return [
         {"role": "assistant", "content": [{"type": "text", "text": f"Reading {i}."}, call]},
@@ -65,7 +81,8 @@ def step(i: int) -> list[dict[str, Any]]:
 
 
 async def test_a_six_step_loop_reads_what_it_has_sent() -> None:
-    """From the second step on at least 95 % of each prompt are read, though the session's nonce changes every time."""
+    """From the second step on at least 95 % of each prompt are read, though the session's nonce
+    changes every time."""
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "Fix the bug."}]},
         {"role": "system", "content": words(300, "reminder")},
@@ -80,9 +97,13 @@ async def test_a_six_step_loop_reads_what_it_has_sent() -> None:
             assert response.status == 200
         for i in range(6):
             sent = orjson.dumps(body(messages, f"a{i}c"))
-            async with served.http.post("/v1/messages?beta=true", data=sent, headers=HEADERS) as response:
+            async with served.http.post(
+                "/v1/messages?beta=true", data=sent, headers=HEADERS
+            ) as response:
                 assert response.status == 200, await response.text()
-                usage = orjson.loads((await response.read()).split(b"data: ")[1].split(b"\n")[0])["message"]["usage"]
+                usage = orjson.loads((await response.read()).split(b"data: ")[1].split(b"\n")[0])[
+                    "message"
+                ]["usage"]
             read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
             shares.append(read / (read + written + usage["input_tokens"]))
             served.clock.advance(5)

@@ -1,4 +1,5 @@
-"""The cache of whole answers: cases 38 and 39 of the collection of public reports, in every API, streamed and not."""
+"""The cache of whole answers: cases 38 and 39 of the collection of public reports, in every API,
+streamed and not."""
 
 from __future__ import annotations
 
@@ -30,9 +31,16 @@ MODEL = "smollm2-135m-instruct"
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "anthropic": (
         "/v1/messages",
-        {"model": "claude-sonnet-5", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]},
+        {
+            "model": "claude-sonnet-5",
+            "max_tokens": 5,
+            "messages": [{"role": "user", "content": "Hi"}],
+        },
     ),
-    "chat": ("/v1/chat/completions", {"model": "gpt-5.6", "messages": [{"role": "user", "content": "Hi"}]}),
+    "chat": (
+        "/v1/chat/completions",
+        {"model": "gpt-5.6", "messages": [{"role": "user", "content": "Hi"}]},
+    ),
     "responses": ("/v1/responses", {"model": "gpt-5.6", "input": "Hi"}),
     "completions": ("/v1/completions", {"model": "gpt-5.6", "prompt": "Hi"}),
 }
@@ -44,17 +52,27 @@ def tool(name: str) -> dict[str, Any]:
 
 async def post(served: Served, path: str, body: dict[str, Any], **headers: str) -> tuple[str, Any]:
     """The text of an answer and its headers."""
-    sent = {**(ANTHROPIC if path == "/v1/messages" else OPENAI), **{k.replace("_", "-"): v for k, v in headers.items()}}
+    sent = {
+        **(ANTHROPIC if path == "/v1/messages" else OPENAI),
+        **{k.replace("_", "-"): v for k, v in headers.items()},
+    }
     async with served.http.post(path, json=body, headers=sent) as response:
         text = await response.text()
         assert response.status == 200, text
         return text, response.headers
 
 
-async def ask(served: Served, api: str = "anthropic", headers: dict[str, str] | None = None, **more: Any) -> tuple[Any, Any]:
-    """One request at temperature 0, unless told otherwise: the answer's body, parsed unless it is a stream, and headers."""
+async def ask(
+    served: Served, api: str = "anthropic", headers: dict[str, str] | None = None, **more: Any
+) -> tuple[Any, Any]:
+    """One request at temperature 0, unless told otherwise: the answer's body, parsed unless it is a
+    stream, and headers."""
     path, body = ASKED[api]
-    fields = {name: value for name, value in ({"temperature": 0} | body | more).items() if value is not None}
+    fields = {
+        name: value
+        for name, value in ({"temperature": 0} | body | more).items()
+        if value is not None
+    }
     text, told = await post(served, path, fields, **(headers or {}))
     return (text if more.get("stream") else json.loads(text)), told
 
@@ -65,15 +83,22 @@ def members(headers: Any) -> dict[str, dict[str, Any]]:
     return {str(name): dict(parameters) for name, parameters in parsed}
 
 
-# Case 38: the key ------------------------------------------------------------------------------------------------------------
+# Case 38: the key ---------------------------------------------------------------------------------
 
 
 async def test_case_38_other_tools_are_another_request() -> None:
     """The same words with other tools are asked again; with the same tools they are not."""
     backend = ScriptedBackend(lambda request: Script(texts=(request.prompt.tools[0].name,)))
     async with serving(backend, TOOLS_TOO) as served:
-        said = [(await ask(served, tools=[tool(name)]))[0] for name in ("search_books", "search_news", "search_books")]
-    assert [body["content"][0]["text"] for body in said] == ["search_books", "search_news", "search_books"]
+        said = [
+            (await ask(served, tools=[tool(name)]))[0]
+            for name in ("search_books", "search_news", "search_books")
+        ]
+    assert [body["content"][0]["text"] for body in said] == [
+        "search_books",
+        "search_news",
+        "search_books",
+    ]
     assert len(backend.requests) == 2
 
 
@@ -89,30 +114,57 @@ async def test_case_38_with_tools_nothing_is_given_again_unless_enabled() -> Non
 CHANGES: dict[str, dict[str, Any]] = {
     "words": {"messages": [{"role": "user", "content": "Ho"}]},
     "a mark": {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}]
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}],
+            }
+        ]
     },
     "turns": {
-        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I"}, {"role": "user", "content": "?"}]
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "I"},
+            {"role": "user", "content": "?"},
+        ]
     },
     "system": {"system": "Be brief."},
     "limit": {"max_tokens": 6},
     "stop": {"stop_sequences": ["x"]},
     "top_k": {"top_k": 3},
     "model id": {"model": "claude-opus-5"},
-    "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000, "temperature": 1},
+    "thinking": {
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "max_tokens": 2000,
+        "temperature": 1,
+    },
     "format": {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
-    "order of keys": {"tools": [tool("t") | {"input_schema": {"type": "object", "properties": {"b": {}, "a": {}}}}]},
+    "order of keys": {
+        "tools": [
+            tool("t") | {"input_schema": {"type": "object", "properties": {"b": {}, "a": {}}}}
+        ]
+    },
     "tool choice": {"tools": [tool("t")], "tool_choice": {"type": "any"}},
 }
 ANYTHING = "caching: {responses: {enabled: true, tools: true, sampled: true}}"
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-async def test_case_38_whatever_could_change_the_answer_is_in_the_key(change: dict[str, Any]) -> None:
+async def test_case_38_whatever_could_change_the_answer_is_in_the_key(
+    change: dict[str, Any],
+) -> None:
     """A change of one field is another request; the same change again is not."""
     backend = ScriptedBackend()
     async with serving(backend, ANYTHING) as served:
-        for more in ({}, {"tools": [tool("t") | {"input_schema": {"type": "object", "properties": {"a": {}, "b": {}}}}]}):
+        for more in (
+            {},
+            {
+                "tools": [
+                    tool("t")
+                    | {"input_schema": {"type": "object", "properties": {"a": {}, "b": {}}}}
+                ]
+            },
+        ):
             await ask(served, **more)
         before = len(backend.requests)
         for _ in range(2):
@@ -129,7 +181,9 @@ async def test_case_38_whatever_could_change_the_answer_is_in_the_key(change: di
         ({"x_session_id": "s"}, 1),
     ],
 )
-async def test_case_38_versions_of_the_api_are_in_the_key(headers: dict[str, str], num_asked: int) -> None:
+async def test_case_38_versions_of_the_api_are_in_the_key(
+    headers: dict[str, str], num_asked: int
+) -> None:
     """Beta headers and the API's version are; names of requests and sessions are not."""
     backend = ScriptedBackend()
     async with serving(backend, ANYTHING) as served:
@@ -155,7 +209,9 @@ async def test_case_38_apis_and_tenants_are_apart() -> None:
 async def test_case_38_end_users_share_answers_or_do_not(end_users: str, num_asked: int) -> None:
     """As the policy says: a user's name is no part of what the model is asked."""
     backend = ScriptedBackend()
-    async with serving(backend, f"caching: {{responses: {{enabled: true, end_users: {end_users}}}}}") as served:
+    async with serving(
+        backend, f"caching: {{responses: {{enabled: true, end_users: {end_users}}}}}"
+    ) as served:
         for name in ("me", "you", "me"):
             await ask(served, metadata={"user_id": name})
         for name in ("me", "you", "them", "me"):
@@ -174,7 +230,9 @@ async def test_case_38_end_users_share_answers_or_do_not(end_users: str, num_ask
         ("", {"temperature": 0}, 2),
     ],
 )
-async def test_only_answers_that_would_be_the_same_are_given_again(policy: str, more: dict[str, Any], num_asked: int) -> None:
+async def test_only_answers_that_would_be_the_same_are_given_again(
+    policy: str, more: dict[str, Any], num_asked: int
+) -> None:
     """Temperature 0 or a seed, unless the policy says otherwise; off by default."""
     backend = ScriptedBackend()
     async with serving(backend, policy) as served:
@@ -184,17 +242,21 @@ async def test_only_answers_that_would_be_the_same_are_given_again(policy: str, 
     assert ("pcg-resp" in headers["Cache-Status"]) == bool(policy)
 
 
-# Case 39: what it costs -------------------------------------------------------------------------------------------------------
+# Case 39: what it costs ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("api", ASKED)
 async def test_case_39_it_costs_nothing_and_says_what_it_saved(api: str) -> None:
-    """Cost c, then 0 with c saved; usage in the body is the first one's; one call of the model; nobody's spending grows."""
+    """Cost c, then 0 with c saved; usage in the body is the first one's; one call of the model;
+    nobody's spending grows."""
     backend = ScriptedBackend()
     async with serving(backend, ON) as served:
         first, bought = await ask(served, api)
         totals = served.gateway.ledger.totals["default", MODEL]
-        spent, tokens = totals.cost_usd, (totals.input, totals.cache_read, totals.cache_write, totals.output)
+        spent, tokens = (
+            totals.cost_usd,
+            (totals.input, totals.cache_read, totals.cache_write, totals.output),
+        )
         second, given = await ask(served, api)
         cost = Decimal(bought["pcg-cost-usd"])
         assert cost == spent > 0
@@ -210,7 +272,8 @@ async def test_case_39_it_costs_nothing_and_says_what_it_saved(api: str) -> None
 
 
 async def test_case_39_headers_log_and_metrics_agree() -> None:
-    """`Cache-Status` has the response cache alone; one log line of its kind; no token is counted twice."""
+    """`Cache-Status` has the response cache alone; one log line of its kind; no token is counted
+    twice."""
     clock_moves = 60.0
     async with serving(ScriptedBackend(), ON) as served:
         _, first = await ask(served)
@@ -223,8 +286,16 @@ async def test_case_39_headers_log_and_metrics_agree() -> None:
         assert "pcg-miss-reason" not in second
         async with served.http.get("/metrics") as response:
             lines = (await response.text()).splitlines()
-        values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
-        assert values['pcg_response_lookup_total{result="hit"}'] == values['pcg_response_lookup_total{result="miss"}'] == 1
+        values = {
+            line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+            for line in lines
+            if not line.startswith("#")
+        }
+        assert (
+            values['pcg_response_lookup_total{result="hit"}']
+            == values['pcg_response_lookup_total{result="miss"}']
+            == 1
+        )
         assert values["pcg_output_tokens_total"] == 2
         assert values["pcg_response_saved_usd_total"] == pytest.approx(float(first["pcg-cost-usd"]))
         assert values["pcg_response_bytes"] > 0
@@ -237,11 +308,16 @@ async def test_case_39_headers_log_and_metrics_agree() -> None:
             structlog.reset_defaults()
     generated, given = (json.loads(line) for line in out.getvalue().splitlines())
     assert "kind" not in generated
-    assert (given["kind"], given["usd"], given["saved_usd"]) == ("response_cache", "0.00000000", generated["usd"])
+    assert (given["kind"], given["usd"], given["saved_usd"]) == (
+        "response_cache",
+        "0.00000000",
+        generated["usd"],
+    )
 
 
 async def test_what_the_prefix_cache_did_is_in_the_usage_again() -> None:
-    """An answer that wrote a prefix is given with that usage; the prefix cache's own counts are those of one request."""
+    """An answer that wrote a prefix is given with that usage; the prefix cache's own counts are
+    those of one request."""
     backend = ScriptedBackend(lambda request: Script(report_for(request, 1000, 900, warm=False)))
     marked = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     async with serving(backend, ON) as served:
@@ -250,23 +326,29 @@ async def test_what_the_prefix_cache_did_is_in_the_usage_again() -> None:
     assert told[0]["cache_creation_input_tokens"] == 900
 
 
-# Streams ---------------------------------------------------------------------------------------------------------------------
+# Streams ------------------------------------------------------------------------------------------
 
 
 def kinds(stream: str) -> list[str]:
-    """The events of an SSE stream in order, without repetitions: by type, or by what a chunk of Chat Completions holds."""
+    """The events of an SSE stream in order, without repetitions: by type, or by what a chunk of
+    Chat Completions holds."""
     found: list[str] = []
     for line in stream.splitlines():
         if line.startswith("data: {"):
             event = json.loads(line[6:])
-            kind = event.get("type") or "+".join(sorted({k for c in event["choices"] for k in c.get("delta", c)})) or "usage"
+            kind = (
+                event.get("type")
+                or "+".join(sorted({k for c in event["choices"] for k in c.get("delta", c)}))
+                or "usage"
+            )
             found += [kind] if found[-1:] != [kind] else []
     return found
 
 
 @pytest.mark.parametrize("api", ASKED)
 async def test_a_stream_is_replayed_in_the_order_of_its_format(api: str) -> None:
-    """The events of a replay are those of the first stream, in its order; the headers know the cost from the start."""
+    """The events of a replay are those of the first stream, in its order; the headers know the cost
+    from the start."""
     async with serving(ScriptedBackend(), ON) as served:
         first, bought = await ask(served, api, stream=True)
         second, given = await ask(served, api, stream=True)
@@ -288,9 +370,14 @@ CALLS = (
 
 
 async def test_the_official_clients_read_replays() -> None:
-    """Reasoning, text and two calls, accumulated by the SDKs from a replayed stream: the same message as the first time."""
+    """Reasoning, text and two calls, accumulated by the SDKs from a replayed stream: the same
+    message as the first time."""
     backend = ScriptedBackend(Script(texts=(), deltas=CALLS))
-    body: dict[str, Any] = {"max_tokens": 50, "model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    body: dict[str, Any] = {
+        "max_tokens": 50,
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
     async with (
         serving(backend, ANYTHING) as served,
         anthropic.AsyncAnthropic(base_url=served.url, api_key="k", max_retries=0) as claude,
@@ -300,15 +387,23 @@ async def test_the_official_clients_read_replays() -> None:
         for _ in range(2):
             async with claude.messages.stream(**body, tools=[tool("find"), tool("open")]) as stream:
                 messages.append(
-                    (await stream.get_final_message()).model_dump(exclude={"id": True, "content": {"__all__": "id"}})
+                    (await stream.get_final_message()).model_dump(
+                        exclude={"id": True, "content": {"__all__": "id"}}
+                    )
                 )
         assert messages[0] == messages[1]
-        assert [block["type"] for block in messages[1]["content"]] == ["text", "tool_use", "tool_use"]
+        assert [block["type"] for block in messages[1]["content"]] == [
+            "text",
+            "tool_use",
+            "tool_use",
+        ]
         responses = []
         for _ in range(2):
             async with gpt.responses.stream(model=MODEL, input="Hi", temperature=0) as events:
                 responses.append(await events.get_final_response())
-        assert [item.type for item in responses[1].output] == [item.type for item in responses[0].output]
+        assert [item.type for item in responses[1].output] == [
+            item.type for item in responses[0].output
+        ]
         assert responses[1].output_text == responses[0].output_text == "I look it up."
         assert responses[1].usage == responses[0].usage
         kept = await gpt.responses.retrieve(responses[1].id)
@@ -334,7 +429,10 @@ async def test_several_answers_and_their_probabilities_come_again() -> None:
 
     def script(request: Request) -> Script:
         word = request.id.partition(".")[2] or "0"
-        return Script(texts=(), deltas=tuple(TextDelta("r", word, (i,), logprobs=(logprob(word),)) for i in range(3)))
+        return Script(
+            texts=(),
+            deltas=tuple(TextDelta("r", word, (i,), logprobs=(logprob(word),)) for i in range(3)),
+        )
 
     def logprob(word: str) -> TokenLogprobs:
         return TokenLogprobs(TokenLogprob(1, -0.5, word.encode()))
@@ -354,10 +452,13 @@ async def test_several_answers_and_their_probabilities_come_again() -> None:
 
 
 async def test_several_prompts_come_again() -> None:
-    """A legacy completion of two prompts, two answers each: in their places, with the usage of both prompts."""
+    """A legacy completion of two prompts, two answers each: in their places, with the usage of both
+    prompts."""
     backend = ScriptedBackend(lambda request: Script(texts=(str(request.prompt.raw), "!")))
     async with serving(backend, ON) as served:
-        told = [(await ask(served, "completions", prompt=["a", "b"], n=2, seed=1))[0] for _ in range(2)]
+        told = [
+            (await ask(served, "completions", prompt=["a", "b"], n=2, seed=1))[0] for _ in range(2)
+        ]
         swapped, _ = await ask(served, "completions", prompt=["b", "a"], n=2, seed=1)
     assert [choice["text"] for choice in told[1]["choices"]] == ["a!", "a!", "b!", "b!"]
     assert (told[0]["choices"], told[0]["usage"]) == (told[1]["choices"], told[1]["usage"])
@@ -374,18 +475,23 @@ async def test_an_answer_in_the_background_comes_again() -> None:
     ):
         names = []
         for _ in range(2):
-            response = await gpt.responses.create(model=MODEL, input="Hi", temperature=0, background=True)
+            response = await gpt.responses.create(
+                model=MODEL, input="Hi", temperature=0, background=True
+            )
             async with asyncio.timeout(20):
                 while (response := await gpt.responses.retrieve(response.id)).status != "completed":
                     await asyncio.sleep(0)
             assert response.output_text == "Hello world"
             names.append(response.id)
         assert len(set(names)) == 2
-        assert [record.kind for record in served.records if record.bill is not None] == ["engine", "response_cache"]
+        assert [record.kind for record in served.records if record.bill is not None] == [
+            "engine",
+            "response_cache",
+        ]
     assert len(backend.requests) == 1
 
 
-# What clients, failures, time and room decide --------------------------------------------------------------------------------
+# What clients, failures, time and room decide -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -398,8 +504,11 @@ async def test_an_answer_in_the_background_comes_again() -> None:
         ("only-if-cached", 1, {"hit": True, "ttl": 540}),
     ],
 )
-async def test_cache_control_is_respected(control: str, num_asked: int, member: dict[str, Any]) -> None:
-    """`no-cache` and a younger `max-age` ask again and keep the new answer; `no-store` asks and keeps nothing."""
+async def test_cache_control_is_respected(
+    control: str, num_asked: int, member: dict[str, Any]
+) -> None:
+    """`no-cache` and a younger `max-age` ask again and keep the new answer; `no-store` asks and
+    keeps nothing."""
     told = iter(("first", "second", "third"))
     backend = ScriptedBackend(lambda request: Script(texts=(next(told),)))
     async with serving(backend, ON) as served:
@@ -431,7 +540,9 @@ async def test_an_answer_has_its_time() -> None:
 
 async def test_room_is_bounded_and_the_least_used_goes_first() -> None:
     """Three answers where two fit; one that fits nowhere is not kept."""
-    backend = ScriptedBackend(lambda request: Script(texts=("x" * (5000 if request.sampling.max_tokens == 9 else 100),)))
+    backend = ScriptedBackend(
+        lambda request: Script(texts=("x" * (5000 if request.sampling.max_tokens == 9 else 100),))
+    )
     async with serving(backend, "caching: {responses: {enabled: true, bytes: 4000}}") as served:
         for limit in (1, 2, 1, 3):
             await ask(served, max_tokens=limit)
@@ -454,7 +565,9 @@ async def test_an_answer_that_broke_off_is_not_kept(stream: bool) -> None:
     backend = ScriptedBackend(lambda request: next(scripts))
     path, body = ASKED["anthropic"]
     async with serving(backend, ON) as served:
-        async with served.http.post(path, json=body | {"temperature": 0, "stream": stream}, headers=ANTHROPIC) as response:
+        async with served.http.post(
+            path, json=body | {"temperature": 0, "stream": stream}, headers=ANTHROPIC
+        ) as response:
             assert "error" in await response.text()
         told, _ = await ask(served)
     assert told["content"][0]["text"] == "Hello world"
@@ -462,9 +575,12 @@ async def test_an_answer_that_broke_off_is_not_kept(stream: bool) -> None:
 
 
 async def test_flushing_forgets_answers_too() -> None:
-    """A tenant's, or all; what is on its way when everything is to be forgotten is not kept afterwards."""
+    """A tenant's, or all; what is on its way when everything is to be forgotten is not kept
+    afterwards."""
     gate = asyncio.Event()
-    backend = ScriptedBackend(lambda request: Script(before_text={0: gate} if request.sampling.max_tokens == 7 else {}))
+    backend = ScriptedBackend(
+        lambda request: Script(before_text={0: gate} if request.sampling.max_tokens == 7 else {})
+    )
     async with serving(backend, ON) as served:
         await ask(served)
         late = asyncio.create_task(ask(served, max_tokens=7))

@@ -1,7 +1,9 @@
-"""The real Claude Code against a real gateway: opt-in, for it needs the program (`PCG_CLAUDE_CODE` names it) and minutes.
+"""The real Claude Code against a real gateway: opt-in, for it needs the program (`PCG_CLAUDE_CODE`
+names it) and minutes.
 
 npm install --prefix /tmp/claude @anthropic-ai/claude-code
-PCG_CLAUDE_CODE=/tmp/claude/node_modules/.bin/claude python -m pytest tests/cases/test_claude_code.py
+PCG_CLAUDE_CODE=/tmp/claude/node_modules/.bin/claude python -m pytest
+tests/cases/test_claude_code.py
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ pytestmark = [
 ]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "claude-code.yaml"
-"""The default model stretched by RoPE scaling, which is for tests: its answers are words, not help."""
+"""The default model stretched by RoPE scaling, which is for tests: its answers are words, not
+help."""
 
 STOP_AT_ONCE = "server: {drain: {delay: 0s, timeout: 5s}}\ntiers: {ssd: {bytes: 0}}\n"
 SMALL = ("--tools", "Read", "--system-prompt", "You are a helpful assistant.")
@@ -37,11 +40,13 @@ SMALL = ("--tools", "Read", "--system-prompt", "You are a helpful assistant.")
 
 MAX_OUTPUT = 64
 CUT = f"exceeded the {MAX_OUTPUT} output token maximum"
-"""What the program says of an answer that does not end. It has asked for the rest three times by then."""
+"""What the program says of an answer that does not end. It has asked for the rest three times by
+then."""
 
 
 def turn(url: str, home: Path, words: str, *more: str, timeout_s: float = 400) -> dict[str, Any]:
-    """One turn in print mode that ended in an answer, or in one that a small model would not bring to an end."""
+    """One turn in print mode that ended in an answer, or in one that a small model would not bring
+    to an end."""
     assert PROGRAM is not None
     environ = {
         "PATH": os.environ["PATH"],
@@ -72,8 +77,12 @@ def counted(url: str) -> Counter[str]:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     samples = [sample for family in families for sample in family.samples]
-    found = Counter({s.labels["kind"]: int(s.value) for s in samples if s.name == "pcg_prompt_tokens_total"})
-    return found + Counter(skipped=sum(int(s.value) for s in samples if s.name == "pcg_prefill_skipped_tokens_total"))
+    found = Counter(
+        {s.labels["kind"]: int(s.value) for s in samples if s.name == "pcg_prompt_tokens_total"}
+    )
+    return found + Counter(
+        skipped=sum(int(s.value) for s in samples if s.name == "pcg_prefill_skipped_tokens_total")
+    )
 
 
 @pytest.mark.timeout(900)
@@ -90,9 +99,11 @@ def test_the_second_turn_reads_the_first(default_model: Path, tmp_path: Path) ->
 
 @pytest.mark.timeout(1500)
 def test_the_whole_prompt(default_model: Path, tmp_path: Path) -> None:
-    """With all tools and its own system text: 20,000 tokens are computed once, and the second turn skips nearly all of them.
+    """With all tools and its own system text: 20,000 tokens are computed once, and the second turn
+    skips nearly all of them.
 
-    The model is named in both turns, because the program otherwise describes a tool in other words when it continues.
+    The model is named in both turns, because the program otherwise describes a tool in other words
+    when it continues.
     """
     named = ("--model", "claude-opus-4-8")
     with serving(EXAMPLE.read_text(encoding="utf-8") + STOP_AT_ONCE) as url:

@@ -1,4 +1,5 @@
-"""What users ran into with cache marks: where they may stand, how many, in which order, and what they are worth.
+"""What users ran into with cache marks: where they may stand, how many, in which order, and what
+they are worth.
 
 The numbers are those of a collection of public bug reports.
 """
@@ -15,12 +16,19 @@ from tests.gateway.serving import make_policy, serving
 
 
 async def test_case_06_a_mark_on_an_empty_text_block() -> None:
-    """Strict is the API's 400 with its path; repaired, the mark moves; automatic caching walks back."""
+    """Strict is the API's 400 with its path; repaired, the mark moves; automatic caching walks
+    back."""
     empty = say("user", words(100), text("", CC))
     async with opened() as desk:
         told = await desk.ask(empty)
-        assert told.error == "messages.0.content.1.text: cache_control cannot be set for empty text blocks"
-        image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+        assert (
+            told.error
+            == "messages.0.content.1.text: cache_control cannot be set for empty text blocks"
+        )
+        image = {
+            "type": "image",
+            "source": {"type": "base64", "media_type": "image/png", "data": "aGk="},
+        }
         told = await desk.ask(say("user", image, text("", CC)))
         assert told.error.startswith("messages.0.content.1.text: ")
         assert (await desk.ask(say("user", words(100), text("")), cache_control=CC)).written > 100
@@ -33,18 +41,28 @@ async def test_case_06_a_mark_on_an_empty_text_block() -> None:
 async def test_case_07_a_mark_on_a_thinking_block() -> None:
     """Strict is the API's 400 with its path; repaired, it is taken off that block alone."""
     thought = {"type": "thinking", "thinking": "..", "signature": "s"}
-    turns = [say("user", "q"), say("assistant", thought | {"cache_control": CC}, "hello"), say("user", "r")]
+    turns = [
+        say("user", "q"),
+        say("assistant", thought | {"cache_control": CC}, "hello"),
+        say("user", "r"),
+    ]
     async with opened() as desk:
         told = await desk.ask(*turns)
-        assert told.error == "messages.1.content.0.thinking.cache_control: Extra inputs are not permitted"
+        assert (
+            told.error
+            == "messages.1.content.0.thinking.cache_control: Extra inputs are not permitted"
+        )
     async with opened(REPAIR) as desk:
         told = await desk.ask(*turns)
         assert told.headers["pcg-warning"] == "cache_control-removed-from-thinking"
-        assert await desk.count(say("user", "q"), say("assistant", thought, "hello"), say("user", "r")) == sum(told.u)
+        assert await desk.count(
+            say("user", "q"), say("assistant", thought, "hello"), say("user", "r")
+        ) == sum(told.u)
 
 
 async def test_case_08_more_than_four_breakpoints() -> None:
-    """The right number in the 400, the automatic one counted; repaired, anchors and the latest stay."""
+    """The right number in the 400, the automatic one counted; repaired, anchors and the latest
+    stay."""
     body: dict[str, Any] = {"tools": [tool("a", CC)], "system": [text("s", CC)]}
     three = [say("user", text("a", CC), text("b", CC), text("c", CC))]
     message = "A maximum of 4 blocks with cache_control may be provided. Found 5."
@@ -59,11 +77,13 @@ async def test_case_08_more_than_four_breakpoints() -> None:
 
 
 async def test_case_09_mixed_ttls_in_the_wrong_order() -> None:
-    """The 400 names the block that comes too late; in the right order each class is billed its own stretch."""
+    """The 400 names the block that comes too late; in the right order each class is billed its own
+    stretch."""
     async with opened() as desk:
         told = await desk.ask(tools=[tool("a", CC)], system=[text(words(100), CC1H)])
         assert told.error.startswith(
-            "system.0.cache_control.ttl: a ttl='1h' cache_control block must not come after a ttl='5m'"
+            "system.0.cache_control.ttl: a ttl='1h' cache_control block must not come after a "
+            "ttl='5m'"
         )
         told = await desk.ask(tools=[tool("a", CC1H)], system=[text(words(100), CC)])
         assert told.u[0] == 0
@@ -74,10 +94,14 @@ async def test_case_09_mixed_ttls_in_the_wrong_order() -> None:
 
 
 async def test_case_10_the_look_back_window() -> None:
-    """Blocks 10, 15 and 35 of the vendor's example: 10 is read from 15; from 35 nothing is; marked at 15 and 35, 15 is."""
+    """Blocks 10, 15 and 35 of the vendor's example: 10 is read from 15; from 35 nothing is; marked
+    at 15 and 35, 15 is."""
 
     def blocks(num: int, *marks: int) -> dict[str, Any]:
-        return say("user", *(text(words(20, f"b{i}x"), CC if i in marks else None) for i in range(1, num + 1)))
+        return say(
+            "user",
+            *(text(words(20, f"b{i}x"), CC if i in marks else None) for i in range(1, num + 1)),
+        )
 
     async with opened() as desk:
         first = await desk.ask(blocks(10, 10))
@@ -91,7 +115,8 @@ async def test_case_10_the_look_back_window() -> None:
 
 
 async def test_case_16_tool_choice_toggled() -> None:
-    """Tools and system stay readable, the messages are written again; back again, everything is read."""
+    """Tools and system stay readable, the messages are written again; back again, everything is
+    read."""
     body: dict[str, Any] = {"tools": [tool("find", CC)], "system": [text(words(100), CC)]}
     turns = [say("user", text(words(100, "m"), CC), "q")]
     async with opened() as desk:
@@ -104,7 +129,8 @@ async def test_case_16_tool_choice_toggled() -> None:
 
 
 async def test_case_17_effort_changed() -> None:
-    """The default in words is the default; another effort is another entry, and going back reads the first."""
+    """The default in words is the default; another effort is another entry, and going back reads
+    the first."""
     turns = [say("user", text(words(100), CC), "q")]
     async with opened() as desk:
         first = await desk.ask(*turns)
@@ -114,9 +140,13 @@ async def test_case_17_effort_changed() -> None:
 
 
 async def test_case_18_the_model_switched() -> None:
-    """An alias of the same model reads; another model has a cache of its own, and the diagnosis says so first."""
+    """An alias of the same model reads; another model has a cache of its own, and the diagnosis
+    says so first."""
     policy = "models: [{name: m1, aliases: [m1-fast]}, {name: m2, aliases: [m2-fast]}]"
-    body: dict[str, Any] = {"system": [text(words(100), CC)], "diagnostics": {"previous_message_id": None}}
+    body: dict[str, Any] = {
+        "system": [text(words(100), CC)],
+        "diagnostics": {"previous_message_id": None},
+    }
     async with EngineBackend("m1") as one, EngineBackend("m2") as two:
         effective = make_policy(policy)
         assert [model.name for model in effective.models] == ["m1", "m2"]
@@ -124,25 +154,33 @@ async def test_case_18_the_model_switched() -> None:
             desk = Desk(served, one)
             first = await desk.ask(**body, model="m1")
             assert (await desk.ask(**body, model="m1-fast")).read == first.written > 100
-            found = await desk.ask(**body | {"model": "m2", "diagnostics": {"previous_message_id": first.body["id"]}})
+            found = await desk.ask(
+                **body | {"model": "m2", "diagnostics": {"previous_message_id": first.body["id"]}}
+            )
             assert found.body["diagnostics"]["cache_miss_reason"]["type"] == "model_changed"
         async with serving(two, policy) as served:
             assert (await Desk(served, two).ask(**body, model="m2")).read == 0
 
 
 async def test_case_19_below_the_minimum() -> None:
-    """63 tokens are too few and say so, 64 are enough; of two marks only the long enough one writes."""
+    """63 tokens are too few and say so, 64 are enough; of two marks only the long enough one
+    writes."""
     async with opened() as desk:
-        head = await desk.count(say("user", "x"), system=[text("y")]) - await desk.count(say("user", "x"))
+        head = await desk.count(say("user", "x"), system=[text("y")]) - await desk.count(
+            say("user", "x")
+        )
         probe = await desk.ask(say("user", "x"), system=[text(words(200), CC)])
         around = probe.written - 200
         assert head > 0
         short, enough = [
-            await desk.ask(say("user", "x"), system=[text(words(num - around, f"s{num}"), CC)]) for num in (63, 64)
+            await desk.ask(say("user", "x"), system=[text(words(num - around, f"s{num}"), CC)])
+            for num in (63, 64)
         ]
         assert (short.u[:3], short.headers["pcg-cache"]) == ((0, 0, 0), "below-min")
         assert enough.u[:2] == (0, 64)
-        two = await desk.ask(say("user", "x"), system=[text(words(20, "p"), CC), text(words(80, "q"), CC)])
+        two = await desk.ask(
+            say("user", "x"), system=[text(words(20, "p"), CC), text(words(80, "q"), CC)]
+        )
         assert two.written > 100
 
 
@@ -161,7 +199,13 @@ async def test_case_24_a_mark_inside_a_tool_result() -> None:
 
 async def test_case_32_marks_survive_whatever_stands_beside_them() -> None:
     """Odd spacing, key order, unknown fields and members: the mark is seen."""
-    body = {"x_future": 1, "messages": [say("user", "hi")], "max_tokens": 1, "model": MODEL, "metadata": {"y": [1]}}
+    body = {
+        "x_future": 1,
+        "messages": [say("user", "hi")],
+        "max_tokens": 1,
+        "model": MODEL,
+        "metadata": {"y": [1]},
+    }
     mark = {"ttl": "5m", "scope": "global", "type": "ephemeral"}
     body["system"] = [{"cache_control": mark, "z": {}, "text": words(100), "type": "text"}]
     async with opened() as desk:

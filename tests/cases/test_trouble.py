@@ -1,4 +1,5 @@
-"""What users ran into when something broke: damaged KV, clients that leave, streams that fall silent.
+"""What users ran into when something broke: damaged KV, clients that leave, streams that fall
+silent.
 
 The numbers are those of a collection of public bug reports.
 """
@@ -18,7 +19,8 @@ from tests.gateway.serving import ANTHROPIC, serving
 
 
 def test_case_35_damaged_kv_is_recomputed() -> None:
-    """A flipped byte in a stored block is a miss that is counted and healed, never an answer from garbage."""
+    """A flipped byte in a stored block is a miss that is counted and healed, never an answer from
+    garbage."""
     store = MemoryStore(1 << 20)
     rig = Rig(store=store, force_store=True)
     tokens, offsets = [*range(100, 122), 1, 2], {SYSTEM: 22, turn(0): 24}
@@ -34,7 +36,8 @@ def test_case_35_damaged_kv_is_recomputed() -> None:
 
 
 async def test_case_36_a_client_that_leaves_mid_stream() -> None:
-    """What it used is recorded, what was prefilled is read by the next turn, and nothing is computed for it any more."""
+    """What it used is recorded, what was prefilled is read by the next turn, and nothing is
+    computed for it any more."""
     body = {
         "model": MODEL,
         "max_tokens": 4000,
@@ -57,17 +60,25 @@ async def test_case_36_a_client_that_leaves_mid_stream() -> None:
 
 
 async def test_case_37_an_idle_stream_is_kept_open() -> None:
-    """Before the first token bytes go out at intervals, the SDK's order stays intact, and an early error keeps its status."""
+    """Before the first token bytes go out at intervals, the SDK's order stays intact, and an early
+    error keeps its status."""
     gate = asyncio.Event()
     backend = ScriptedBackend(Script(before_started=gate))
     policy = "server: {sse: {keepalive: 20ms, early_headers_after: 20ms}}"
     body = {"model": MODEL, "max_tokens": 1, "stream": True, "messages": [say("user", "hi")]}
-    async with serving(backend, policy) as served, served.http.post("/v1/messages", json=body, headers=ANTHROPIC) as response:
+    async with (
+        serving(backend, policy) as served,
+        served.http.post("/v1/messages", json=body, headers=ANTHROPIC) as response,
+    ):
         for _ in range(2):
             assert await response.content.readuntil(b"\n\n") == b": keepalive\n\n"
         gate.set()
         rest = (await response.read()).decode()
-    names = [line[7:] for line in rest.splitlines() if line.startswith("event: ") and line != "event: ping"]
+    names = [
+        line[7:]
+        for line in rest.splitlines()
+        if line.startswith("event: ") and line != "event: ping"
+    ]
     assert (names[0], names[-1]) == ("message_start", "message_stop")
 
 
@@ -75,5 +86,9 @@ def test_every_case_of_this_dialect_is_here() -> None:
     """One test for each report that concerns Anthropic's API or the local engine."""
     wanted = {*range(1, 14), *range(15, 22), *range(24, 33), 35, 36, 37, 41, 43, 47}
     texts = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")]
-    named = {int(number) for text in texts for number in re.findall(r"^(?:async )?def test_case_(\d+)_", text, re.MULTILINE)}
+    named = {
+        int(number)
+        for text in texts
+        for number in re.findall(r"^(?:async )?def test_case_(\d+)_", text, re.MULTILINE)
+    }
     assert wanted <= named

@@ -1,4 +1,5 @@
-"""What users of prompt caching ran into with gateways in front of providers: cases of public bug reports, over real sockets."""
+"""What users of prompt caching ran into with gateways in front of providers: cases of public bug
+reports, over real sockets."""
 
 from __future__ import annotations
 
@@ -25,22 +26,47 @@ PRICES = (
 def message(**usage: Any) -> dict[str, Any]:
     """An answer of Anthropic's."""
     content = [{"type": "text", "text": "Hi"}]
-    return {"id": "msg_1", "type": "message", "role": "assistant", "model": CLAUDE, "content": content, "usage": usage}
+    return {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": CLAUDE,
+        "content": content,
+        "usage": usage,
+    }
 
 
 def completion(**usage: Any) -> dict[str, Any]:
     """An answer of OpenAI's."""
-    choices = [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]
-    return {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": GPT, "choices": choices, "usage": usage}
+    choices = [
+        {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
+    ]
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": GPT,
+        "choices": choices,
+        "usage": usage,
+    }
 
 
 def event(kind: str, **fields: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+    return (
+        b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+    )
 
 
 def claude_stream(start: dict[str, Any] | None, end: dict[str, Any]) -> Say:
     """A stream whose usage is told at the start, at the end, or at both."""
-    begun = {"id": "msg_1", "type": "message", "role": "assistant", "model": CLAUDE, "content": [], "stop_reason": None}
+    begun = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": CLAUDE,
+        "content": [],
+        "stop_reason": None,
+    }
     if start is not None:
         begun["usage"] = start
     return say_events(
@@ -68,16 +94,21 @@ async def metric(passed: Passed, sample: str) -> float:
     """One sample of `/metrics`, 0 where there is none."""
     async with passed.served.http.get("/metrics") as response:
         lines = (await response.text()).splitlines()
-    return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{sample} ")), 0.0)
+    return next(
+        (float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{sample} ")), 0.0
+    )
 
 
-# 13 -------------------------------------------------------------------------------------------------------------------
+# 13 -----------------------------------------------------------------------------------------------
 
 
 async def test_13_one_hour_writes_have_their_own_price() -> None:
-    """600k written for five minutes and 400k for an hour at 5.00: 3.75 + 4.00 USD, exactly, everywhere."""
+    """600k written for five minutes and 400k for an hour at 5.00: 3.75 + 4.00 USD, exactly,
+    everywhere."""
     split = {"ephemeral_5m_input_tokens": 600_000, "ephemeral_1h_input_tokens": 400_000}
-    usage = message(input_tokens=0, output_tokens=0, cache_creation_input_tokens=1_000_000, cache_creation=split)
+    usage = message(
+        input_tokens=0, output_tokens=0, cache_creation_input_tokens=1_000_000, cache_creation=split
+    )
     usage["usage"]["cache_read_input_tokens"] = 0
     async with passing(say_json(usage), policy=PRICES) as passed:
         answer = await passed.post(MESSAGES, asking())
@@ -87,13 +118,23 @@ async def test_13_one_hour_writes_have_their_own_price() -> None:
         assert "pcg-warning" not in answer.headers
         assert bill(passed).usage.cache_write == ((3600.0, 400_000), (300.0, 600_000))
         totals = passed.served.gateway.ledger.totals["default", "claudes"]
-        assert (totals.cost_usd, totals.cache_write, totals.num_noted) == (Decimal("7.75"), 1_000_000, 0)
+        assert (totals.cost_usd, totals.cache_write, totals.num_noted) == (
+            Decimal("7.75"),
+            1_000_000,
+            0,
+        )
         assert await metric(passed, 'pcg_cost_usd_total{kind="cache_write"}') == 7.75
 
 
 async def test_13_a_write_of_unknown_class_is_an_estimate() -> None:
-    """Only the total: priced as five minutes, and said to be an estimate in header, ledger, record and metric."""
-    usage = message(input_tokens=0, output_tokens=0, cache_creation_input_tokens=1_000_000, cache_read_input_tokens=0)
+    """Only the total: priced as five minutes, and said to be an estimate in header, ledger, record
+    and metric."""
+    usage = message(
+        input_tokens=0,
+        output_tokens=0,
+        cache_creation_input_tokens=1_000_000,
+        cache_read_input_tokens=0,
+    )
     async with passing(say_json(usage), policy=PRICES) as passed:
         answer = await passed.post(MESSAGES, asking())
         assert Decimal(answer.headers["pcg-cost-usd"]) == Decimal("6.25")
@@ -103,7 +144,7 @@ async def test_13_a_write_of_unknown_class_is_an_estimate() -> None:
         assert await metric(passed, 'pcg_usage_notes_total{note="price_estimated"}') == 1
 
 
-# 14 -------------------------------------------------------------------------------------------------------------------
+# 14 -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,10 +152,18 @@ async def test_13_a_write_of_unknown_class_is_an_estimate() -> None:
     [
         (
             {"input_tokens": 12, "output_tokens": 0},
-            {"cache_read_input_tokens": 3590, "cache_creation_input_tokens": 0, "output_tokens": 878},
+            {
+                "cache_read_input_tokens": 3590,
+                "cache_creation_input_tokens": 0,
+                "output_tokens": 878,
+            },
             (3590, 0, 12, 878),
         ),
-        (None, {"input_tokens": 4522, "cache_creation_input_tokens": 4511, "output_tokens": 5}, (0, 4511, 4522, 5)),
+        (
+            None,
+            {"input_tokens": 4522, "cache_creation_input_tokens": 4511, "output_tokens": 5},
+            (0, 4511, 4522, 5),
+        ),
         (
             {"input_tokens": 3, "cache_read_input_tokens": 40, "output_tokens": 1},
             {"input_tokens": None, "cache_read_input_tokens": 0, "output_tokens": 9},
@@ -135,31 +184,49 @@ async def test_14_usage_is_merged_by_field(
 
 
 async def test_14_input_that_includes_what_was_read() -> None:
-    """DashScope's capture under the preset `qwen`: about 3,604 prompt tokens in all, not 7,206, and never below zero."""
-    start, end = {"input_tokens": 3602, "output_tokens": 0}, {"cache_read_input_tokens": 3604, "output_tokens": 878}
+    """DashScope's capture under the preset `qwen`: about 3,604 prompt tokens in all, not 7,206, and
+    never below zero."""
+    start, end = (
+        {"input_tokens": 3602, "output_tokens": 0},
+        {"cache_read_input_tokens": 3604, "output_tokens": 878},
+    )
     async with passing(claude_stream(start, end), claude=", preset: qwen") as passed:
         await passed.post(MESSAGES, asking(stream=True))
         usage = bill(passed).usage
-        assert (usage.num_prompt, usage.cache_read, usage.input, usage.output) == (3604, 3604, 0, 878)
+        assert (usage.num_prompt, usage.cache_read, usage.input, usage.output) == (
+            3604,
+            3604,
+            0,
+            878,
+        )
         assert "usage_anomaly" in passed.served.records[-1].notes
 
 
-# 23 -------------------------------------------------------------------------------------------------------------------
+# 23 -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("path", "model", "answer", "expected"),
     [
-        (MESSAGES, CLAUDE, message(input_tokens=-120, cache_read_input_tokens=1000, output_tokens=5), (1000, 0, 5)),
+        (
+            MESSAGES,
+            CLAUDE,
+            message(input_tokens=-120, cache_read_input_tokens=1000, output_tokens=5),
+            (1000, 0, 5),
+        ),
         (
             CHAT,
             GPT,
-            completion(prompt_tokens=100, completion_tokens=5, prompt_tokens_details={"cached_tokens": 128}),
+            completion(
+                prompt_tokens=100, completion_tokens=5, prompt_tokens_details={"cached_tokens": 128}
+            ),
             (128, 0, 5),
         ),
     ],
 )
-async def test_23_numbers_that_do_not_add_up(path: str, model: str, answer: dict[str, Any], expected: tuple[int, ...]) -> None:
+async def test_23_numbers_that_do_not_add_up(
+    path: str, model: str, answer: dict[str, Any], expected: tuple[int, ...]
+) -> None:
     """No negative tokens and no negative cost; the anomaly is told, the body stays as it was."""
     async with passing(say_json(answer), say_json(answer)) as passed:
         got = await passed.post(path, asking(model))
@@ -170,19 +237,23 @@ async def test_23_numbers_that_do_not_add_up(path: str, model: str, answer: dict
         assert got.json == answer
 
 
-# 32 -------------------------------------------------------------------------------------------------------------------
+# 32 -----------------------------------------------------------------------------------------------
 
 ODD = (
-    '{ "x_future" :1,\t"model":"%s",\n"stream": %s, "max_tokens":5e0,"system":[{"cache_control":{"type":"ephemeral"},'
+    '{ "x_future" :1,\t"model":"%s",\n"stream": %s, '
+    '"max_tokens":5e0,"system":[{"cache_control":{"type":"ephemeral"},'
     '"type":"text","text":"caf\\u00e9 é \\/"}],  "metadata":{"model":"other","b":1,"a":1.0},'
     '"prompt_cache_key":"k-1","messages":[{"content":"Hi","role":"user"}] }'
 )
 
 
 @pytest.mark.parametrize("stream", ["true", "false"])
-@pytest.mark.parametrize(("path", "model"), [(MESSAGES, CLAUDE), (CHAT, GPT), (RESPONSES, GPT), ("/v1/completions", GPT)])
+@pytest.mark.parametrize(
+    ("path", "model"), [(MESSAGES, CLAUDE), (CHAT, GPT), (RESPONSES, GPT), ("/v1/completions", GPT)]
+)
 async def test_32_the_body_arrives_as_it_was_sent(path: str, model: str, stream: str) -> None:
-    """Odd spacing, key order, unknown fields, escapes, markers: the upstream receives the very same bytes."""
+    """Odd spacing, key order, unknown fields, escapes, markers: the upstream receives the very same
+    bytes."""
     body = (ODD % (model, stream)).encode()
     async with passing(say_json(message()), say_json(completion())) as passed:
         assert (await passed.post(path, body)).status == 200
@@ -193,21 +264,31 @@ async def test_32_the_body_arrives_as_it_was_sent(path: str, model: str, stream:
 async def test_32_the_answer_arrives_as_it_was_given() -> None:
     """Whole or streamed, in whatever pieces: not a byte is changed."""
     whole = b'{ "usage":{"input_tokens":1,"output_tokens":2 } ,"x_future":[1.0,"\\u00e9"] }\n'
-    raw = b"".join(claude_stream({"input_tokens": 1}, {"output_tokens": 2}).pieces).replace(b"\n", b"\r\n") + b": bye"
+    raw = (
+        b"".join(claude_stream({"input_tokens": 1}, {"output_tokens": 2}).pieces).replace(
+            b"\n", b"\r\n"
+        )
+        + b": bye"
+    )
     pieces = tuple(raw[i : i + 7] for i in range(0, len(raw), 7))
-    async with passing(lambda got: Say(pieces, headers=SSE) if b"stream" in got.body else Say((whole,))) as passed:
+    async with passing(
+        lambda got: Say(pieces, headers=SSE) if b"stream" in got.body else Say((whole,))
+    ) as passed:
         assert (await passed.post(MESSAGES, asking())).body == whole
         assert (await passed.post(MESSAGES, asking(stream=True))).body == raw
         assert [record.bill is not None for record in passed.served.records] == [True, True]
 
 
-# 36 -------------------------------------------------------------------------------------------------------------------
+# 36 -----------------------------------------------------------------------------------------------
 
 
 async def test_36_a_client_that_leaves_ends_the_upstream_request_and_is_billed() -> None:
     """The upstream's connection closes at once, and what it had told until then is on the bill."""
     gate = asyncio.Event()
-    told = claude_stream({"input_tokens": 7, "cache_read_input_tokens": 90, "output_tokens": 1}, {"output_tokens": 50})
+    told = claude_stream(
+        {"input_tokens": 7, "cache_read_input_tokens": 90, "output_tokens": 1},
+        {"output_tokens": 50},
+    )
     script = Say(told.pieces, headers=SSE, before_piece={3: gate})
     async with passing(script) as passed:
         async with passed.served.http.post(MESSAGES, json=asking(stream=True)) as response:
@@ -218,10 +299,14 @@ async def test_36_a_client_that_leaves_ends_the_upstream_request_and_is_billed()
             while not passed.served.records:
                 await asyncio.sleep(0)
         record = passed.served.records[-1]
-        assert (record.outcome, bill(passed).usage.cache_read, bill(passed).usage.output) == ("cancelled", 90, 1)
+        assert (record.outcome, bill(passed).usage.cache_read, bill(passed).usage.output) == (
+            "cancelled",
+            90,
+            1,
+        )
 
 
-# 37 -------------------------------------------------------------------------------------------------------------------
+# 37 -----------------------------------------------------------------------------------------------
 
 HURRIED = "server: {sse: {early_headers_after: 10ms, keepalive: 10ms}}"
 QUIET = "server: {sse: {early_headers_after: none, keepalive: none}}"
@@ -229,7 +314,8 @@ QUIET = "server: {sse: {early_headers_after: none, keepalive: none}}"
 
 @pytest.mark.parametrize("held", ["head", "text"])
 async def test_37_a_silent_upstream_keeps_the_client_waiting_awake(held: str) -> None:
-    """Before the first byte and between two events a raw reader sees comments, and the official SDK reads the answer."""
+    """Before the first byte and between two events a raw reader sees comments, and the official SDK
+    reads the answer."""
     gate = asyncio.Event()
     told = claude_stream({"input_tokens": 7}, {"output_tokens": 50})
     holding = {"before_head": gate} if held == "head" else {"before_piece": {2: gate}}
@@ -246,12 +332,15 @@ async def test_37_a_silent_upstream_keeps_the_client_waiting_awake(held: str) ->
             seen += await response.read()
             assert seen.replace(b": keepalive\n\n", b"") == b"".join(told.pieces)
         question = {"role": "user", "content": "Hi"}
-        async with client.messages.stream(model=CLAUDE, max_tokens=5, messages=[question]) as stream:  # type: ignore[list-item]
+        async with client.messages.stream(
+            model=CLAUDE, max_tokens=5, messages=[question]
+        ) as stream:  # type: ignore[list-item]
             assert await stream.get_final_text() == "Hi"
 
 
 async def test_37_switched_off_nothing_is_added() -> None:
-    """Without keepalives a slow stream's bytes are the upstream's, and intermediaries are told not to hold them back."""
+    """Without keepalives a slow stream's bytes are the upstream's, and intermediaries are told not
+    to hold them back."""
     first, second = asyncio.Event(), asyncio.Event()
     told = claude_stream({"input_tokens": 7}, {"output_tokens": 50})
     say = Say(told.pieces, headers=SSE, before_head=first, before_piece={2: second})
@@ -263,7 +352,10 @@ async def test_37_switched_off_nothing_is_added() -> None:
             gate.set()
         got = await answer
         assert got.body == b"".join(told.pieces)
-        assert (got.headers["X-Accel-Buffering"], got.headers["Cache-Control"]) == ("no", "no-store")
+        assert (got.headers["X-Accel-Buffering"], got.headers["Cache-Control"]) == (
+            "no",
+            "no-store",
+        )
 
 
 async def test_37_an_early_refusal_keeps_its_status() -> None:
@@ -274,7 +366,11 @@ async def test_37_an_early_refusal_keeps_its_status() -> None:
         assert (answer.status, answer.json, answer.headers["retry-after"]) == (429, refusal, "7")
         assert answer.headers["request-id"] == "req_up"
         record = passed.served.records[-1]
-        assert (record.outcome, record.error, record.upstream_id) == ("failed", "UpstreamRefused", "req_up")
+        assert (record.outcome, record.error, record.upstream_id) == (
+            "failed",
+            "UpstreamRefused",
+            "req_up",
+        )
 
 
 async def test_37_a_late_refusal_is_told_in_the_stream() -> None:
@@ -282,18 +378,24 @@ async def test_37_a_late_refusal_is_told_in_the_stream() -> None:
     gate = asyncio.Event()
     refusal = {"type": "error", "error": {"type": "overloaded_error", "message": "too busy"}}
     async with passing(
-        Say((orjson.dumps(refusal),), 529, before_head=gate), policy="server: {sse: {early_headers_after: 10ms}}"
+        Say((orjson.dumps(refusal),), 529, before_head=gate),
+        policy="server: {sse: {early_headers_after: 10ms}}",
     ) as passed:
         async with passed.served.http.post(MESSAGES, json=asking(stream=True)) as response:
             assert response.status == 200
             gate.set()
-            assert await response.read() == b"event: error\ndata: " + orjson.dumps(refusal) + b"\n\n"
+            assert (
+                await response.read() == b"event: error\ndata: " + orjson.dumps(refusal) + b"\n\n"
+            )
         assert passed.served.records[-1].outcome == "failed"
 
 
 async def test_37_a_late_answer_that_is_no_stream_is_billed() -> None:
     """It cannot be shown any more; what the upstream told that it used is owed."""
-    gate, usage = asyncio.Event(), {"input_tokens": 7, "cache_read_input_tokens": 90, "output_tokens": 5}
+    gate, usage = (
+        asyncio.Event(),
+        {"input_tokens": 7, "cache_read_input_tokens": 90, "output_tokens": 5},
+    )
     say = Say((orjson.dumps(message(**usage)),), before_head=gate)
     async with passing(say, policy="server: {sse: {early_headers_after: 10ms}}") as passed:
         async with passed.served.http.post(MESSAGES, json=asking(stream=True)) as response:
@@ -304,12 +406,13 @@ async def test_37_a_late_answer_that_is_no_stream_is_billed() -> None:
         assert (bill(passed).usage.cache_read, bill(passed).usage.output) == (90, 5)
 
 
-# 42, 45 ---------------------------------------------------------------------------------------------------------------
+# 42, 45 -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("usage", [{}, {"prompt_tokens_details": None}], ids=["absent", "null"])
 async def test_42_a_cache_that_is_not_told_of_is_unknown(usage: dict[str, Any]) -> None:
-    """The client sees what the upstream said; header, record and metric say unknown, and nobody claims a miss."""
+    """The client sees what the upstream said; header, record and metric say unknown, and nobody
+    claims a miss."""
     answer = completion(prompt_tokens=100, completion_tokens=5, total_tokens=105, **usage)
     async with passing(openai=say_json(answer)) as passed:
         got = await passed.post(CHAT, asking(GPT))
@@ -326,19 +429,28 @@ async def test_42_a_cache_that_is_not_told_of_is_unknown(usage: dict[str, Any]) 
 
 async def test_45_zero_is_a_miss_and_silence_is_not() -> None:
     """`cached_tokens: 0` is a claim of the upstream's, and is passed on as one."""
-    answer = completion(prompt_tokens=100, completion_tokens=5, prompt_tokens_details={"cached_tokens": 0})
+    answer = completion(
+        prompt_tokens=100, completion_tokens=5, prompt_tokens_details={"cached_tokens": 0}
+    )
     async with passing(openai=say_json(answer)) as passed:
         got = await passed.post(CHAT, asking(GPT))
         assert (got.headers["pcg-cache"], got.headers["pcg-cache-read-tokens"]) == ("miss", "0")
-        assert got.headers["Cache-Status"] == "gpts; fwd=miss; detail=from-usage; pcg-read=0; pcg-write=0; pcg-total=100"
+        assert (
+            got.headers["Cache-Status"]
+            == "gpts; fwd=miss; detail=from-usage; pcg-read=0; pcg-write=0; pcg-total=100"
+        )
 
 
-# 48 -------------------------------------------------------------------------------------------------------------------
+# 48 -----------------------------------------------------------------------------------------------
 
 
 async def test_48_the_clients_cache_key_is_passed_untouched() -> None:
-    """`prompt_cache_key` steers an upstream's routing: it arrives as sent, and none is made up where there is none."""
+    """`prompt_cache_key` steers an upstream's routing: it arrives as sent, and none is made up
+    where there is none."""
     async with passing(openai=say_json(completion())) as passed:
         await passed.post(CHAT, asking(GPT, prompt_cache_key="tenant-7/session-é"))
         await passed.post(CHAT, asking(GPT))
-        assert [orjson.loads(got.body).get("prompt_cache_key") for got in passed.openai.got] == ["tenant-7/session-é", None]
+        assert [orjson.loads(got.body).get("prompt_cache_key") for got in passed.openai.got] == [
+            "tenant-7/session-é",
+            None,
+        ]

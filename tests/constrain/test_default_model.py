@@ -1,4 +1,5 @@
-"""The default model in a form: 135M parameters write what validates, every time, within a small budget."""
+"""The default model in a form: 135M parameters write what validates, every time, within a small
+budget."""
 
 from __future__ import annotations
 
@@ -32,21 +33,39 @@ SEEDS = [range(first, first + 20) for first in range(0, 200, 20)]
 def model(default_model: Path, tokenizer: HfTokenizer) -> Iterator[RealModel]:
     """The default model as it is served."""
     config = EngineConfig(
-        model="m", model_path=str(default_model), root_secret=b"0123456789abcdef", context=1024, kv_nbytes=256 * 1024**2
+        model="m",
+        model_path=str(default_model),
+        root_secret=b"0123456789abcdef",
+        context=1024,
+        kv_nbytes=256 * 1024**2,
     )
     runner = load_runner(config)
     yield RealModel(runner, tokenizer, config.block_size)
     runner.close()
 
 
-def answer_all(model: RealModel, grammars: Grammars, asked: list[tuple[Sampling, list[Tool]]], seeds: range) -> list[Outcome]:
+def answer_all(
+    model: RealModel, grammars: Grammars, asked: list[tuple[Sampling, list[Tool]]], seeds: range
+) -> list[Outcome]:
     """All at once, each with a seed of its own."""
-    stepper = Stepper(real=model, context=1024, max_sequences=len(asked), max_step_tokens=512, max_queue=len(asked))
-    prompt = model.tokenizer.encode("<|im_start|>user\nFill in the form.<|im_end|>\n<|im_start|>assistant\n")
+    stepper = Stepper(
+        real=model,
+        context=1024,
+        max_sequences=len(asked),
+        max_step_tokens=512,
+        max_queue=len(asked),
+    )
+    prompt = model.tokenizer.encode(
+        "<|im_start|>user\nFill in the form.<|im_end|>\n<|im_start|>assistant\n"
+    )
     outcomes = []
     for seed, (sampling, tools) in zip(seeds, asked, strict=True):
         constraint = grammars.constraint(sampling, tools, OutputSyntax(HERMES))
-        outcomes.append(stepper.submit(prompt, max_tokens=MAX_TOKENS, seed=seed, temperature=0.8, constraint=constraint))
+        outcomes.append(
+            stepper.submit(
+                prompt, max_tokens=MAX_TOKENS, seed=seed, temperature=0.8, constraint=constraint
+            )
+        )
     stepper.run()
     return outcomes
 
@@ -55,8 +74,13 @@ def answer_all(model: RealModel, grammars: Grammars, asked: list[tuple[Sampling,
 def test_schemas(model: RealModel, grammars: Grammars, seeds: range) -> None:
     """Every answer validates and ends by itself."""
     schemas = [random_schema(seed) for seed in seeds]
-    asked = [Sampling(max_tokens=1, output_format=OutputFormat("json_schema", json.dumps(schema))) for schema in schemas]
-    for schema, outcome in zip(schemas, answer_all(model, grammars, [(one, []) for one in asked], seeds), strict=True):
+    asked = [
+        Sampling(max_tokens=1, output_format=OutputFormat("json_schema", json.dumps(schema)))
+        for schema in schemas
+    ]
+    for schema, outcome in zip(
+        schemas, answer_all(model, grammars, [(one, []) for one in asked], seeds), strict=True
+    ):
         assert outcome.finished.reason == "stop", (schema, outcome.text)
         Draft202012Validator(schema).validate(json.loads(outcome.text))
 
@@ -64,9 +88,15 @@ def test_schemas(model: RealModel, grammars: Grammars, seeds: range) -> None:
 @pytest.mark.parametrize("seeds", SEEDS, ids=lambda seeds: f"from-{seeds.start}")
 def test_forced_calls(model: RealModel, grammars: Grammars, seeds: range) -> None:
     """Every answer is one call of a tool that was offered, with valid arguments."""
-    offers = [[Tool(f"tool_{i}", "", random_schema(7 * seed + i)) for i in range(2)] for seed in seeds]
+    offers = [
+        [Tool(f"tool_{i}", "", random_schema(7 * seed + i)) for i in range(2)] for seed in seeds
+    ]
     forced = Sampling(max_tokens=1, tool_choice=ToolChoice("required", parallel=False))
-    for tools, outcome in zip(offers, answer_all(model, grammars, [(forced, tools) for tools in offers], seeds), strict=True):
+    for tools, outcome in zip(
+        offers,
+        answer_all(model, grammars, [(forced, tools) for tools in offers], seeds),
+        strict=True,
+    ):
         assert outcome.finished.reason in ("stop", "tool_calls"), outcome.text
         ((name, arguments),) = calls_in(HERMES, outcome.text)
         (schema,) = [tool.parameters for tool in tools if tool.name == name]

@@ -1,4 +1,5 @@
-"""Numbers end: where a schema leaves them without bounds, they get some that its own readers need not know of."""
+"""Numbers end: where a schema leaves them without bounds, they get some that its own readers need
+not know of."""
 
 from __future__ import annotations
 
@@ -22,8 +23,14 @@ INTEGER = {"minimum": -LARGEST_INTEGER, "maximum": LARGEST_INTEGER}
         ({"type": "number"}, NUMBER),
         ({"type": "integer"}, INTEGER),
         ({"type": ["null", "number"]}, NUMBER),
-        ({"type": "number", "minimum": 0}, {"maximum": LARGEST_NUMBER, "multipleOf": SMALLEST_STEP}),
-        ({"type": "number", "exclusiveMaximum": 1, "multipleOf": 0.5}, {"minimum": -LARGEST_NUMBER}),
+        (
+            {"type": "number", "minimum": 0},
+            {"maximum": LARGEST_NUMBER, "multipleOf": SMALLEST_STEP},
+        ),
+        (
+            {"type": "number", "exclusiveMaximum": 1, "multipleOf": 0.5},
+            {"minimum": -LARGEST_NUMBER},
+        ),
         ({"type": "integer", "minimum": LARGEST_INTEGER + 1}, {}),
         ({"type": "number", "minimum": 0, "maximum": 1e-7}, {}),
         ({"type": "number", "minimum": 3.14159265358, "exclusiveMaximum": 3.14159265359}, {}),
@@ -48,7 +55,13 @@ def test_bounds(schema: dict[str, Any], added: dict[str, Any]) -> None:
 def test_only_schemas_are_looked_into() -> None:
     """Every place for a schema is, and values and names that look like one are not."""
     number = {"type": "number"}
-    places = {"items": number, "anyOf": [number], "properties": {"type": number}, "$defs": {"x": number}, "not": number}
+    places = {
+        "items": number,
+        "anyOf": [number],
+        "properties": {"type": number},
+        "$defs": {"x": number},
+        "not": number,
+    }
     values = {"const": number, "enum": [number], "default": number, "required": ["number"]}
     bounded = bound_digits(places | values)
     expected = number | NUMBER
@@ -66,18 +79,30 @@ def test_only_schemas_are_looked_into() -> None:
     [
         ("json_schema", {"type": "array", "items": {"type": "number"}}, "[0." + "1" * 40),
         ("json_schema", {"type": "array", "items": {"type": "integer"}}, "[" + "1" * 40),
-        ("json_schema", {"type": "array", "items": {"format": "time", "type": "string"}}, '["00:00:00.' + "1" * 60),
-        ("json_schema", {"type": "array", "items": {"format": "date-time"}}, '["2026-11-30T00:00:00.' + "1" * 60),
+        (
+            "json_schema",
+            {"type": "array", "items": {"format": "time", "type": "string"}},
+            '["00:00:00.' + "1" * 60,
+        ),
+        (
+            "json_schema",
+            {"type": "array", "items": {"format": "date-time"}},
+            '["2026-11-30T00:00:00.' + "1" * 60,
+        ),
         ("json_schema", {"type": "array", "items": {"format": "duration"}}, '["P' + "1" * 60),
         ("json_object", None, '{"a":0.' + "1" * 40),
         ("json_object", None, '{"a":[{"b":' + "1" * 40),
     ],
     ids=str,
 )
-def test_digits_end(grammars: Grammars, tokenizer: HfTokenizer, kind: Any, schema: Any, text: str) -> None:
+def test_digits_end(
+    grammars: Grammars, tokenizer: HfTokenizer, kind: Any, schema: Any, text: str
+) -> None:
     """A client that only writes digits is made to write something else soon."""
     definition = "" if schema is None else json.dumps(schema)
-    constraint = grammars.constraint(Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)))
+    constraint = grammars.constraint(
+        Sampling(max_tokens=1, output_format=OutputFormat(kind, definition))
+    )
     assert constraint is not None
     num_taken = 0
     for token_id in tokenizer.encode(text):

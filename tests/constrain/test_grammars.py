@@ -1,4 +1,5 @@
-"""Constraints: every answer they allow is in the form that was asked for, and what can't be kept is refused in words."""
+"""Constraints: every answer they allow is in the form that was asked for, and what can't be kept is
+refused in words."""
 
 from __future__ import annotations
 
@@ -38,14 +39,20 @@ def client(tokenizer: HfTokenizer) -> RandomClient:
 
 def formed(grammars: Grammars, kind: Any, definition: str = "") -> Constraint:
     """The constraint of an output format."""
-    constraint = grammars.constraint(Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)))
+    constraint = grammars.constraint(
+        Sampling(max_tokens=1, output_format=OutputFormat(kind, definition))
+    )
     assert constraint is not None
     return constraint
 
 
-def forced(grammars: Grammars, calls: CallFormat, tools: Sequence[Tool], choice: ToolChoice) -> Constraint:
+def forced(
+    grammars: Grammars, calls: CallFormat, tools: Sequence[Tool], choice: ToolChoice
+) -> Constraint:
     """The constraint of an answer that has to call tools."""
-    constraint = grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), tools, OutputSyntax(calls))
+    constraint = grammars.constraint(
+        Sampling(max_tokens=1, tool_choice=choice), tools, OutputSyntax(calls)
+    )
     assert constraint is not None
     return constraint
 
@@ -58,9 +65,14 @@ def check_schema(grammars: Grammars, client: RandomClient, seed: int) -> None:
 
 
 def check_calls(grammars: Grammars, client: RandomClient, seed: int) -> None:
-    """Names are those offered, arguments validate, and there are as many calls as the choice allows."""
+    """Names are those offered, arguments validate, and there are as many calls as the choice
+    allows."""
     tools = tuple(Tool(f"tool_{i}", "", random_schema(100 * seed + i)) for i in range(1 + seed % 3))
-    choice = (ToolChoice("required"), ToolChoice("required", ("tool_0",)), ToolChoice("required", parallel=False))[seed % 3]
+    choice = (
+        ToolChoice("required"),
+        ToolChoice("required", ("tool_0",)),
+        ToolChoice("required", parallel=False),
+    )[seed % 3]
     calls = list(FORMATS.values())[seed % len(FORMATS)]
     written = client.write(forced(grammars, calls, tools, choice), seed, max_tokens=4000)
     assert written.is_over, written.text
@@ -69,7 +81,11 @@ def check_calls(grammars: Grammars, client: RandomClient, seed: int) -> None:
     assert calls.text(found) == written.text
     if choice != ToolChoice("required"):
         assert len(found) == 1
-    schemas = {tool.name: tool.parameters for tool in tools if not choice.names or tool.name in choice.names}
+    schemas = {
+        tool.name: tool.parameters
+        for tool in tools
+        if not choice.names or tool.name in choice.names
+    }
     for name, arguments in found:
         Draft202012Validator(schemas[name]).validate(json.loads(arguments))
 
@@ -106,12 +122,19 @@ def test_many_random_calls(grammars: Grammars, client: RandomClient) -> None:
         ("regex", r"[A-Z]{2}-\d{3}", r"[A-Z]{2}-\d{3}"),
         ("regex", r"(yes|no)( indeed)?", r"(yes|no)( indeed)?"),
         ("lark", 'start: word ("," word)~2\nword: /[a-c]+/', r"[a-c]+,[a-c]+,[a-c]+"),
-        ("json_schema", '{"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}', r"\[ ?1 ?, ?1 ?\]"),
+        (
+            "json_schema",
+            '{"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}',
+            r"\[ ?1 ?, ?1 ?\]",
+        ),
     ],
     ids=str,
 )
-def test_other_languages(grammars: Grammars, client: RandomClient, kind: str, definition: str, pattern: str) -> None:
-    """Regular expressions and grammars hold for the whole answer, and JSON has at most one blank between two parts."""
+def test_other_languages(
+    grammars: Grammars, client: RandomClient, kind: str, definition: str, pattern: str
+) -> None:
+    """Regular expressions and grammars hold for the whole answer, and JSON has at most one blank
+    between two parts."""
     for seed in range(8):
         written = client.write(formed(grammars, kind, definition), seed)
         assert written.is_over
@@ -127,8 +150,11 @@ def test_json_object(grammars: Grammars, client: RandomClient) -> None:
     assert all(written.text.startswith("{") for written in whole)
 
 
-def test_the_end_is_allowed_exactly_where_the_grammar_is_satisfied(grammars: Grammars, tokenizer: HfTokenizer) -> None:
-    """Not before, and behind the end there is only the end: an answer that goes on regardless always has a token."""
+def test_the_end_is_allowed_exactly_where_the_grammar_is_satisfied(
+    grammars: Grammars, tokenizer: HfTokenizer
+) -> None:
+    """Not before, and behind the end there is only the end: an answer that goes on regardless
+    always has a token."""
     constraint = formed(grammars, "regex", "ab?")
     (stop,) = tokenizer.stop_ids
     assert stop not in allowed_ids(constraint)
@@ -140,7 +166,9 @@ def test_the_end_is_allowed_exactly_where_the_grammar_is_satisfied(grammars: Gra
     assert constraint.failure is None
 
 
-def test_text_like_a_control_token_stays_text(grammars: Grammars, client: RandomClient, tokenizer: HfTokenizer) -> None:
+def test_text_like_a_control_token_stays_text(
+    grammars: Grammars, client: RandomClient, tokenizer: HfTokenizer
+) -> None:
     """A constant that reads like the end of a turn is written with the tokens of its characters."""
     written = client.write(formed(grammars, "json_schema", '{"const": "<|im_end|>"}'), 0)
     assert json.loads(written.text) == "<|im_end|>"
@@ -155,7 +183,9 @@ def test_tags_are_control_tokens_where_the_vocabulary_has_them() -> None:
         (ByteTokenizer(("<|im_end|>", "[TOOL_CALLS]")), (257,)),
         (ByteTokenizer(("<|im_end|>",)), tuple(b"[TOOL_CALLS]")),
     ):
-        written = RandomClient(tokenizer).write(forced(Grammars(tokenizer), calls, tools, ToolChoice("required")), 0, 5000)
+        written = RandomClient(tokenizer).write(
+            forced(Grammars(tokenizer), calls, tools, ToolChoice("required")), 0, 5000
+        )
         assert written.token_ids[: len(tag)] == tag
         assert written.text.startswith('[TOOL_CALLS] [{"name": "f", "arguments": {')
 
@@ -164,7 +194,11 @@ def test_tags_are_control_tokens_where_the_vocabulary_has_them() -> None:
     ("kind", "definition", "words"),
     [
         ("json_schema", '{"if": {"type": "string"}}', "Unimplemented keys"),
-        ("json_schema", '{"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}}', "uniqueItems"),
+        (
+            "json_schema",
+            '{"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}}',
+            "uniqueItems",
+        ),
         ("json_schema", '{"type": "thing"}', "Invalid type: thing"),
         ("json_schema", '{"$ref": "#/$defs/missing"}', "does not exist"),
         ("json_schema", '{"$ref": "https://example.com/schema"}', "not"),
@@ -181,13 +215,16 @@ def test_tags_are_control_tokens_where_the_vocabulary_has_them() -> None:
     ids=str,
 )
 def test_refusals(grammars: Grammars, kind: Any, definition: str, words: str) -> None:
-    """What is broken or cannot be kept is refused with a short reason, before anything is generated."""
+    """What is broken or cannot be kept is refused with a short reason, before anything is
+    generated."""
     with pytest.raises(BadFormat, match=re.escape(words)) as caught:
         formed(grammars, kind, definition)
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("special", [("<|im_end|>", "<think>", "</think>"), ("<|im_end|>",)], ids=["control", "text"])
+@pytest.mark.parametrize(
+    "special", [("<|im_end|>", "<think>", "</think>"), ("<|im_end|>",)], ids=["control", "text"]
+)
 @pytest.mark.parametrize(
     ("begun", "text", "fits"),
     [
@@ -201,12 +238,22 @@ def test_refusals(grammars: Grammars, kind: Any, definition: str, words: str) ->
         (True, 'yes {"a":1}', False),
     ],
 )
-def test_reasoning_comes_before_the_form(special: tuple[str, ...], begun: bool, text: str, fits: bool) -> None:
-    """A model that reasons may, or goes on where the prompt has begun it; what follows is in the form, and only that ends."""
+def test_reasoning_comes_before_the_form(
+    special: tuple[str, ...], begun: bool, text: str, fits: bool
+) -> None:
+    """A model that reasons may, or goes on where the prompt has begun it; what follows is in the
+    form, and only that ends."""
     tokenizer = ByteTokenizer(special)
-    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     sampling = Sampling(max_tokens=1, output_format=OutputFormat("json_schema", json.dumps(schema)))
-    constraint = Grammars(tokenizer).constraint(sampling, (), OutputSyntax(reasoning=replace(THINK, begun=begun)))
+    constraint = Grammars(tokenizer).constraint(
+        sampling, (), OutputSyntax(reasoning=replace(THINK, begun=begun))
+    )
     assert constraint is not None
     for token_id in tokenizer.encode(text):
         if token_id not in allowed_ids(constraint):
@@ -222,7 +269,9 @@ def test_every_language_goes_behind_reasoning(kind: Any) -> None:
     tokenizer = ByteTokenizer()
     grammars, speech = Grammars(tokenizer), OutputSyntax(reasoning=THINK)
     definition = "ab" if kind == "regex" else 'start: "ab"'
-    constraint = grammars.constraint(Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)), (), speech)
+    constraint = grammars.constraint(
+        Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)), (), speech
+    )
     assert constraint is not None
     for token_id in b"<think>x</think>ab":
         assert token_id in allowed_ids(constraint)
@@ -245,21 +294,36 @@ PAIR = {"allOf": [{"type": "integer", "multipleOf": 997}, {"multipleOf": 1009}]}
         ("json_schema", '{"type": "integer", "multipleOf": 99999989}', "multipleOf"),
         ("json_schema", '{"type": "number", "multipleOf": 0.99999989}', "multipleOf"),
         ("json_schema", json.dumps(PAIR), "multipleOf"),
-        ("json_schema", json.dumps({"anyOf": [{"multipleOf": 4999, "minimum": i} for i in range(5)]}), "multipleOf"),
+        (
+            "json_schema",
+            json.dumps({"anyOf": [{"multipleOf": 4999, "minimum": i} for i in range(5)]}),
+            "multipleOf",
+        ),
         ("lark", r'start: %json {"type": "integer", "multiple\u004ff": 99999989}', "multipleOf"),
-        ("lark", f"start: one | two\none: %json {json.dumps(PAIR['allOf'][0])}\ntwo: %json\n {json.dumps(PAIR)}", "multipleOf"),
+        (
+            "lark",
+            f"start: one | two\none: %json {json.dumps(PAIR['allOf'][0])}\ntwo: %json\n "
+            f"{json.dumps(PAIR)}",
+            "multipleOf",
+        ),
         ("lark", "start: %json nothing", "%json"),
         (
             "json_schema",
             json.dumps({"patternProperties": {f"^{i}_": {} for i in range(MAX_PATTERNS + 1)}}),
             "patternProperties",
         ),
-        ("json_schema", json.dumps({"properties": {f"p{i}": {} for i in range(MAX_MEMBERS + 1)}}), "properties"),
+        (
+            "json_schema",
+            json.dumps({"properties": {f"p{i}": {} for i in range(MAX_MEMBERS + 1)}}),
+            "properties",
+        ),
         ("json_schema", '{"items":' * 5000 + "{}" + "}" * 5000, "not a JSON object"),
     ],
     ids=range(10),
 )
-def test_what_would_take_too_long_to_compile_is_refused(grammars: Grammars, kind: Any, definition: str, words: str) -> None:
+def test_what_would_take_too_long_to_compile_is_refused(
+    grammars: Grammars, kind: Any, definition: str, words: str
+) -> None:
     """Nothing is compiled that would keep all other requests waiting, however short it is."""
     with pytest.raises(BadFormat, match=words):
         formed(grammars, kind, definition)
@@ -267,40 +331,84 @@ def test_what_would_take_too_long_to_compile_is_refused(grammars: Grammars, kind
 
 def test_what_is_cheap_is_not_refused(grammars: Grammars) -> None:
     """Ordinary steps, and an object with many members."""
-    steps = {f"p{i}": {"type": "number", "multipleOf": step} for i, step in enumerate((0.01, 0.25, 5, 60, 1000, 1_000_000))}
+    steps = {
+        f"p{i}": {"type": "number", "multipleOf": step}
+        for i, step in enumerate((0.01, 0.25, 5, 60, 1000, 1_000_000))
+    }
     formed(grammars, "json_schema", json.dumps({"type": "object", "properties": steps}))
-    formed(grammars, "json_schema", json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(200)}}))
+    formed(
+        grammars,
+        "json_schema",
+        json.dumps({"type": "object", "properties": {f"p{i}": {} for i in range(200)}}),
+    )
 
 
 def test_tools_that_cost_too_much_are_any_object(grammars: Grammars, client: RandomClient) -> None:
-    """Where calls are forced, the schema of a tool that is too much is left out, and that of the next one is kept."""
-    costly = Tool("a", "", {"type": "object", "properties": {"n": {"multipleOf": 99999989}}, "required": ["n"]})
-    cheap = Tool("b", "", {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "maxProperties": 1})
-    assert arguments_schema(costly.parameters, budget := Budget()) == arguments_schema({"$ref": "#/nowhere"}, Budget())
+    """Where calls are forced, the schema of a tool that is too much is left out, and that of the
+    next one is kept."""
+    costly = Tool(
+        "a",
+        "",
+        {"type": "object", "properties": {"n": {"multipleOf": 99999989}}, "required": ["n"]},
+    )
+    cheap = Tool(
+        "b",
+        "",
+        {
+            "type": "object",
+            "properties": {"n": {"const": 1}},
+            "required": ["n"],
+            "maxProperties": 1,
+        },
+    )
+    assert arguments_schema(costly.parameters, budget := Budget()) == arguments_schema(
+        {"$ref": "#/nowhere"}, Budget()
+    )
     assert "properties" in arguments_schema(cheap.parameters, budget)
-    written = client.write(forced(grammars, HERMES, [costly, cheap], ToolChoice("required", parallel=False)), 3, 3000)
+    written = client.write(
+        forced(grammars, HERMES, [costly, cheap], ToolChoice("required", parallel=False)), 3, 3000
+    )
     assert written.is_over
     assert [name for name, _ in calls_in(HERMES, written.text)] in (["a"], ["b"])
 
 
 @pytest.mark.parametrize(
     "tools",
-    [[Tool(f"t{i}", "", {}) for i in range(MAX_TOOLS + 1)], [Tool("t", "", {"description": "x" * MAX_CHARACTERS})]],
+    [
+        [Tool(f"t{i}", "", {}) for i in range(MAX_TOOLS + 1)],
+        [Tool("t", "", {"description": "x" * MAX_CHARACTERS})],
+    ],
     ids=["many", "long"],
 )
-def test_too_many_tools_to_choose_from_are_refused(grammars: Grammars, tools: Sequence[Tool]) -> None:
-    """A forced choice among more tools than a grammar holds is the client's error, and found without compiling."""
+def test_too_many_tools_to_choose_from_are_refused(
+    grammars: Grammars, tools: Sequence[Tool]
+) -> None:
+    """A forced choice among more tools than a grammar holds is the client's error, and found
+    without compiling."""
     with pytest.raises(BadFormat, match="tool_choice"):
         forced(grammars, HERMES, tools, ToolChoice("required"))
 
 
 def test_arguments_are_kept_as_far_as_they_can_be(grammars: Grammars, client: RandomClient) -> None:
-    """A keyword of a tool's schema that cannot be kept is left out, and one that is no schema leaves an object."""
-    half = {"type": "object", "properties": {"n": {"const": 1}}, "required": ["n"], "additionalProperties": False, "if": {}}
-    for schema, expected in ((half, {"n": 1}), ({"type": "object", "$ref": "#/nowhere", "maxProperties": 0}, None), ({}, None)):
+    """A keyword of a tool's schema that cannot be kept is left out, and one that is no schema
+    leaves an object."""
+    half = {
+        "type": "object",
+        "properties": {"n": {"const": 1}},
+        "required": ["n"],
+        "additionalProperties": False,
+        "if": {},
+    }
+    for schema, expected in (
+        (half, {"n": 1}),
+        ({"type": "object", "$ref": "#/nowhere", "maxProperties": 0}, None),
+        ({}, None),
+    ):
         tools = [Tool("f", "", schema)]
         calls = HERMES
-        written = client.write(forced(grammars, calls, tools, ToolChoice("required", parallel=False)), 3, 3000)
+        written = client.write(
+            forced(grammars, calls, tools, ToolChoice("required", parallel=False)), 3, 3000
+        )
         ((name, arguments),) = calls_in(calls, written.text)
         assert name == "f"
         assert isinstance(json.loads(arguments), dict)
@@ -309,7 +417,10 @@ def test_arguments_are_kept_as_far_as_they_can_be(grammars: Grammars, client: Ra
 
 def test_some_of_the_tools(grammars: Grammars, client: RandomClient) -> None:
     """Calls of those named, several if they may be, and never of the one left out."""
-    tools = [Tool(name, "", {"type": "object", "additionalProperties": False}) for name in ("f", "g", "h")]
+    tools = [
+        Tool(name, "", {"type": "object", "additionalProperties": False})
+        for name in ("f", "g", "h")
+    ]
     choice, names = ToolChoice("required", ("f", "h")), []
     for seed in range(8):
         written = client.write(forced(grammars, HERMES, tools, choice), seed, 3000)
@@ -319,14 +430,29 @@ def test_some_of_the_tools(grammars: Grammars, client: RandomClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [ToolChoice(), ToolChoice("none"), ToolChoice(names=("f",)), ToolChoice("required", ("other",))], ids=str
+    "choice",
+    [
+        ToolChoice(),
+        ToolChoice("none"),
+        ToolChoice(names=("f",)),
+        ToolChoice("required", ("other",)),
+    ],
+    ids=str,
 )
 def test_nothing_is_forced_unasked(grammars: Grammars, choice: ToolChoice) -> None:
-    """With no call forced and no format asked for there is no constraint; nor is there one for a tool that isn't there."""
-    assert grammars.constraint(Sampling(max_tokens=1, tool_choice=choice), [Tool("f", "", {})], OutputSyntax(HERMES)) is None
+    """With no call forced and no format asked for there is no constraint; nor is there one for a
+    tool that isn't there."""
+    assert (
+        grammars.constraint(
+            Sampling(max_tokens=1, tool_choice=choice), [Tool("f", "", {})], OutputSyntax(HERMES)
+        )
+        is None
+    )
 
 
-def test_a_grammar_is_compiled_once_and_shared_by_no_two_answers(grammars: Grammars, tokenizer: HfTokenizer) -> None:
+def test_a_grammar_is_compiled_once_and_shared_by_no_two_answers(
+    grammars: Grammars, tokenizer: HfTokenizer
+) -> None:
     """Two answers in one format go their own ways."""
     one, other = formed(grammars, "regex", "ab"), formed(grammars, "regex", "ab")
     whole = list(tokenizer.encode("ab"))
@@ -337,8 +463,11 @@ def test_a_grammar_is_compiled_once_and_shared_by_no_two_answers(grammars: Gramm
     assert allowed_ids(other).tolist() == whole[:1]
 
 
-def test_a_grammar_that_grows_too_complex_says_so(tokenizer: HfTokenizer, grammars: Grammars) -> None:
-    """What goes wrong while an answer is made never raises: the answer may only end, and the reason is there to tell."""
+def test_a_grammar_that_grows_too_complex_says_so(
+    tokenizer: HfTokenizer, grammars: Grammars
+) -> None:
+    """What goes wrong while an answer is made never raises: the answer may only end, and the reason
+    is there to tell."""
     constraint = formed(grammars, "regex", "ab")
     constraint.advance(tokenizer.encode("z")[0])
     assert allowed_ids(constraint).tolist() == sorted(tokenizer.stop_ids)

@@ -56,9 +56,18 @@ def test_an_effort_that_it_has(effort: str) -> None:
 @pytest.mark.parametrize(
     ("model", "allowed"),
     [
-        *(("claude-opus-4-5", True), ("claude-haiku-4-5-20251001", True), ("claude-sonnet-4-20250514", True)),
+        *(
+            ("claude-opus-4-5", True),
+            ("claude-haiku-4-5-20251001", True),
+            ("claude-sonnet-4-20250514", True),
+        ),
         *(("smollm2-135m-instruct", True), ("claude-3-5-sonnet-latest", True)),
-        *(("claude-opus-4-6", False), ("claude-opus-4-8", False), ("claude-sonnet-4-6", False), ("claude-opus-5", False)),
+        *(
+            ("claude-opus-4-6", False),
+            ("claude-opus-4-8", False),
+            ("claude-sonnet-4-6", False),
+            ("claude-opus-5", False),
+        ),
         *(("claude-fable-5-1", False), ("claude-haiku-5-5", False), ("claude-sonnet-5", False)),
     ],
 )
@@ -70,5 +79,6 @@ def test_going_on_with_an_assistants_turn(model: str, allowed: bool) -> None:
         dialects.check_abilities(request, rules)
         return
     assert refusal(request, SHIPPED).message == (
-        "This model does not support assistant message prefill. The conversation must end with a user message."
+        "This model does not support assistant message prefill. The conversation must end with a "
+        "user message."
     )

@@ -23,7 +23,14 @@ def block(ttl_s: float | None = None) -> TextPart:
 def a_request(*messages: Message, **fields: Any) -> Request:
     prompt = {name: fields.pop(name) for name in ("tools", "system") if name in fields}
     whole = Prompt(messages=messages, **prompt)
-    return Request(id="r", wire="anthropic", model="claude-test", sampling=Sampling(max_tokens=1), prompt=whole, **fields)
+    return Request(
+        id="r",
+        wire="anthropic",
+        model="claude-test",
+        sampling=Sampling(max_tokens=1),
+        prompt=whole,
+        **fields,
+    )
 
 
 def conversation(num_blocks: int, *marked: int) -> Request:
@@ -37,13 +44,18 @@ def numbers(plan: CachePlan) -> list[int]:
     return [position.part + 1 for position in plan.readable]
 
 
-def report(num_prompt: int, *boundaries: tuple[int, float], hit: int = 0, skipped: int | None = None) -> CacheReport:
+def report(
+    num_prompt: int, *boundaries: tuple[int, float], hit: int = 0, skipped: int | None = None
+) -> CacheReport:
     """Boundaries as (offset, ttl_s); `skipped` is the hit unless told."""
     return CacheReport(
         num_prompt=num_prompt,
         skipped=hit if skipped is None else skipped,
         hit=Hit(Position("messages", 0), hit, SHORT) if hit else None,
-        boundaries=tuple(Boundary(Position("messages", 0, i), o, ttl_s, o <= hit) for i, (o, ttl_s) in enumerate(boundaries)),
+        boundaries=tuple(
+            Boundary(Position("messages", 0, i), o, ttl_s, o <= hit)
+            for i, (o, ttl_s) in enumerate(boundaries)
+        ),
     )
 
 
@@ -51,16 +63,21 @@ def bill(found: CacheReport, **changes: Any) -> Usage:
     return dialects.usage(found, rules(ANTHROPIC, **changes), CachePlan(), 0)
 
 
-# What is looked up and written ------------------------------------------------------------------------------------------
+# What is looked up and written --------------------------------------------------------------------
 
 
 def test_the_operator_limits_what_a_plan_promises() -> None:
-    """`caching.ttl` is in every entry of a plan, whatever the dialect; without it nothing is limited."""
+    """`caching.ttl` is in every entry of a plan, whatever the dialect; without it nothing is
+    limited."""
     request = conversation(1, 1)
     for base in (ANTHROPIC, OPENAI):
-        assert {(e.upgrade, e.max_age_s) for e in dialects.plan(request, base).writable} == {(True, None)}
+        assert {(e.upgrade, e.max_age_s) for e in dialects.plan(request, base).writable} == {
+            (True, None)
+        }
         limited = rules(base, upgrade_ttl=False, max_age_s=900.0)
-        assert {(e.upgrade, e.max_age_s) for e in dialects.plan(request, limited).writable} == {(False, 900.0)}
+        assert {(e.upgrade, e.max_age_s) for e in dialects.plan(request, limited).writable} == {
+            (False, 900.0)
+        }
 
 
 def test_no_mark_no_caching() -> None:
@@ -80,7 +97,8 @@ def test_no_mark_no_caching() -> None:
     ],
 )
 def test_look_back_window(marked: tuple[int, ...], read: list[int]) -> None:
-    """Twenty positions, the mark itself the first: an entry 19 back is found, 20 back is not; each mark has a window."""
+    """Twenty positions, the mark itself the first: an entry 19 back is found, 20 back is not; each
+    mark has a window."""
     assert numbers(dialects.plan(conversation(35, *marked), ANTHROPIC)) == read
 
 
@@ -88,14 +106,24 @@ def test_tools_and_system_blocks_are_positions_of_the_window() -> None:
     """The walk goes on from the messages into system and tools, one position each."""
     tools = tuple(Tool(f"t{i}", "", {}) for i in range(2))
     request = a_request(Message("user", (block(SHORT),)), tools=tools, system=(block(),))
-    assert [str(p) for p in dialects.plan(request, ANTHROPIC).readable] == ["messages/0/0", "system/0", "tools/1", "tools/0"]
-    assert [str(p) for p in dialects.plan(request, rules(ANTHROPIC, lookback=2)).readable] == ["messages/0/0", "system/0"]
+    assert [str(p) for p in dialects.plan(request, ANTHROPIC).readable] == [
+        "messages/0/0",
+        "system/0",
+        "tools/1",
+        "tools/0",
+    ]
+    assert [str(p) for p in dialects.plan(request, rules(ANTHROPIC, lookback=2)).readable] == [
+        "messages/0/0",
+        "system/0",
+    ]
 
 
 def test_writes_at_marks_only() -> None:
     """One entry per mark, in wire order, with the TTL it asks for."""
     tool = Tool("t", "", {}, CacheMark(LONG))
-    request = a_request(Message("user", (block(), block(SHORT))), tools=(tool,), system=(block(LONG), block()))
+    request = a_request(
+        Message("user", (block(), block(SHORT))), tools=(tool,), system=(block(LONG), block())
+    )
     assert dialects.plan(request, ANTHROPIC).writable == (
         PlannedEntry(Position("tools", 0), LONG),
         PlannedEntry(Position("system", 0), LONG),
@@ -104,7 +132,8 @@ def test_writes_at_marks_only() -> None:
 
 
 def test_foreign_ttls_take_the_next_longer_class() -> None:
-    """A mark of another provider's class is kept at least as long as it asks, or as long as can be."""
+    """A mark of another provider's class is kept at least as long as it asks, or as long as can
+    be."""
     request = a_request(Message("user", (block(1800.0), block(43200.0))))
     assert [entry.ttl_s for entry in dialects.plan(request, ANTHROPIC).writable] == [LONG, LONG]
 
@@ -132,11 +161,15 @@ def test_salts_tell_values_apart_and_not_their_order() -> None:
     """Another value is another salt; the same values in another order are the same."""
 
     def salt(**parameters: Any) -> str:
-        return dialects.plan(a_request(Message("user", (block(),)), parameters=parameters), ANTHROPIC).salts["messages"]
+        return dialects.plan(
+            a_request(Message("user", (block(),)), parameters=parameters), ANTHROPIC
+        ).salts["messages"]
 
     assert salt(effort="low") != salt(effort="max")
     assert salt(effort="low", tool_choice="none") == salt(tool_choice="none", effort="low")
-    assert salt(thinking={"type": "enabled", "budget_tokens": 1}) == salt(thinking={"budget_tokens": 1, "type": "enabled"})
+    assert salt(thinking={"type": "enabled", "budget_tokens": 1}) == salt(
+        thinking={"budget_tokens": 1, "type": "enabled"}
+    )
 
 
 def test_client_directives_reach_the_plan() -> None:
@@ -146,7 +179,7 @@ def test_client_directives_reach_the_plan() -> None:
     assert (plan.read, plan.store) == (False, False)
 
 
-# What it comes to -------------------------------------------------------------------------------------------------------
+# What it comes to ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,8 +188,12 @@ def test_client_directives_reach_the_plan() -> None:
         pytest.param(report(500), Usage(500), id="nothing planned"),
         pytest.param(report(500, (400, SHORT)), Usage(100, 0, ((SHORT, 400),)), id="cold"),
         pytest.param(report(500, (400, SHORT), hit=400), Usage(100, 400), id="warm"),
-        pytest.param(report(500, (400, SHORT), hit=300), Usage(100, 300, ((SHORT, 100),)), id="grown"),
-        pytest.param(report(500, hit=300), Usage(200, 300), id="read without a boundary of its own"),
+        pytest.param(
+            report(500, (400, SHORT), hit=300), Usage(100, 300, ((SHORT, 100),)), id="grown"
+        ),
+        pytest.param(
+            report(500, hit=300), Usage(200, 300), id="read without a boundary of its own"
+        ),
         pytest.param(
             report(900, (200, LONG), (500, LONG), (800, SHORT)),
             Usage(100, 0, ((LONG, 500), (SHORT, 300))),
@@ -168,14 +205,23 @@ def test_client_directives_reach_the_plan() -> None:
             id="A=200 B=500 C=800",
         ),
         pytest.param(
-            report(900, (200, LONG), (500, LONG), (800, SHORT), hit=500), Usage(100, 500, ((SHORT, 300),)), id="A=B=500 C=800"
+            report(900, (200, LONG), (500, LONG), (800, SHORT), hit=500),
+            Usage(100, 500, ((SHORT, 300),)),
+            id="A=B=500 C=800",
         ),
-        pytest.param(report(900, (200, LONG), (500, SHORT), hit=800), Usage(100, 800), id="A after C"),
-        pytest.param(report(900, (300, LONG), (300, SHORT)), Usage(600, 0, ((LONG, 300),)), id="both at one token"),
+        pytest.param(
+            report(900, (200, LONG), (500, SHORT), hit=800), Usage(100, 800), id="A after C"
+        ),
+        pytest.param(
+            report(900, (300, LONG), (300, SHORT)),
+            Usage(600, 0, ((LONG, 300),)),
+            id="both at one token",
+        ),
     ],
 )
 def test_three_position_rule(found: CacheReport, usage: Usage) -> None:
-    """A = hit, B = last 1h boundary after it, C = last boundary: read A, 1h B - A, 5m C - B, input the rest."""
+    """A = hit, B = last 1h boundary after it, C = last boundary: read A, 1h B - A, 5m C - B, input
+    the rest."""
     assert bill(found) == usage
 
 
@@ -193,7 +239,9 @@ def test_skipping_more_than_the_entry_is_billed_by_the_entry() -> None:
 
 def test_measured_mode_bills_what_was_skipped() -> None:
     """Read is what was skipped, written what is new under a boundary."""
-    assert bill(report(500, (400, SHORT), hit=300, skipped=384), usage_mode="measured") == Usage(100, 384, ((SHORT, 16),))
+    assert bill(report(500, (400, SHORT), hit=300, skipped=384), usage_mode="measured") == Usage(
+        100, 384, ((SHORT, 16),)
+    )
     assert bill(report(500, skipped=384), usage_mode="measured") == Usage(116, 384)
 
 

@@ -1,4 +1,5 @@
-"""Random conversations through dialect and cache, against the rules written down a second time: the bills are the same."""
+"""Random conversations through dialect and cache, against the rules written down a second time: the
+bills are the same."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ LEVELS = ("tools", "system", "messages")
 
 @dataclass(frozen=True)
 class Step:
-    """How the next request differs from the one before; `at`, `cut` and `places` are fractions of what is there."""
+    """How the next request differs from the one before; `at`, `cut` and `places` are fractions of
+    what is there."""
 
     gap_s: int
     grow: int
@@ -83,7 +85,11 @@ class Talk:
         marks = {place: "1h" if i < step.num_hours else "5m" for i, place in enumerate(places)}
         last = len(self.blocks) - 1
         automatic = step.automatic
-        if len(marks) == 4 or (automatic == "1h" and "5m" in marks.values()) or marks.get(last, automatic) != automatic:
+        if (
+            len(marks) == 4
+            or (automatic == "1h" and "5m" in marks.values())
+            or marks.get(last, automatic) != automatic
+        ):
             automatic = None
         blocks = tuple(replace(block, mark=marks.get(i)) for i, block in enumerate(self.blocks))
         return Asked(blocks, tuple(range(step.end)), automatic, step.speed, step.tool_choice)
@@ -94,14 +100,19 @@ def positions(asked: Asked) -> Iterator[tuple[Position, Said]]:
     counts = dict.fromkeys(LEVELS, 0)
     for block in asked.blocks:
         i, counts[block.level] = counts[block.level], counts[block.level] + 1
-        yield (Position("messages", 0, i) if block.level == "messages" else Position(block.level, i)), block  # type: ignore[arg-type]
+        yield (
+            (Position("messages", 0, i) if block.level == "messages" else Position(block.level, i)),
+            block,
+        )  # type: ignore[arg-type]
 
 
 def request(asked: Asked) -> Request:
     """What the parser would make of it; a block's text is its first token."""
 
     def part(block: Said) -> TextPart:
-        return TextPart(str(block.tokens[0]), None if block.mark is None else CacheMark(SECONDS[block.mark]))
+        return TextPart(
+            str(block.tokens[0]), None if block.mark is None else CacheMark(SECONDS[block.mark])
+        )
 
     at = {level: [block for block in asked.blocks if block.level == level] for level in LEVELS}
     parameters = {"speed": asked.speed, "tool_choice": asked.tool_choice}
@@ -112,11 +123,15 @@ def request(asked: Asked) -> Request:
         prompt=Prompt(
             messages=(Message("user", tuple(map(part, at["messages"]))),),
             system=tuple(map(part, at["system"])),
-            tools=tuple(Tool(f"t{block.tokens[0]}", "", {}, part(block).cache) for block in at["tools"]),
+            tools=tuple(
+                Tool(f"t{block.tokens[0]}", "", {}, part(block).cache) for block in at["tools"]
+            ),
         ),
         sampling=Sampling(max_tokens=1),
         automatic=None if asked.automatic is None else SECONDS[asked.automatic],
-        parameters={name: value for name, value in parameters.items() if value not in ("standard", "auto")},
+        parameters={
+            name: value for name, value in parameters.items() if value not in ("standard", "auto")
+        },
     )
 
 
@@ -130,12 +145,15 @@ def rendered(asked: Asked) -> RenderedPrompt:
 
 
 def run(rig: Rig, asked: Asked, base: int) -> Usage:
-    """One request through the real dialect and the real cache, without a model and without looking at every invariant."""
+    """One request through the real dialect and the real cache, without a model and without looking
+    at every invariant."""
     based = rules(ANTHROPIC, min_tokens=MINIMUM, lookback=LOOKBACK, unmarked_ttl_s=float(base))
     normal = dialects.normalize(request(asked), based)
     plan = dialects.plan(normal, based)
     prompt, cache = rendered(asked), rig.cache
-    lease = cache.admit("default", prompt, plan, rig.now_s, num_reserve=len(prompt.token_ids) + 1, fetch=None)
+    lease = cache.admit(
+        "default", prompt, plan, rig.now_s, num_reserve=len(prompt.token_ids) + 1, fetch=None
+    )
     assert lease is not None
     tokens = list(prompt.token_ids)
     cache.grow(lease, len(tokens))
@@ -190,7 +208,9 @@ class SlowClock(Rules):
 @pytest.mark.parametrize("broken", ["lookback", "time", "minimum"])
 def test_control_the_comparison_can_fail(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a rule of the second writing changed, some conversation is billed otherwise."""
-    model: Rules = SlowClock(MINIMUM) if broken == "time" else Rules(MINIMUM + (broken == "minimum"))
+    model: Rules = (
+        SlowClock(MINIMUM) if broken == "time" else Rules(MINIMUM + (broken == "minimum"))
+    )
     if broken == "lookback":
         monkeypatch.setattr("tests.fakes.anthropic_rules.LOOKBACK", 19)
     grown = Step(0, 0, None, None, (0.999,), 0, None, "standard", "auto", 3)

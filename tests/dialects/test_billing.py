@@ -1,4 +1,5 @@
-"""Promise 2: counts are true and add up, for any report the engine may give; and worked numbers from public reports."""
+"""Promise 2: counts are true and add up, for any report the engine may give; and worked numbers
+from public reports."""
 
 from __future__ import annotations
 
@@ -35,10 +36,16 @@ def reports(draw: st.DrawFn) -> CacheReport:
     num_prompt = draw(st.integers(1, 6000))
     offsets = sorted(draw(st.lists(st.integers(0, num_prompt - 1), max_size=5)))
     skipped = draw(st.integers(0, num_prompt - 1))
-    hit = draw(st.none() | st.builds(Hit, st.just(Position("messages", 0)), st.integers(0, skipped), st.floats(0, 3600)))
+    hit = draw(
+        st.none()
+        | st.builds(
+            Hit, st.just(Position("messages", 0)), st.integers(0, skipped), st.floats(0, 3600)
+        )
+    )
     ttls_s = st.sampled_from([300.0, 1800.0, 3600.0, 43200.0])
     boundaries = tuple(
-        Boundary(Position("messages", i), offset, draw(ttls_s), draw(st.booleans())) for i, offset in enumerate(offsets)
+        Boundary(Position("messages", i), offset, draw(ttls_s), draw(st.booleans()))
+        for i, offset in enumerate(offsets)
     )
     return CacheReport(num_prompt, skipped, hit, boundaries)
 
@@ -61,8 +68,11 @@ ALL_RULES = st.builds(
 
 
 @given(reports(), plans(), ALL_RULES, st.integers(0, 100))
-def test_parts_add_up(report: CacheReport, plan: CachePlan, base: DialectRules, num_output: int) -> None:
-    """read + writes + input is the prompt, no part is negative, no zero is listed, and no more is read than was skipped."""
+def test_parts_add_up(
+    report: CacheReport, plan: CachePlan, base: DialectRules, num_output: int
+) -> None:
+    """read + writes + input is the prompt, no part is negative, no zero is listed, and no more is
+    read than was skipped."""
     usage = dialects.usage(report, base, plan, num_output)
     assert usage.num_prompt == report.num_prompt
     assert usage.input >= 0
@@ -84,16 +94,29 @@ def test_writes_end_at_a_boundary(report: CacheReport, base: DialectRules) -> No
 
 
 def test_one_record_two_views() -> None:
-    """Read 2,455, input 4, output 23: Anthropic excludes the read, OpenAI includes it; the price is the same."""
+    """Read 2,455, input 4, output 23: Anthropic excludes the read, OpenAI includes it; the price is
+    the same."""
     report = CacheReport(2459, 2455, Hit(Position("system", 0), 2455, 300.0))
     usage = dialects.usage(report, ANTHROPIC, CachePlan(), 23)
     assert usage == Usage(4, 2455, (), 23)
     answer = Answer("x", "stop", None, usage)
-    request = Request(id="r", wire="anthropic", model="m", prompt=_prompt(), sampling=Sampling(max_tokens=1))
-    anthropic = orjson.loads(AnthropicWire().encode_answer(request, answer, created_at_s=0))["usage"]
+    request = Request(
+        id="r", wire="anthropic", model="m", prompt=_prompt(), sampling=Sampling(max_tokens=1)
+    )
+    anthropic = orjson.loads(AnthropicWire().encode_answer(request, answer, created_at_s=0))[
+        "usage"
+    ]
     openai = orjson.loads(OpenAIWire().encode_answer(request, answer, created_at_s=0))["usage"]
-    assert (anthropic["input_tokens"], anthropic["cache_read_input_tokens"], anthropic["output_tokens"]) == (4, 2455, 23)
-    assert (openai["prompt_tokens"], openai["prompt_tokens_details"]["cached_tokens"], openai["total_tokens"]) == (
+    assert (
+        anthropic["input_tokens"],
+        anthropic["cache_read_input_tokens"],
+        anthropic["output_tokens"],
+    ) == (4, 2455, 23)
+    assert (
+        openai["prompt_tokens"],
+        openai["prompt_tokens_details"]["cached_tokens"],
+        openai["total_tokens"],
+    ) == (
         2459,
         2455,
         2482,
@@ -102,12 +125,17 @@ def test_one_record_two_views() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "usage"), [(63, Usage(100)), (64, Usage(36, 0, ((300.0, 64),)))], ids=["one short", "exactly the minimum"]
+    ("offset", "usage"),
+    [(63, Usage(100)), (64, Usage(36, 0, ((300.0, 64),)))],
+    ids=["one short", "exactly the minimum"],
 )
 def test_minimum(offset: int, usage: Usage) -> None:
     """The engine drops boundaries below the plan's minimum; the bill follows what is left."""
     plan = dialects.plan(
-        Request(id="r", wire="anthropic", model="m", prompt=_prompt(), sampling=Sampling(max_tokens=1)), ANTHROPIC
+        Request(
+            id="r", wire="anthropic", model="m", prompt=_prompt(), sampling=Sampling(max_tokens=1)
+        ),
+        ANTHROPIC,
     )
     boundary = Boundary(Position("messages", 0), offset, 300.0, False)
     kept = (boundary,) if offset >= plan.min_tokens else ()

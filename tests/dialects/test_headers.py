@@ -1,4 +1,5 @@
-"""What the headers say: `Cache-Status` as RFC 9211 has it, counts that add up, money without exponents."""
+"""What the headers say: `Cache-Status` as RFC 9211 has it, counts that add up, money without
+exponents."""
 
 from __future__ import annotations
 
@@ -17,15 +18,21 @@ from policies.pricing import Charge
 from tests.fakes.rules import ANTHROPIC, EARLIER_OPENAI, OPENAI, rules
 
 P0, P1 = Position("system", 0), Position("messages", 0)
-PLAN = CachePlan(readable=(P1, P0), writable=(PlannedEntry(P0, 3600.0), PlannedEntry(P1, 300.0)), min_tokens=64)
-CHARGE = Charge(Decimal("0.001"), Decimal("0.0002"), Decimal("0.00003"), Decimal("0.5"), Decimal("-0.0000075"))
+PLAN = CachePlan(
+    readable=(P1, P0), writable=(PlannedEntry(P0, 3600.0), PlannedEntry(P1, 300.0)), min_tokens=64
+)
+CHARGE = Charge(
+    Decimal("0.001"), Decimal("0.0002"), Decimal("0.00003"), Decimal("0.5"), Decimal("-0.0000075")
+)
 
 
 def boundary(position: Position, offset: int, ttl_s: float, existed: bool = False) -> Boundary:
     return Boundary(position, offset, ttl_s, existed)
 
 
-def bill(report: CacheReport, plan: CachePlan = PLAN, base: Any = ANTHROPIC, *, final: bool = True) -> Bill:
+def bill(
+    report: CacheReport, plan: CachePlan = PLAN, base: Any = ANTHROPIC, *, final: bool = True
+) -> Bill:
     usage = dialects.usage(report, base, plan, 5)
     return Bill(plan, report, base, usage, CHARGE, "2026-11-30", final)
 
@@ -34,15 +41,28 @@ def headers(report: CacheReport, plan: CachePlan = PLAN, base: Any = ANTHROPIC) 
     return billing_headers(bill(report, plan, base), timings={})
 
 
-COLD = CacheReport(500, boundaries=(boundary(P0, 300, 3600.0), boundary(P1, 400, 300.0)), miss=Miss("cold"))
+COLD = CacheReport(
+    500, boundaries=(boundary(P0, 300, 3600.0), boundary(P1, 400, 300.0)), miss=Miss("cold")
+)
 NOTHING = CachePlan()
 
 CASES: list[tuple[str, CacheReport, CachePlan, Any, str, str]] = [
-    ("cold", COLD, PLAN, ANTHROPIC, "miss", "pcg-kv; fwd=miss; stored; ttl=300; pcg-read=0; pcg-write=400; pcg-total=500"),
+    (
+        "cold",
+        COLD,
+        PLAN,
+        ANTHROPIC,
+        "miss",
+        "pcg-kv; fwd=miss; stored; ttl=300; pcg-read=0; pcg-write=400; pcg-total=500",
+    ),
     (
         "full",
         CacheReport(
-            500, 400, Hit(P1, 400, 287.9), (boundary(P0, 300, 3600.0, True), boundary(P1, 400, 300.0, True)), {"device": 400}
+            500,
+            400,
+            Hit(P1, 400, 287.9),
+            (boundary(P0, 300, 3600.0, True), boundary(P1, 400, 300.0, True)),
+            {"device": 400},
         ),
         PLAN,
         ANTHROPIC,
@@ -61,7 +81,8 @@ CASES: list[tuple[str, CacheReport, CachePlan, Any, str, str]] = [
         PLAN,
         ANTHROPIC,
         "partial",
-        "pcg-kv; fwd=partial; stored; ttl=300; detail=ssd; pcg-read=300; pcg-write=100; pcg-total=500",
+        "pcg-kv; fwd=partial; stored; ttl=300; detail=ssd; pcg-read=300; pcg-write=100; "
+        "pcg-total=500",
     ),
     (
         "expired",
@@ -69,7 +90,8 @@ CASES: list[tuple[str, CacheReport, CachePlan, Any, str, str]] = [
         PLAN,
         ANTHROPIC,
         "expired",
-        "pcg-kv; fwd=stale; stored; ttl=300; detail=expired; pcg-read=0; pcg-write=400; pcg-total=500",
+        "pcg-kv; fwd=stale; stored; ttl=300; detail=expired; pcg-read=0; pcg-write=400; "
+        "pcg-total=500",
     ),
     (
         "below the minimum",
@@ -93,7 +115,8 @@ CASES: list[tuple[str, CacheReport, CachePlan, Any, str, str]] = [
         CachePlan(PLAN.readable, PLAN.writable, read=False),
         ANTHROPIC,
         "bypass",
-        "pcg-kv; fwd=request; stored; ttl=300; detail=no-cache; pcg-read=0; pcg-write=400; pcg-total=500",
+        "pcg-kv; fwd=request; stored; ttl=300; detail=no-cache; pcg-read=0; pcg-write=400; "
+        "pcg-total=500",
     ),
     (
         "no-store",
@@ -117,13 +140,18 @@ CASES: list[tuple[str, CacheReport, CachePlan, Any, str, str]] = [
         CachePlan(any_prefix=True, min_tokens=1024),
         EARLIER_OPENAI,
         "hit",
-        "pcg-kv; fwd=partial; stored; ttl=300; detail=device; pcg-read=4864; pcg-write=0; pcg-total=5000",
+        "pcg-kv; fwd=partial; stored; ttl=300; detail=device; pcg-read=4864; pcg-write=0; "
+        "pcg-total=5000",
     ),
 ]
 
 
-@pytest.mark.parametrize(("report", "plan", "base", "word", "status"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_cache_status(report: CacheReport, plan: CachePlan, base: Any, word: str, status: str) -> None:
+@pytest.mark.parametrize(
+    ("report", "plan", "base", "word", "status"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_cache_status(
+    report: CacheReport, plan: CachePlan, base: Any, word: str, status: str
+) -> None:
     """One word for humans, one structured member for machines."""
     found = headers(report, plan, base)
     assert (found["pcg-cache"], found["Cache-Status"]) == (word, status)
@@ -134,14 +162,31 @@ def test_cache_status(report: CacheReport, plan: CachePlan, base: Any, word: str
 def test_the_ttl_ends_with_the_greatest_age() -> None:
     """What is written lives no longer than the operator lets anything live."""
     for max_age_s, ttl_s in ((None, 300), (900.0, 300), (120.0, 120)):
-        assert f"; ttl={ttl_s}; " in headers(COLD, PLAN, rules(ANTHROPIC, max_age_s=max_age_s))["Cache-Status"]
+        assert (
+            f"; ttl={ttl_s}; "
+            in headers(COLD, PLAN, rules(ANTHROPIC, max_age_s=max_age_s))["Cache-Status"]
+        )
 
 
 def test_a_request_that_waited_for_another_says_so() -> None:
     """`collapsed`, as RFC 9211 calls it, whatever it is billed."""
-    report = CacheReport(500, 400, Hit(P1, 400, 287.9), (boundary(P1, 400, 300.0, True),), {"device": 400}, shared=400)
+    report = CacheReport(
+        500,
+        400,
+        Hit(P1, 400, 287.9),
+        (boundary(P1, 400, 300.0, True),),
+        {"device": 400},
+        shared=400,
+    )
     assert "; fwd=partial; collapsed; ttl=287; " in headers(report)["Cache-Status"]
-    missed = CacheReport(500, 400, boundaries=(boundary(P1, 400, 300.0),), tiers={"device": 400}, miss=Miss("cold"), shared=400)
+    missed = CacheReport(
+        500,
+        400,
+        boundaries=(boundary(P1, 400, 300.0),),
+        tiers={"device": 400},
+        miss=Miss("cold"),
+        shared=400,
+    )
     assert (
         "; fwd=miss; stored; collapsed; "
         in headers(missed, msgspec.structs.replace(PLAN, single_flight="write"))["Cache-Status"]
@@ -150,7 +195,13 @@ def test_a_request_that_waited_for_another_says_so() -> None:
 
 def test_counts() -> None:
     """Read, written in all and by class, zeros included, and the rest: together the prompt."""
-    report = CacheReport(500, 310, Hit(P0, 300, 1.0), (boundary(P1, 400, 300.0),), miss=Miss("messages_changed", P1, 310))
+    report = CacheReport(
+        500,
+        310,
+        Hit(P0, 300, 1.0),
+        (boundary(P1, 400, 300.0),),
+        miss=Miss("messages_changed", P1, 310),
+    )
     found = headers(report)
     assert {name: value for name, value in found.items() if name.endswith("tokens")} == {
         "pcg-cache-read-tokens": "300",
@@ -172,13 +223,17 @@ def test_classes_are_the_dialects() -> None:
         "pcg-cache-write-300s-tokens",
         "pcg-cache-write-3600s-tokens",
     }
-    assert {n for n in headers(COLD, base=EARLIER_OPENAI) if n.startswith("pcg-cache-write-")} == {"pcg-cache-write-tokens"}
+    assert {n for n in headers(COLD, base=EARLIER_OPENAI) if n.startswith("pcg-cache-write-")} == {
+        "pcg-cache-write-tokens"
+    }
     assert (ttl_name(43200.0, OPENAI), ttl_name(90.0, OPENAI)) == ("12h", "90s")
 
 
 def test_money() -> None:
     """The total only where the output is known; a saving may be negative, a cost never is."""
-    whole, stream = (billing_headers(bill(COLD, final=final), timings={}) for final in (True, False))
+    whole, stream = (
+        billing_headers(bill(COLD, final=final), timings={}) for final in (True, False)
+    )
     assert whole["pcg-cost-usd"] == "0.50123000"
     assert "pcg-cost-usd" not in stream
     for found in (whole, stream):
@@ -195,8 +250,13 @@ def test_no_reason_without_a_miss() -> None:
 
 def test_timings_and_warnings() -> None:
     """Milliseconds in the order given; these two are also all there is before counts are known."""
-    found = headers_without_counts(timings={"parse": 0.0019, "match": 0.0003, "prefill": 0.0412}, warnings=["a", "b"])
-    assert found == {"pcg-warning": "a, b", "Server-Timing": "parse;dur=1.9, match;dur=0.3, prefill;dur=41.2"}
+    found = headers_without_counts(
+        timings={"parse": 0.0019, "match": 0.0003, "prefill": 0.0412}, warnings=["a", "b"]
+    )
+    assert found == {
+        "pcg-warning": "a, b",
+        "Server-Timing": "parse;dur=1.9, match;dur=0.3, prefill;dur=41.2",
+    }
     assert headers_without_counts(timings={}) == {}
     both = billing_headers(bill(COLD), timings={"parse": 0.001}, warnings=["a"])
     assert (both["Server-Timing"], both["pcg-warning"]) == ("parse;dur=1.0", "a")

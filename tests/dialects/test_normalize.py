@@ -1,4 +1,5 @@
-"""Marks checked and mended, the automatic mark placed, the billing nonce dropped: through real bodies."""
+"""Marks checked and mended, the automatic mark placed, the billing nonce dropped: through real
+bodies."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def tool(name: str, mark: Any = None) -> dict[str, Any]:
 
 
 def parsed(*blocks: Any, **fields: Any) -> Request:
-    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": list(blocks) or "q"}]} | fields
+    body = {
+        "model": "m",
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": list(blocks) or "q"}],
+    } | fields
     return AnthropicWire().parse(orjson.dumps(body), {}, request_id="r")
 
 
@@ -53,17 +58,21 @@ def repaired(request: Request) -> tuple[dict[str, float], tuple[str, ...]]:
 
 def test_what_keeps_the_rules_is_left_alone() -> None:
     """Four marks, TTLs that do not increase: the same prompt, no warning."""
-    request = parsed(text(), text("y", CC), text("z", CC), tools=[tool("t", CC1H)], system=[text("s", CC1H)])
+    request = parsed(
+        text(), text("y", CC), text("z", CC), tools=[tool("t", CC1H)], system=[text("s", CC1H)]
+    )
     normal = dialects.normalize(request, ANTHROPIC)
     assert (normal.prompt, normal.warnings) == (request.prompt, ())
 
 
-# Too many ---------------------------------------------------------------------------------------------------------------
+# Too many -----------------------------------------------------------------------------------------
 
 
 def test_five_marks() -> None:
     """Counted over tools, system and messages."""
-    request = parsed(text("a", CC), text("b", CC), text("c", CC), tools=[tool("t", CC)], system=[text("s", CC)])
+    request = parsed(
+        text("a", CC), text("b", CC), text("c", CC), tools=[tool("t", CC)], system=[text("s", CC)]
+    )
     assert refused(request) == "A maximum of 4 blocks with cache_control may be provided. Found 5."
     assert repaired(request) == (
         dict.fromkeys(["tools/0", "system/0", "messages/0/1", "messages/0/2"], 300.0),
@@ -73,7 +82,10 @@ def test_five_marks() -> None:
 
 def test_automatic_takes_a_slot() -> None:
     """Four marks and the automatic one are five; three and it are four."""
-    four, three = [text("a", CC), text("b", CC), text("c", CC), text("d", CC)], [text("a", CC), text("b", CC), text("c", CC)]
+    four, three = (
+        [text("a", CC), text("b", CC), text("c", CC), text("d", CC)],
+        [text("a", CC), text("b", CC), text("c", CC)],
+    )
     assert refused(parsed(*four, text("e"), cache_control=CC)).endswith("Found 5.")
     normal = dialects.normalize(parsed(*three, text("e"), cache_control=CC), ANTHROPIC)
     assert marked(normal) == dict.fromkeys([f"messages/0/{i}" for i in range(4)], 300.0)
@@ -87,11 +99,12 @@ def test_two_marks_in_one_tool_result_are_one() -> None:
     assert len(marked(dialects.normalize(request, ANTHROPIC))) == 4
 
 
-# Order of TTLs ----------------------------------------------------------------------------------------------------------
+# Order of TTLs ------------------------------------------------------------------------------------
 
 
 ORDER = (
-    "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that blocks are processed in the "
+    "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that "
+    "blocks are processed in the "
     "following order: `tools`, `system`, `messages`."
 )
 
@@ -101,7 +114,10 @@ ORDER = (
     [
         (parsed(tools=[tool("t", CC)], system=[text("s", CC1H)]), "system.0.cache_control.ttl"),
         (parsed(text("a", CC), text("b", CC1H)), "messages.0.content.1.cache_control.ttl"),
-        (parsed(system=[text("s", CC)], tools=[tool("t"), tool("u", CC1H)], cache_control=CC1H), "cache_control.ttl"),
+        (
+            parsed(system=[text("s", CC)], tools=[tool("t"), tool("u", CC1H)], cache_control=CC1H),
+            "cache_control.ttl",
+        ),
     ],
 )
 def test_ttls_do_not_increase(request_: Request, path: str) -> None:
@@ -122,13 +138,17 @@ def test_one_hour_before_five_minutes_is_fine() -> None:
     dialects.normalize(parsed(tools=[tool("t", CC1H)], system=[text("s", CC)]), ANTHROPIC)
 
 
-# Where none may stand ---------------------------------------------------------------------------------------------------
+# Where none may stand -----------------------------------------------------------------------------
 
 
 def test_mark_on_empty_text() -> None:
-    """Strict: the path ends at the text. Repair: the mark moves to the nearest earlier place that can bear it."""
+    """Strict: the path ends at the text. Repair: the mark moves to the nearest earlier place that
+    can bear it."""
     request = parsed(text("a"), text("", CC))
-    assert refused(request) == "messages.0.content.1.text: cache_control cannot be set for empty text blocks"
+    assert (
+        refused(request)
+        == "messages.0.content.1.text: cache_control cannot be set for empty text blocks"
+    )
     assert repaired(request) == ({"messages/0/0": 300.0}, ("cache_control-moved",))
     assert repaired(parsed(text("", CC))) == ({}, ("cache_control-moved",))
 
@@ -147,7 +167,10 @@ def test_mark_on_thinking() -> None:
     body = {
         "model": "m",
         "max_tokens": 1,
-        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": [thinking, text("a")]}],
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [thinking, text("a")]},
+        ],
     }
     request = AnthropicWire().parse(orjson.dumps(body), {}, request_id="r")
     message = "messages.1.content.0.thinking.cache_control: Extra inputs are not permitted"
@@ -156,7 +179,7 @@ def test_mark_on_thinking() -> None:
     assert repaired(request) == ({}, ("cache_control-removed-from-thinking",))
 
 
-# The automatic mark -----------------------------------------------------------------------------------------------------
+# The automatic mark -------------------------------------------------------------------------------
 
 
 def test_automatic_walks_back_over_what_cannot_bear_it() -> None:
@@ -167,7 +190,9 @@ def test_automatic_walks_back_over_what_cannot_bear_it() -> None:
 
 def test_automatic_on_a_marked_block() -> None:
     """The same TTL is one mark; another is an error, or in repair the block's own."""
-    assert marked(dialects.normalize(parsed(text("a", CC), cache_control=CC), ANTHROPIC)) == {"messages/0/0": 300.0}
+    assert marked(dialects.normalize(parsed(text("a", CC), cache_control=CC), ANTHROPIC)) == {
+        "messages/0/0": 300.0
+    }
     clash = parsed(text("a", CC1H), cache_control=CC)
     assert refused(clash).startswith("cache_control.ttl: ")
     assert repaired(clash) == ({"messages/0/0": 3600.0}, ("cache_control-automatic-dropped",))
@@ -192,7 +217,7 @@ def test_openai_bodies_under_anthropics_rules() -> None:
     assert refused(request) == "A maximum of 4 blocks with cache_control may be provided. Found 5."
 
 
-# The billing nonce ------------------------------------------------------------------------------------------------------
+# The billing nonce --------------------------------------------------------------------------------
 
 
 NONCE = "x-anthropic-billing-header: cc_version=2.1.0.{}; cc_entrypoint=cli; cch={};"
@@ -225,12 +250,19 @@ def test_text_that_mentions_the_nonce_stays(system: list[Any]) -> None:
 def test_the_nonce_stays_where_the_policy_says_so() -> None:
     """`normalize.billing_nonce: keep`."""
     request = parsed(system=[text(NONCE.format("a1b", "fa690"))])
-    assert dialects.normalize(request, rules(ANTHROPIC, drop_billing_nonce=False)).prompt == request.prompt
+    assert (
+        dialects.normalize(request, rules(ANTHROPIC, drop_billing_nonce=False)).prompt
+        == request.prompt
+    )
 
 
 def test_a_path_counts_the_nonce() -> None:
     """Errors speak of the client's own blocks, the dropped one included."""
-    request = parsed(system=[text(NONCE.format("a1b", "fa690")), text("s", CC)], tools=[tool("t")], cache_control=CC1H)
+    request = parsed(
+        system=[text(NONCE.format("a1b", "fa690")), text("s", CC)],
+        tools=[tool("t")],
+        cache_control=CC1H,
+    )
     assert refused(request).startswith("cache_control.ttl: ")
     early = parsed(system=[text(NONCE.format("a1b", "fa690")), text("s", CC), text("t", CC1H)])
     assert refused(early).startswith("system.2.cache_control.ttl: ")

@@ -50,11 +50,14 @@ def read(plan: CachePlan) -> list[str]:
 
 def test_implicit_breakpoint_is_the_latest_eligible_message() -> None:
     """The end of the last user message; assistant turns after it do not count."""
-    assert written(plan(user(), ASSISTANT, user(text(), text()), ASSISTANT)) == [("messages/2/1", HALF_HOUR)]
+    assert written(plan(user(), ASSISTANT, user(text(), text()), ASSISTANT)) == [
+        ("messages/2/1", HALF_HOUR)
+    ]
 
 
 def test_eligible_messages() -> None:
-    """The initial developer messages, user messages, the last of a run of tool outputs; never a later system message."""
+    """The initial developer messages, user messages, the last of a run of tool outputs; never a
+    later system message."""
     found = plan(user(), ASSISTANT, TOOL, TOOL, Message("system", (text(),)), system=2)
     assert read(found) == ["messages/3/0", "messages/0/0", "system/1"]
     assert written(found) == [("messages/3/0", HALF_HOUR)]
@@ -66,7 +69,8 @@ def test_only_instructions() -> None:
 
 
 def test_implicit_mode_adds_the_latest_three_marks() -> None:
-    """One implicit and up to three explicit breakpoints are written, in wire order; all marks are looked up."""
+    """One implicit and up to three explicit breakpoints are written, in wire order; all marks are
+    looked up."""
     found = plan(*[user(text(HALF_DAY)) for _ in range(5)], user())
     assert written(found) == [
         ("messages/2/0", HALF_DAY),
@@ -80,7 +84,10 @@ def test_implicit_mode_adds_the_latest_three_marks() -> None:
 def test_a_mark_on_the_implicit_breakpoint_names_its_ttl() -> None:
     """They are one breakpoint, and three others remain."""
     found = plan(*[user(text(HALF_HOUR)) for _ in range(4)], user(text(HALF_DAY)))
-    assert written(found) == [*((f"messages/{i}/0", HALF_HOUR) for i in (1, 2, 3)), ("messages/4/0", HALF_DAY)]
+    assert written(found) == [
+        *((f"messages/{i}/0", HALF_HOUR) for i in (1, 2, 3)),
+        ("messages/4/0", HALF_DAY),
+    ]
 
 
 def test_request_ttl_is_the_implicit_breakpoints() -> None:
@@ -89,7 +96,8 @@ def test_request_ttl_is_the_implicit_breakpoints() -> None:
 
 
 def test_explicit_mode() -> None:
-    """Only marks, the latest four written; what an implicit request left behind is not looked up."""
+    """Only marks, the latest four written; what an implicit request left behind is not looked
+    up."""
     marked = [user(text(HALF_HOUR)) for _ in range(5)]
     found = plan(*marked, ASSISTANT, user(), cache_mode="explicit", system=1)
     assert written(found) == [(f"messages/{i}/0", HALF_HOUR) for i in (1, 2, 3, 4)]
@@ -110,10 +118,16 @@ def test_automatic_caching_turned_off_by_policy() -> None:
 
 
 def test_how_far_back_is_looked() -> None:
-    """Twenty earlier message ends and the end of the instructions; the latest eighty marks, however far back."""
-    assert read(plan(*[user() for _ in range(40)], system=1)) == [*(f"messages/{i}/0" for i in range(39, 18, -1)), "system/0"]
+    """Twenty earlier message ends and the end of the instructions; the latest eighty marks, however
+    far back."""
+    assert read(plan(*[user() for _ in range(40)], system=1)) == [
+        *(f"messages/{i}/0" for i in range(39, 18, -1)),
+        "system/0",
+    ]
     for base in (OPENAI, EARLIER_OPENAI):
-        marked = plan(*[user(text(HALF_HOUR)) for _ in range(100)], base=base, cache_mode="explicit")
+        marked = plan(
+            *[user(text(HALF_HOUR)) for _ in range(100)], base=base, cache_mode="explicit"
+        )
         assert read(marked) == [f"messages/{i}/0" for i in range(99, 19, -1)]
 
 
@@ -123,11 +137,18 @@ def test_earlier_models_read_any_prefix() -> None:
     assert (found.any_prefix, written(found)) == (True, [("messages/0/0", HALF_DAY)])
 
 
-@pytest.mark.parametrize(("skipped", "billed"), [(0, 0), (1023, 0), (1024, 1024), (1151, 1024), (1152, 1152), (4095, 3968)])
+@pytest.mark.parametrize(
+    ("skipped", "billed"),
+    [(0, 0), (1023, 0), (1024, 1024), (1151, 1024), (1152, 1152), (4095, 3968)],
+)
 def test_earlier_models_bill_in_steps(skipped: int, billed: int) -> None:
     """Steps of 128 from 1,024 on, and no writes though a boundary was made."""
-    report = CacheReport(5000, skipped, boundaries=(Boundary(Position("messages", 0), 4900, HALF_HOUR, False),))
-    assert dialects.usage(report, EARLIER_OPENAI, CachePlan(any_prefix=True), 3) == Usage(5000 - billed, billed, output=3)
+    report = CacheReport(
+        5000, skipped, boundaries=(Boundary(Position("messages", 0), 4900, HALF_HOUR, False),)
+    )
+    assert dialects.usage(report, EARLIER_OPENAI, CachePlan(any_prefix=True), 3) == Usage(
+        5000 - billed, billed, output=3
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,11 +162,21 @@ def test_earlier_models_bill_in_steps(skipped: int, billed: int) -> None:
     ],
     ids=["no-cache", "max-age", "a young entry", "a young entry under the minimum", "no directive"],
 )
-@pytest.mark.parametrize("base", [EARLIER_OPENAI, rules(EARLIER_OPENAI, preset="qwen")], ids=["openai", "qwen"])
-def test_what_may_not_be_read_is_not_billed_as_read(base: Any, directive: dict[str, Any], hit: int | None, billed: int) -> None:
-    """Of a prefix without an entry nobody knows the age: skipped or not, `max-age` reads entries alone, in the same steps."""
+@pytest.mark.parametrize(
+    "base", [EARLIER_OPENAI, rules(EARLIER_OPENAI, preset="qwen")], ids=["openai", "qwen"]
+)
+def test_what_may_not_be_read_is_not_billed_as_read(
+    base: Any, directive: dict[str, Any], hit: int | None, billed: int
+) -> None:
+    """Of a prefix without an entry nobody knows the age: skipped or not, `max-age` reads entries
+    alone, in the same steps."""
     request = Request(
-        id="r", wire="openai", model="m", prompt=Prompt(messages=(user(),)), sampling=Sampling(max_tokens=1), **directive
+        id="r",
+        wire="openai",
+        model="m",
+        prompt=Prompt(messages=(user(),)),
+        sampling=Sampling(max_tokens=1),
+        **directive,
     )
     found = None if hit is None else Hit(Position("messages", 0), hit, HALF_HOUR)
     usage = dialects.usage(CacheReport(5000, 2100, found), base, dialects.plan(request, base), 0)
@@ -156,12 +187,16 @@ def test_measured_mode_knows_no_steps() -> None:
     """What was skipped is what is read."""
     report = CacheReport(5000, 1100)
     assert (
-        dialects.usage(report, rules(EARLIER_OPENAI, usage_mode="measured"), CachePlan(any_prefix=True), 0).cache_read == 1100
+        dialects.usage(
+            report, rules(EARLIER_OPENAI, usage_mode="measured"), CachePlan(any_prefix=True), 0
+        ).cache_read
+        == 1100
     )
 
 
 def test_exact_boundaries_and_billed_writes() -> None:
-    """Reads end at the entry, not at what was skipped beyond it; writes are billed by class, the longer first."""
+    """Reads end at the entry, not at what was skipped beyond it; writes are billed by class, the
+    longer first."""
     report = CacheReport(
         5000,
         skipped=2100,
@@ -177,7 +212,8 @@ def test_exact_boundaries_and_billed_writes() -> None:
 
 
 def test_a_short_class_before_a_long_one_is_paid_once() -> None:
-    """The long class covers the prefix too: 30m at 1,000 and 12h at 3,000 write 3,000 tokens for half a day."""
+    """The long class covers the prefix too: 30m at 1,000 and 12h at 3,000 write 3,000 tokens for
+    half a day."""
     report = CacheReport(
         5000,
         boundaries=(
@@ -192,10 +228,12 @@ def test_geminis_implicit_caching_is_the_earlier_class() -> None:
     """Any prefix, free writes."""
     gemini = rules(EARLIER_OPENAI, preset="gemini", read_step=1, min_tokens=2048)
     assert plan(user(), base=gemini).any_prefix
-    assert dialects.usage(CacheReport(5000, 2049), gemini, CachePlan(any_prefix=True), 0) == Usage(2951, 2049)
+    assert dialects.usage(CacheReport(5000, 2049), gemini, CachePlan(any_prefix=True), 0) == Usage(
+        2951, 2049
+    )
 
 
-# What separates caches, and what keeps them longer -----------------------------------------------------------------------
+# What separates caches, and what keeps them longer ------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -224,11 +262,17 @@ def test_tool_choice_changes_no_cache(choice: Any) -> None:
 
 
 def test_retention_keeps_prefixes_of_earlier_models() -> None:
-    """24 hours where prefixes are kept without an entry; newer models have TTLs instead, and 0 stays 0."""
+    """24 hours where prefixes are kept without an entry; newer models have TTLs instead, and 0
+    stays 0."""
     assert plan(user(), base=EARLIER_OPENAI, retention_s=86400.0).unmarked_ttl_s == 86400.0
     assert plan(user(), base=EARLIER_OPENAI).unmarked_ttl_s == EARLIER_OPENAI.unmarked_ttl_s
     assert plan(user(), retention_s=86400.0).unmarked_ttl_s == OPENAI.unmarked_ttl_s
-    assert plan(user(), base=rules(EARLIER_OPENAI, unmarked_ttl_s=0.0), retention_s=86400.0).unmarked_ttl_s == 0
+    assert (
+        plan(
+            user(), base=rules(EARLIER_OPENAI, unmarked_ttl_s=0.0), retention_s=86400.0
+        ).unmarked_ttl_s
+        == 0
+    )
 
 
 @pytest.mark.parametrize(("message_ends", "first"), [(0, 9), (3, 6), (20, 0)])

@@ -19,8 +19,12 @@ def make_engine() -> Iterator[MakeEngine]:
     """Starts engines and, at the end of the test, stops them and checks that nothing leaked."""
     with ExitStack() as stack:
 
-        def make(runner: FakeRunner | None = None, wiring: Wiring | None = None, **options: object) -> Harness:
-            harness = Harness(FakeRunner(num_pages=128) if runner is None else runner, wiring or Wiring(), options)
+        def make(
+            runner: FakeRunner | None = None, wiring: Wiring | None = None, **options: object
+        ) -> Harness:
+            harness = Harness(
+                FakeRunner(num_pages=128) if runner is None else runner, wiring or Wiring(), options
+            )
             harness.engine.start()
             stack.callback(harness.stop)
             return harness

@@ -1,4 +1,5 @@
-"""What of the sampled tokens a client reads: characters, stop strings, reasoning and calls, and which tokens each carries."""
+"""What of the sampled tokens a client reads: characters, stop strings, reasoning and calls, and
+which tokens each carries."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def shown(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
     ],
 )
 def test_stop_strings(stops: list[str], text: str, expected: tuple[str, str | None]) -> None:
-    """The text before the stop string that is complete first, whether it arrives whole or letter by letter."""
+    """The text before the stop string that is complete first, whether it arrives whole or letter by
+    letter."""
     assert shown(stops, [text]) == expected
     assert shown(stops, list(text)) == expected
 
@@ -77,7 +79,13 @@ def test_cuts_change_nothing(stops: list[str], text: str, cuts: list[int]) -> No
 def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
     """Text is shown as soon as it can't be part of a stop string any more, and not earlier."""
     matcher = StopMatcher(["\n\nHuman:"])
-    assert [matcher.push(piece).text for piece in ("a", "\n", "b\n", "\nHum", "bug")] == ["a", "", "\nb", "", "\n\nHumbug"]
+    assert [matcher.push(piece).text for piece in ("a", "\n", "b\n", "\nHum", "bug")] == [
+        "a",
+        "",
+        "\nb",
+        "",
+        "\n\nHumbug",
+    ]
 
 
 def play(
@@ -102,7 +110,11 @@ def play(
 
 def test_the_end_of_turn_is_neither_text_nor_output() -> None:
     """The token that ends the answer is in no piece and is not counted."""
-    assert play([*b"hi", STOP_ID]) == [OutputPiece("h", (104,)), OutputPiece("i", (105,)), OutputPiece("", (), "stop")]
+    assert play([*b"hi", STOP_ID]) == [
+        OutputPiece("h", (104,)),
+        OutputPiece("i", (105,)),
+        OutputPiece("", (), "stop"),
+    ]
 
 
 def test_ignoring_the_end_of_turn_counts_it_but_never_shows_it() -> None:
@@ -115,13 +127,16 @@ def test_ignoring_the_end_of_turn_counts_it_but_never_shows_it() -> None:
 
 @pytest.mark.parametrize("at_limit", ["length", "context"])
 def test_the_limit_ends_the_answer(at_limit: str) -> None:
-    """The token that reaches `max_tokens` is still shown, with the reason that was given for the limit."""
+    """The token that reaches `max_tokens` is still shown, with the reason that was given for the
+    limit."""
     assert play([*b"abc"], max_tokens=2, at_limit=at_limit)[-1] == OutputPiece("b", (98,), at_limit)  # type: ignore[arg-type]
 
 
 def test_a_stop_string_on_the_last_token_wins_over_the_limit() -> None:
     """A client that asked for a stop string learns that it was there."""
-    assert play([*b"ab."], stop=(".",), max_tokens=3)[-1] == OutputPiece("", (46,), "stop_sequence", ".")
+    assert play([*b"ab."], stop=(".",), max_tokens=3)[-1] == OutputPiece(
+        "", (46,), "stop_sequence", "."
+    )
 
 
 def test_text_held_back_for_a_stop_string_is_shown_at_the_end() -> None:
@@ -132,7 +147,11 @@ def test_text_held_back_for_a_stop_string_is_shown_at_the_end() -> None:
 def test_characters_come_whole() -> None:
     """Korean and emoji, three and four tokens each: a piece per character, with all its tokens."""
     pieces = play([*"한🎉".encode(), STOP_ID])
-    assert [(piece.text, len(piece.token_ids)) for piece in pieces] == [("한", 3), ("🎉", 4), ("", 0)]
+    assert [(piece.text, len(piece.token_ids)) for piece in pieces] == [
+        ("한", 3),
+        ("🎉", 4),
+        ("", 0),
+    ]
 
 
 def test_a_stop_string_may_end_inside_a_long_piece() -> None:
@@ -146,18 +165,21 @@ def test_an_unfinished_character_at_the_limit_is_left_out() -> None:
     assert play([*"é".encode()], max_tokens=1) == [OutputPiece("", (0xC3,), "length")]
 
 
-# Calls, reasoning and who carries which token ---------------------------------------------------------------------------
+# Calls, reasoning and who carries which token -----------------------------------------------------
 
 HERMES_SPEECH = OutputSyntax(HERMES, frozenset({"f"}), THINK)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "END"}}\n</tool_call>'
 
 
 def told(pieces: Iterable[OutputPiece]) -> tuple[str, str, list[tuple[str, str]]]:
-    """Reasoning, text, and calls as name and arguments. A call's name comes once, with its first piece."""
+    """Reasoning, text, and calls as name and arguments. A call's name comes once, with its first
+    piece."""
     thoughts, text, calls = "", "", []
     for piece in pieces:
         if piece.call is None:
-            thoughts, text = (thoughts + piece.text, text) if piece.thinking else (thoughts, text + piece.text)
+            thoughts, text = (
+                (thoughts + piece.text, text) if piece.thinking else (thoughts, text + piece.text)
+            )
             continue
         assert piece.text == ""
         if piece.call.name is not None:
@@ -169,18 +191,24 @@ def told(pieces: Iterable[OutputPiece]) -> tuple[str, str, list[tuple[str, str]]
 
 
 def test_a_whole_answer() -> None:
-    """Reasoning, text and calls are told apart; the reason stays `stop`, as calls do not end an answer."""
+    """Reasoning, text and calls are told apart; the reason stays `stop`, as calls do not end an
+    answer."""
     pieces = play(
-        [*f"<think>\nhm\n</think>\n\nI look.\n{CALL}\n{CALL}".encode(), STOP_ID], speech=HERMES_SPEECH, max_tokens=999
+        [*f"<think>\nhm\n</think>\n\nI look.\n{CALL}\n{CALL}".encode(), STOP_ID],
+        speech=HERMES_SPEECH,
+        max_tokens=999,
     )
     assert told(pieces) == ("hm", "I look.", [("f", '{"a": "END"}'), ("f", '{"a": "END"}')])
     assert pieces[-1].finish == "stop"
 
 
 @pytest.mark.parametrize(
-    ("speech", "choice"), [(OutputSyntax(), ToolChoice()), (OutputSyntax(HERMES, frozenset({"f"})), ToolChoice("none"))]
+    ("speech", "choice"),
+    [(OutputSyntax(), ToolChoice()), (OutputSyntax(HERMES, frozenset({"f"})), ToolChoice("none"))],
 )
-def test_what_looks_like_a_call_is_text_where_none_is_wanted(speech: OutputSyntax, choice: ToolChoice) -> None:
+def test_what_looks_like_a_call_is_text_where_none_is_wanted(
+    speech: OutputSyntax, choice: ToolChoice
+) -> None:
     """Without tools, and with `tool_choice: none`."""
     pieces = play([*CALL.encode(), STOP_ID], speech=speech, tool_choice=choice)
     assert told(pieces) == ("", CALL, [])
@@ -191,14 +219,20 @@ def test_a_call_of_a_tool_that_was_not_chosen_is_text() -> None:
     speech = OutputSyntax(HERMES, frozenset({"f", "g"}))
     others = CALL.replace('"f"', '"g"')
     played = f"{CALL}\n{others}"
-    pieces = play([*played.encode(), STOP_ID], speech=speech, tool_choice=ToolChoice(names=("f",)), max_tokens=999)
+    pieces = play(
+        [*played.encode(), STOP_ID],
+        speech=speech,
+        tool_choice=ToolChoice(names=("f",)),
+        max_tokens=999,
+    )
     _, text, calls = told(pieces)
     assert calls == [("f", '{"a": "END"}')]
     assert '{"name": "g", "arguments": {"a": "END"}}' in text
 
 
 def test_stop_strings_are_sought_in_visible_text_alone() -> None:
-    """One that stands in reasoning or in a call ends nothing; what may be its beginning is shown before a call."""
+    """One that stands in reasoning or in a call ends nothing; what may be its beginning is shown
+    before a call."""
     text = f"<think>END</think>a E{CALL}b END c"
     pieces = play([*text.encode()], speech=HERMES_SPEECH, stop=("END",), max_tokens=999)
     assert told(pieces) == ("END", "a Eb ", [("f", '{"a": "END"}')])
@@ -207,14 +241,20 @@ def test_stop_strings_are_sought_in_visible_text_alone() -> None:
 
 def test_a_second_call_ends_an_answer_that_may_have_one() -> None:
     """What leads to it is counted and not shown."""
-    pieces = play([*f"{CALL}\n{CALL}".encode()], speech=HERMES_SPEECH, tool_choice=ToolChoice(parallel=False), max_tokens=999)
+    pieces = play(
+        [*f"{CALL}\n{CALL}".encode()],
+        speech=HERMES_SPEECH,
+        tool_choice=ToolChoice(parallel=False),
+        max_tokens=999,
+    )
     assert told(pieces) == ("", "", [("f", '{"a": "END"}')])
     assert pieces[-1].finish == "stop"
 
 
 @pytest.mark.parametrize("cut", range(1, len(CALL)))
 def test_a_call_cut_by_the_limit(cut: int) -> None:
-    """Nothing of its syntax is shown; arguments that were begun stay a beginning; every token is in a piece (see `play`)."""
+    """Nothing of its syntax is shown; arguments that were begun stay a beginning; every token is in
+    a piece (see `play`)."""
     pieces = play([*CALL.encode()], speech=HERMES_SPEECH, max_tokens=cut)
     _, text, calls = told(pieces)
     assert text == ""
@@ -235,17 +275,21 @@ def test_tokens_left_over_at_the_end_belong_to_what_was_last() -> None:
 
 
 def test_reasoning_that_the_prompt_opened() -> None:
-    """The first token is reasoning already, also in front of a form, unless the answer has to be a call."""
+    """The first token is reasoning already, also in front of a form, unless the answer has to be a
+    call."""
     speech = OutputSyntax(HERMES, frozenset({"f"}), replace(THINK, begun=True))
     assert told(play([*b"hm</think>a", STOP_ID], speech=speech)) == ("hm", "a", [])
     forced = play([*CALL.encode(), STOP_ID], speech=speech, tool_choice=ToolChoice("required"))
     assert told(forced) == ("", "", [("f", '{"a": "END"}')])
-    schema = play([*b"hm</think>{}", STOP_ID], speech=speech, output_format=OutputFormat("json_object"))
+    schema = play(
+        [*b"hm</think>{}", STOP_ID], speech=speech, output_format=OutputFormat("json_object")
+    )
     assert told(schema) == ("hm", "{}", [])
 
 
 def test_control_tokens_open_calls_and_never_show() -> None:
-    """`[TOOL_CALLS]` is one token that shows as nothing, and means a call all the same; also where no call follows."""
+    """`[TOOL_CALLS]` is one token that shows as nothing, and means a call all the same; also where
+    no call follows."""
     tokenizer = ByteTokenizer(("</s>", "[TOOL_CALLS]", "[ARGS]"), stops=("</s>",))
     speech = OutputSyntax(MISTRAL_ARGS, frozenset({"f"}))
     ids = tokenizer.encode('a[TOOL_CALLS]f[ARGS]{"x": 1}</s>')
@@ -256,8 +300,11 @@ def test_control_tokens_open_calls_and_never_show() -> None:
 
 
 def test_probabilities_stay_with_their_tokens() -> None:
-    """One per token, in order, in the piece that has the token, with the bytes that the token stands for."""
-    answer = OutputParser(TOKENIZER, Sampling(max_tokens=99), "length", OutputSyntax(HERMES, frozenset({"f"})))
+    """One per token, in order, in the piece that has the token, with the bytes that the token
+    stands for."""
+    answer = OutputParser(
+        TOKENIZER, Sampling(max_tokens=99), "length", OutputSyntax(HERMES, frozenset({"f"}))
+    )
     pieces: list[OutputPiece] = []
     ids = [*f"é\n{CALL}".encode()]
     for token_id in ids:
@@ -273,7 +320,8 @@ def test_probabilities_stay_with_their_tokens() -> None:
 
 @given(st.data(), st.sampled_from(list(FORMATS.values())), st.booleans())
 def test_tokens_of_any_size(data: st.DataObject, form: CallFormat, cut: bool) -> None:
-    """However the model's vocabulary divides the answer, it says the same, and every token is in exactly one piece."""
+    """However the model's vocabulary divides the answer, it says the same, and every token is in
+    exactly one piece."""
     text = "Well.\n" + form.text([("f", '{"a": "é</tool_call>"}'), ("f", "{}")])
     borders = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=8))})
     parts = [text[begin:end] for begin, end in itertools.pairwise(borders)]
@@ -291,6 +339,7 @@ def test_tokens_of_any_size(data: st.DataObject, form: CallFormat, cut: bool) ->
     assert "Well.".startswith(said.rstrip("\n")) if cut else said == "Well."
     expected = [("f", '{"a": "é</tool_call>"}'), ("f", "{}")]
     assert all(
-        name == "f" and whole[1].startswith(arguments) for (name, arguments), whole in zip(calls, expected, strict=False)
+        name == "f" and whole[1].startswith(arguments)
+        for (name, arguments), whole in zip(calls, expected, strict=False)
     )
     assert cut or calls == expected

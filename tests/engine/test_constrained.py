@@ -1,4 +1,5 @@
-"""Answers in a form, through the whole engine: from the request to the events. Real parts around a fake model."""
+"""Answers in a form, through the whole engine: from the request to the events. Real parts around a
+fake model."""
 
 from __future__ import annotations
 
@@ -16,14 +17,19 @@ from tests.fakes.stepper import Stepper
 
 SCHEMA = {
     "type": "object",
-    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "city": {"enum": ["Paris", "서울"]}},
+    "properties": {
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "city": {"enum": ["Paris", "서울"]},
+    },
     "required": ["age", "city"],
     "additionalProperties": False,
 }
 TOOL = Tool("get_weather", "Weather of a city.", SCHEMA)
 
 
-def ask(harness: Harness, request_id: str, tools: tuple[Tool, ...] = (), **sampling: object) -> Finished | Failed:
+def ask(
+    harness: Harness, request_id: str, tools: tuple[Tool, ...] = (), **sampling: object
+) -> Finished | Failed:
     """One request from its submission to its last event."""
     prompt = Prompt((Message("user", (TextPart("Hello"),)),), tools=tools)
     options = Sampling(**({"max_tokens": 200} | sampling))  # type: ignore[arg-type]
@@ -35,7 +41,9 @@ def ask(harness: Harness, request_id: str, tools: tuple[Tool, ...] = (), **sampl
 
 def text(harness: Harness, request_id: str) -> str:
     """What a request was told."""
-    return "".join(event.text for event in harness.log.of(request_id) if isinstance(event, TextDelta))
+    return "".join(
+        event.text for event in harness.log.of(request_id) if isinstance(event, TextDelta)
+    )
 
 
 def test_an_answer_in_a_schema(make_engine: MakeEngine) -> None:
@@ -57,7 +65,11 @@ def test_an_answer_that_is_cut_is_too_long(make_engine: MakeEngine) -> None:
     assert (last.reason, text(harness, "a")) == ("length", "aaaaaaa")
 
 
-@pytest.mark.parametrize("choice", [ToolChoice("required", parallel=False), ToolChoice("required", ("get_weather",))], ids=str)
+@pytest.mark.parametrize(
+    "choice",
+    [ToolChoice("required", parallel=False), ToolChoice("required", ("get_weather",))],
+    ids=str,
+)
 def test_a_forced_call(make_engine: MakeEngine, choice: ToolChoice) -> None:
     """The answer is one call of the tool, with arguments in its schema, and no text."""
     harness = make_engine(FakeRunner(num_pages=512), context=2000)
@@ -104,5 +116,9 @@ def test_a_form_that_fails_ends_its_own_request_only() -> None:
     other = stepper.submit(list(b"hello"), max_tokens=6)
     failed = stepper.submit(list(b"what"), max_tokens=6, constraint=Exhausted({97}))
     stepper.run()
-    assert (failed.failed.kind, failed.failed.message, failed.text) == ("bad_format", "too complex", "a")
+    assert (failed.failed.kind, failed.failed.message, failed.text) == (
+        "bad_format",
+        "too complex",
+        "a",
+    )
     assert len(other.token_ids) == 6

@@ -1,4 +1,5 @@
-"""The engine with its threads: who answers, when, and that nothing is left behind. Real parts around a fake model."""
+"""The engine with its threads: who answers, when, and that nothing is left behind. Real parts
+around a fake model."""
 
 from __future__ import annotations
 
@@ -8,7 +9,19 @@ from collections.abc import Sequence as Seq
 import pytest
 
 from engine.errors import BadPrompt, EngineError, Overloaded
-from engine.messages import Abort, Count, Counted, EngineStats, Failed, Finished, Flush, Flushed, Snapshot, Submit, Tick
+from engine.messages import (
+    Abort,
+    Count,
+    Counted,
+    EngineStats,
+    Failed,
+    Finished,
+    Flush,
+    Flushed,
+    Snapshot,
+    Submit,
+    Tick,
+)
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.schedule.sequence import Slice
@@ -23,10 +36,14 @@ SYSTEM = Position("system", 0)
 
 
 def ask(text: str, system: str = "Be brief.") -> Prompt:
-    return Prompt((Message("user", (TextPart(text),)),), system=(TextPart(system, CacheMark(300.0)),))
+    return Prompt(
+        (Message("user", (TextPart(text),)),), system=(TextPart(system, CacheMark(300.0)),)
+    )
 
 
-def submit(request_id: str, text: str = "Hello", *, max_tokens: int = 5, started_at_s: float = 1000.0) -> Submit:
+def submit(
+    request_id: str, text: str = "Hello", *, max_tokens: int = 5, started_at_s: float = 1000.0
+) -> Submit:
     plan = CachePlan(readable=(SYSTEM,), writable=(PlannedEntry(SYSTEM, 300.0),))
     return Submit(request_id, "t", ask(text), plan, Sampling(max_tokens=max_tokens), started_at_s)
 
@@ -42,7 +59,9 @@ def test_a_request_is_answered(make_engine: MakeEngine) -> None:
     assert len(harness.log.token_ids("a")) == 5
     assert started.report.skipped == 0
     assert [boundary.position for boundary in started.report.boundaries] == [SYSTEM]
-    assert min(started.render_s, started.match_s, started.queue_s, last.prefill_s, last.decode_s) >= 0
+    assert (
+        min(started.render_s, started.match_s, started.queue_s, last.prefill_s, last.decode_s) >= 0
+    )
 
 
 def test_the_same_system_text_is_read_by_the_next_request(make_engine: MakeEngine) -> None:
@@ -96,7 +115,7 @@ def test_counting_goes_on_during_a_step(make_engine: MakeEngine, gate: Gate) -> 
     harness.log.wait_last("a")
 
 
-# Aborts -----------------------------------------------------------------------------------------------------------------
+# Aborts -------------------------------------------------------------------------------------------
 
 
 class GatedRenderer:
@@ -111,7 +130,8 @@ class GatedRenderer:
 
 
 def test_an_abort_while_rendering_is_answered_at_once(make_engine: MakeEngine, gate: Gate) -> None:
-    """One being rendered and one queued behind it end without waiting for the renderer, and are never computed."""
+    """One being rendered and one queued behind it end without waiting for the renderer, and are
+    never computed."""
     harness = make_engine(wiring=Wiring(GatedRenderer(gate)))
     num_steps = len(harness.runner.steps)
     harness.engine.submit(submit("rendering"))
@@ -123,7 +143,11 @@ def test_an_abort_while_rendering_is_answered_at_once(make_engine: MakeEngine, g
     gate.open()
     harness.engine.submit(submit("next"))
     assert isinstance(harness.log.wait_last("next"), Finished)
-    assert all(part.sequence.request_id == "next" for step in harness.runner.steps[num_steps:] for part in step)
+    assert all(
+        part.sequence.request_id == "next"
+        for step in harness.runner.steps[num_steps:]
+        for part in step
+    )
 
 
 def test_an_abort_in_decode_ends_within_a_step(make_engine: MakeEngine, gate: Gate) -> None:
@@ -157,7 +181,7 @@ def test_aborting_what_is_not_there_does_nothing(make_engine: MakeEngine) -> Non
     assert sum(isinstance(event, Finished) for event in harness.log.of("a")) == 1
 
 
-# Refusals ---------------------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 
 
 class FailingRenderer:
@@ -177,8 +201,11 @@ class FailingRenderer:
         (ValueError("secret text"), "internal", "ValueError while rendering the prompt"),
     ],
 )
-def test_a_prompt_that_cannot_be_rendered(make_engine: MakeEngine, error: Exception, kind: str, message: str) -> None:
-    """The template's words are the client's to read, those of an unforeseen error are not; the engine goes on."""
+def test_a_prompt_that_cannot_be_rendered(
+    make_engine: MakeEngine, error: Exception, kind: str, message: str
+) -> None:
+    """The template's words are the client's to read, those of an unforeseen error are not; the
+    engine goes on."""
     harness = make_engine(wiring=Wiring(FailingRenderer(error)))
     harness.engine.submit(submit("a"))
     harness.engine.count(Count("c", ask("x")))
@@ -210,7 +237,7 @@ def test_an_id_in_flight_is_refused(make_engine: MakeEngine, gate: Gate) -> None
         harness.engine.submit(submit("a"))
 
 
-# Questions, time, end ---------------------------------------------------------------------------------------------------
+# Questions, time, end -----------------------------------------------------------------------------
 
 
 def test_a_snapshot_has_every_documented_name(make_engine: MakeEngine) -> None:
@@ -291,7 +318,7 @@ def test_an_idle_engine_makes_no_steps(make_engine: MakeEngine) -> None:
     assert len(harness.runner.steps) == num_steps
 
 
-# Errors -----------------------------------------------------------------------------------------------------------------
+# Errors -------------------------------------------------------------------------------------------
 
 
 def always_fail(slices: Seq[Slice]) -> None:
@@ -299,7 +326,8 @@ def always_fail(slices: Seq[Slice]) -> None:
 
 
 def test_a_useless_engine_answers_everybody_and_says_so(make_engine: MakeEngine) -> None:
-    """After two failed steps in a row: `Failed` for all in flight, `on_fatal`, and nothing more is taken in."""
+    """After two failed steps in a row: `Failed` for all in flight, `on_fatal`, and nothing more is
+    taken in."""
     harness = make_engine(max_sequences=1)
     harness.runner.before_step = always_fail
     for name in "abc":
@@ -350,8 +378,11 @@ class PanickingRenderer:
         return RenderedPrompt((1, 2, 3), {}, 0)
 
 
-def test_a_panic_while_rendering_costs_one_request(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
-    """The render thread goes on with the next prompt. The log says what and where, and nothing of the prompt."""
+def test_a_panic_while_rendering_costs_one_request(
+    make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The render thread goes on with the next prompt. The log says what and where, and nothing of
+    the prompt."""
     harness = make_engine(wiring=Wiring(PanickingRenderer()))
     for name in "ab":
         harness.engine.submit(submit(name, "a-secret"))
@@ -359,7 +390,9 @@ def test_a_panic_while_rendering_costs_one_request(make_engine: MakeEngine, capl
     assert isinstance(first, Failed)
     assert first.kind == "internal"
     assert isinstance(harness.log.wait_last("b"), Finished)
-    (line,) = [JsonLines().format(record) for record in caplog.records if record.levelname == "ERROR"]
+    (line,) = [
+        JsonLines().format(record) for record in caplog.records if record.levelname == "ERROR"
+    ]
     assert "Panic" in line
     assert "test_core.py" in line
     assert "a-secret" not in line

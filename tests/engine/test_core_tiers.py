@@ -1,4 +1,5 @@
-"""The engine with its threads over tiers that have theirs: what wakes it, what a flush waits for, how it ends."""
+"""The engine with its threads over tiers that have theirs: what wakes it, what a flush waits for,
+how it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +11,18 @@ import msgspec
 import pytest
 
 from engine.cache.tiers.tiers import Tiers
-from engine.messages import EngineStats, Failed, Finished, Flush, Flushed, Pin, Pinned, Snapshot, Submit, Tick
+from engine.messages import (
+    EngineStats,
+    Failed,
+    Finished,
+    Flush,
+    Flushed,
+    Pin,
+    Pinned,
+    Snapshot,
+    Submit,
+    Tick,
+)
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.store.base import NamedStore
 from engine.store.disk.store import DiskStore
@@ -25,16 +37,26 @@ SYSTEM = Position("system", 0)
 LONG = "You are the keeper of a lighthouse. " * 4
 
 
-def submit(request_id: str, text: str = "Hello", *, tenant: str = "t", max_tokens: int = 5) -> Submit:
+def submit(
+    request_id: str, text: str = "Hello", *, tenant: str = "t", max_tokens: int = 5
+) -> Submit:
     plan = CachePlan(readable=(SYSTEM,), writable=(PlannedEntry(SYSTEM, 300.0),))
-    prompt = Prompt((Message("user", (TextPart(text),)),), system=(TextPart(LONG, CacheMark(300.0)),))
+    prompt = Prompt(
+        (Message("user", (TextPart(text),)),), system=(TextPart(LONG, CacheMark(300.0)),)
+    )
     return Submit(request_id, tenant, prompt, plan, Sampling(max_tokens=max_tokens), 1000.0)
 
 
-def over(*stores: tuple[str, FaultyStore | DiskStore], clock: Callable[[], float] | None = None) -> Wiring:
-    """Tiers with threads of their own. Unless there is a clock, their time stands still: however busy the machine is, no
-    read of theirs is ever late."""
-    return Wiring(tiers=Tiers([NamedStore(name, store) for name, store in stores], clock=clock or StillClock()))
+def over(
+    *stores: tuple[str, FaultyStore | DiskStore], clock: Callable[[], float] | None = None
+) -> Wiring:
+    """Tiers with threads of their own. Unless there is a clock, their time stands still: however
+    busy the machine is, no read of theirs is ever late."""
+    return Wiring(
+        tiers=Tiers(
+            [NamedStore(name, store) for name, store in stores], clock=clock or StillClock()
+        )
+    )
 
 
 class LateClock:
@@ -64,7 +86,8 @@ def stats(harness: Harness, request_id: str) -> EngineStats:
 
 
 def test_closing_writes_what_the_next_engine_reads(make_engine: MakeEngine) -> None:
-    """An engine that ends has written everything; the next one reads it, from threads that wake it."""
+    """An engine that ends has written everything; the next one reads it, from threads that wake
+    it."""
     store = FaultyStore(MemoryStore(1 << 20))
     first = make_engine(None, over(("ssd", store)))
     answer = ask(first, "a")
@@ -95,7 +118,8 @@ def test_a_real_folder_survives_the_engine(make_engine: MakeEngine, tmp_path: Pa
 
 
 def test_a_tier_that_never_answers_delays_no_one_for_long(make_engine: MakeEngine) -> None:
-    """Asked while the tier hangs, the engine answers by itself, counts a quarter of a second as wasted, and ends in time."""
+    """Asked while the tier hangs, the engine answers by itself, counts a quarter of a second as
+    wasted, and ends in time."""
     store, clock = FaultyStore(MemoryStore(1 << 20)), LateClock()
     harness = make_engine(None, over(("redis", store), clock=clock))
     answer = ask(harness, "a")
@@ -116,7 +140,8 @@ def test_a_tier_that_never_answers_delays_no_one_for_long(make_engine: MakeEngin
 
 
 def test_a_flush_is_answered_once_every_tier_has_forgotten(make_engine: MakeEngine) -> None:
-    """After `Flushed` nothing of the tenant is in the store, though it was written just before; the other's is."""
+    """After `Flushed` nothing of the tenant is in the store, though it was written just before; the
+    other's is."""
     store = FaultyStore(MemoryStore(1 << 20))
     harness = make_engine(None, over(("ssd", store)))
     ask(harness, "a", tenant="ada")
@@ -133,7 +158,9 @@ def test_a_flush_is_answered_once_every_tier_has_forgotten(make_engine: MakeEngi
     assert harness.log.wait_started("d").report.hit is not None
 
 
-def test_a_flush_that_a_tier_was_not_told_of_is_no_success(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_that_a_tier_was_not_told_of_is_no_success(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody is told that something is forgotten while a tier may have it still."""
     store = FaultyStore(MemoryStore(1 << 20))
     harness = make_engine(None, over(("redis", store)))
@@ -149,7 +176,9 @@ def test_a_flush_that_a_tier_was_not_told_of_is_no_success(make_engine: MakeEngi
     assert failed.kind == "overloaded"
 
 
-def test_a_store_that_raises_is_a_miss(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_raises_is_a_miss(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even a store that breaks its contract costs speed, never a request."""
     store = FaultyStore(MemoryStore(1 << 20))
 
@@ -165,7 +194,8 @@ def test_a_store_that_raises_is_a_miss(make_engine: MakeEngine, monkeypatch: pyt
 
 
 def test_small_pools_and_many_requests_over_threads(make_engine: MakeEngine) -> None:
-    """Sixty requests of six tenants over a pool for two: every answer is that of an engine without tiers."""
+    """Sixty requests of six tenants over a pool for two: every answer is that of an engine without
+    tiers."""
     alone = make_engine(FakeRunner(num_pages=400))
     texts = {f"{i}": f"question {i % 10}" for i in range(60)}
     truth = {text: ask(alone, text, text=text) for text in set(texts.values())}
@@ -186,7 +216,8 @@ def pin(harness: Harness, request_id: str, key: bytes, *, pinned: bool = True) -
 
 
 def test_a_pin_is_answered_and_outlives_the_engine(make_engine: MakeEngine, tmp_path: Path) -> None:
-    """Of all stored keys one names an entry; the next engine reads it long after its time, and its KV too."""
+    """Of all stored keys one names an entry; the next engine reads it long after its time, and its
+    KV too."""
     with DiskStore(tmp_path, nbytes=1 << 24) as store:
         first = make_engine(None, over(("ssd", store)))
         ask(first, "a")

@@ -34,7 +34,8 @@ def test_a_flight_is_found_by_how_it_begins() -> None:
 
 
 def test_only_what_is_still_to_be_computed_is_worth_waiting_for() -> None:
-    """Not what the cache has already, and not what the flight has computed and the cache lost again."""
+    """Not what the cache has already, and not what the flight has computed and the cache lost
+    again."""
     flights = Flights(SIZE)
     flights.lead("a", beginning(*range(20)), 8, 20)
     assert shared(flights, beginning(*range(20)), known=8) == 20
@@ -51,7 +52,8 @@ def test_what_a_flight_does_not_keep_is_not_waited_for() -> None:
 
 
 def test_followers_go_on_when_their_tokens_are_there() -> None:
-    """Each as soon as its own part is computed, in the order they came; the rest when the flight ends."""
+    """Each as soon as its own part is computed, in the order they came; the rest when the flight
+    ends."""
     flights = Flights(SIZE)
     flights.lead("a", beginning(*range(20)), 0, 20)
     for name, num_tokens in (("b", 20), ("c", 8), ("d", 8), ("e", 12)):
@@ -87,7 +89,8 @@ def test_nobody_waits_past_the_deadline() -> None:
 @settings(max_examples=60)
 @given(st.data())
 def test_random_traffic_leaves_nobody_waiting(data: st.DataObject) -> None:
-    """Requests that lead where nobody computes the same: when all flights have landed nobody follows."""
+    """Requests that lead where nobody computes the same: when all flights have landed nobody
+    follows."""
     flights = Flights(SIZE)
     prompts: dict[str, Beginning] = {}
     leading: list[str] = []
@@ -102,7 +105,9 @@ def test_random_traffic_leaves_nobody_waiting(data: st.DataObject) -> None:
             flights.follow(name, *found, until_s=1e9)
 
     for i in range(data.draw(st.integers(1, 12))):
-        prompts[str(i)] = beginning(*data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=16)))
+        prompts[str(i)] = beginning(
+            *data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=16))
+        )
         begin(str(i))
         if leading and data.draw(st.booleans()):
             name = data.draw(st.sampled_from(leading))

@@ -47,7 +47,9 @@ def test_frames_are_read_one_at_a_time(pair: tuple[socket.socket, socket.socket]
 
 
 @pytest.mark.parametrize("num_bytes", range(1, 10))
-def test_an_end_inside_a_frame_is_an_end(pair: tuple[socket.socket, socket.socket], num_bytes: int) -> None:
+def test_an_end_inside_a_frame_is_an_end(
+    pair: tuple[socket.socket, socket.socket], num_bytes: int
+) -> None:
     """Half a frame from a peer that died is never a message."""
     ours, theirs = pair
     theirs.sendall(encode_frame(Snapshot("some request"))[:num_bytes])
@@ -63,7 +65,9 @@ def test_an_end_inside_a_frame_is_an_end(pair: tuple[socket.socket, socket.socke
         pytest.param(encode_frame(Counted("a", 1)), id="of the other direction"),
     ],
 )
-def test_what_is_no_frame_is_refused(pair: tuple[socket.socket, socket.socket], frame: bytes) -> None:
+def test_what_is_no_frame_is_refused(
+    pair: tuple[socket.socket, socket.socket], frame: bytes
+) -> None:
     """An announced length past the cap is refused before anything is allocated for it."""
     ours, theirs = pair
     theirs.sendall(frame)
@@ -88,7 +92,8 @@ def test_written_frames_keep_their_order(pair: tuple[socket.socket, socket.socke
 
 
 def test_a_slow_reader_slows_the_writer(pair: tuple[socket.socket, socket.socket]) -> None:
-    """With the socket and the queue full `write` waits; what it waited with arrives once the peer reads."""
+    """With the socket and the queue full `write` waits; what it waited with arrives once the peer
+    reads."""
     ours, theirs = pair
     writer = FrameWriter(ours, max_pending_nbytes=1000)
     written: list[int] = []
@@ -110,7 +115,9 @@ def test_a_slow_reader_slows_the_writer(pair: tuple[socket.socket, socket.socket
     writer.close(timeout_s=10)
     ours.shutdown(socket.SHUT_WR)
     reader.join(10)
-    assert [message.token_ids for message in reader_result if isinstance(message, TextDelta)] == [(i,) for i in range(200)]
+    assert [message.token_ids for message in reader_result if isinstance(message, TextDelta)] == [
+        (i,) for i in range(200)
+    ]
 
 
 def test_a_peer_that_is_gone_releases_the_writer(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -124,7 +131,8 @@ def test_a_peer_that_is_gone_releases_the_writer(pair: tuple[socket.socket, sock
 
 
 def test_closing_releases_a_waiting_writer(pair: tuple[socket.socket, socket.socket]) -> None:
-    """A peer that never reads can't keep the process: after the timeout what is pending is given up."""
+    """A peer that never reads can't keep the process: after the timeout what is pending is given
+    up."""
     ours, _ = pair
     writer = FrameWriter(ours, max_pending_nbytes=1000)
     finished = threading.Event()

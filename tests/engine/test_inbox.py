@@ -50,7 +50,8 @@ def test_only_one_settles() -> None:
 
 
 def test_what_nobody_waits_for_is_not_delivered() -> None:
-    """A prompt rendered after its request was settled is dropped, also when the id is in use again."""
+    """A prompt rendered after its request was settled is dropped, also when the id is in use
+    again."""
     inbox = Inbox(2)
     old, new = make_job("a"), make_job("a")
     inbox.open(old)

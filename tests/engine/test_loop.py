@@ -1,4 +1,5 @@
-"""The step loop on the real cache and a runner whose output depends on every KV slot: no threads, no torch."""
+"""The step loop on the real cache and a runner whose output depends on every KV slot: no threads,
+no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def expected(token_ids: Seq[int], **options: object) -> list[int]:
 
 
 def assert_nothing_leaks(stepper: Stepper) -> None:
-    """With nothing running every page is free or can be freed: a request for the whole pool is admitted."""
+    """With nothing running every page is free or can be freed: a request for the whole pool is
+    admitted."""
     assert stepper.loop.num_running == stepper.loop.num_waiting == 0
     stepper.cache.check()
     num_slots = stepper.runner.num_pages * stepper.runner.block_size
@@ -44,7 +46,13 @@ def test_a_request_from_start_to_end() -> None:
     stepper.step()
     assert [type(event) for event in outcome.events] == [Started, TextDelta]
     stepper.run()
-    assert [type(event) for event in outcome.events] == [Started, TextDelta, TextDelta, TextDelta, Finished]
+    assert [type(event) for event in outcome.events] == [
+        Started,
+        TextDelta,
+        TextDelta,
+        TextDelta,
+        Finished,
+    ]
     assert outcome.started.report.num_prompt == 5
     assert (outcome.finished.reason, outcome.finished.num_output) == ("length", 3)
     assert outcome.token_ids == expected(b"hello", max_tokens=3)
@@ -63,7 +71,8 @@ def test_started_is_sent_before_the_first_step() -> None:
 @pytest.mark.parametrize("num_more", [0, 1, 3, 4, 5, 30])
 @pytest.mark.parametrize("num_shared", [1, 3, 4, 5, 16, 21])
 def test_a_hit_gives_the_answer_of_a_miss(num_shared: int, num_more: int) -> None:
-    """On and off block borders, with much or nothing behind the boundary, the tokens are those of a cold engine."""
+    """On and off block borders, with much or nothing behind the boundary, the tokens are those of a
+    cold engine."""
     shared = [i % 251 for i in range(num_shared)]
     stepper = Stepper()
     stepper.answer([*shared, 255], marks=[num_shared])
@@ -95,18 +104,22 @@ def test_the_next_turn_hits_through_the_answer() -> None:
 
 
 def test_decoded_kv_that_has_other_bits_is_not_reused() -> None:
-    """Where decode computes other bits than prefill, the next turn hits only the prompt, and is right."""
+    """Where decode computes other bits than prefill, the next turn hits only the prompt, and is
+    right."""
     stepper = Stepper(FakeRunner(reuse_decode_kv=False))
     prompt = [*range(10)]
     answer = stepper.answer(prompt, max_tokens=9).token_ids
     outcome = stepper.answer([*prompt, *answer, 1, 2], max_tokens=9)
-    cold = Stepper(FakeRunner(reuse_decode_kv=False)).answer([*prompt, *answer, 1, 2], plan=NO_CACHE, max_tokens=9)
+    cold = Stepper(FakeRunner(reuse_decode_kv=False)).answer(
+        [*prompt, *answer, 1, 2], plan=NO_CACHE, max_tokens=9
+    )
     assert 8 <= outcome.started.report.skipped <= 10
     assert outcome.token_ids == cold.token_ids
 
 
 def test_running_sequences_share_what_is_computed() -> None:
-    """A second request with the same long prompt hits what the first has committed, while it still runs."""
+    """A second request with the same long prompt hits what the first has committed, while it still
+    runs."""
     stepper = Stepper()
     prompt = [*range(64)]
     first = stepper.submit(prompt, max_tokens=30)
@@ -121,7 +134,8 @@ def test_running_sequences_share_what_is_computed() -> None:
 
 
 def test_the_entry_exists_once_the_first_token_does() -> None:
-    """Promises are written with the first token: who does not wait for them misses until then, and hits from then on."""
+    """Promises are written with the first token: who does not wait for them misses until then, and
+    hits from then on."""
     stepper = Stepper()
     prompt = [*range(40)]
     first = stepper.submit(prompt, marks=[30], max_tokens=20)
@@ -150,9 +164,17 @@ def test_prefill_only() -> None:
 
 @pytest.mark.parametrize(
     ("num_prompt", "max_tokens", "reason", "num_output"),
-    [(40, 9, "length", 9), (40, 10, "length", 10), (40, 11, "context", 10), (49, 1000, "context", 1), (49, 1, "length", 1)],
+    [
+        (40, 9, "length", 9),
+        (40, 10, "length", 10),
+        (40, 11, "context", 10),
+        (49, 1000, "context", 1),
+        (49, 1, "length", 1),
+    ],
 )
-def test_the_answer_is_clamped_to_the_context(num_prompt: int, max_tokens: int, reason: str, num_output: int) -> None:
+def test_the_answer_is_clamped_to_the_context(
+    num_prompt: int, max_tokens: int, reason: str, num_output: int
+) -> None:
     """An answer that the context cut short says so; one that just fits doesn't."""
     outcome = Stepper(context=50).answer([1] * num_prompt, max_tokens=max_tokens)
     assert (outcome.finished.reason, outcome.finished.num_output) == (reason, num_output)
@@ -163,7 +185,13 @@ def test_a_prompt_that_fills_the_context_is_refused(num_prompt: int) -> None:
     """Without room for one token the numbers are told, and nothing is started."""
     outcome = Stepper(context=50).answer([1] * num_prompt)
     assert outcome.events == [
-        Failed("0", "context_exceeded", f"prompt is too long: {num_prompt} tokens > 50 maximum", num_prompt, 50)
+        Failed(
+            "0",
+            "context_exceeded",
+            f"prompt is too long: {num_prompt} tokens > 50 maximum",
+            num_prompt,
+            50,
+        )
     ]
 
 
@@ -208,12 +236,13 @@ def test_large_requests_wait_for_pages() -> None:
     assert second.token_ids == expected([2] * 20, max_tokens=5)
 
 
-# Aborts -----------------------------------------------------------------------------------------------------------------
+# Aborts -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_steps", range(12))
 def test_an_abort_at_any_step_leaks_nothing(num_steps: int) -> None:
-    """Waiting, in each prefill chunk and in decode: answered at once, all pages come back, the other answer is unharmed."""
+    """Waiting, in each prefill chunk and in decode: answered at once, all pages come back, the
+    other answer is unharmed."""
     stepper = Stepper(FakeRunner(num_pages=40))
     other = stepper.submit([*range(100, 130)], max_tokens=12)
     aborted = stepper.submit([*range(90)], marks=[40], max_tokens=30)
@@ -250,7 +279,7 @@ def test_an_abort_before_start_has_no_started() -> None:
     assert waiting.events == [Finished("1", "cancelled", 0)]
 
 
-# Ends by content --------------------------------------------------------------------------------------------------------
+# Ends by content ----------------------------------------------------------------------------------
 
 
 def scripted(text: str) -> Stepper:
@@ -287,7 +316,8 @@ def test_the_end_of_turn_is_not_counted() -> None:
 
 
 class Grammar:
-    """Allows a text and then the end of the turn, and remembers what it was told; fails after `patience` tokens."""
+    """Allows a text and then the end of the turn, and remembers what it was told; fails after
+    `patience` tokens."""
 
     def __init__(self, text: str, end: int, patience: int = 1000) -> None:
         self.left = [*text.encode(), end]
@@ -328,7 +358,7 @@ def test_a_constraint_that_fails_ends_the_request() -> None:
     assert_nothing_leaks(stepper)
 
 
-# Errors of the model ----------------------------------------------------------------------------------------------------
+# Errors of the model ------------------------------------------------------------------------------
 
 
 def fail_when(condition: Seq[bool]) -> object:
@@ -343,7 +373,8 @@ def fail_when(condition: Seq[bool]) -> object:
 
 
 def test_one_failed_step_is_survived() -> None:
-    """Its sequences fail, keep what was computed before, and the next request is served from that, correctly."""
+    """Its sequences fail, keep what was computed before, and the next request is served from that,
+    correctly."""
     stepper = Stepper()
     prompt = [*range(100)]
     outcome = stepper.submit(prompt)
@@ -358,7 +389,8 @@ def test_one_failed_step_is_survived() -> None:
 
 
 def test_two_failed_steps_in_a_row_are_fatal() -> None:
-    """A model that fails again right away is broken: the error is raised, after its sequences were told."""
+    """A model that fails again right away is broken: the error is raised, after its sequences were
+    told."""
     stepper = Stepper()
     stepper.runner.before_step = fail_when([True, True])  # type: ignore[assignment]
     first = stepper.answer([1, 2, 3])
@@ -395,17 +427,23 @@ def test_running_out_of_memory_is_fatal_at_once(error: Exception) -> None:
     assert outcome.failed.kind == "internal"
 
 
-# Time -------------------------------------------------------------------------------------------------------------------
+# Time ---------------------------------------------------------------------------------------------
 
 
 def test_time_is_the_largest_ever_told() -> None:
-    """A tick past the TTL makes the entry a miss; a request that started earlier doesn't turn time back."""
+    """A tick past the TTL makes the entry a miss; a request that started earlier doesn't turn time
+    back."""
     stepper = Stepper()
     stepper.answer([*range(40)], marks=[30], ttl_s=300.0, started_at_s=1000.0)
     stepper.loop.tick(1299.0)
-    assert stepper.answer([*range(30), 1], marks=[30], started_at_s=1000.0).started.report.hit is not None
+    assert (
+        stepper.answer([*range(30), 1], marks=[30], started_at_s=1000.0).started.report.hit
+        is not None
+    )
     stepper.loop.tick(1600.0)
-    assert stepper.answer([*range(30), 2], marks=[30], started_at_s=1000.0).started.report.hit is None
+    assert (
+        stepper.answer([*range(30), 2], marks=[30], started_at_s=1000.0).started.report.hit is None
+    )
 
 
 def test_a_flush_forgets_one_tenant() -> None:
@@ -418,22 +456,44 @@ def test_a_flush_forgets_one_tenant() -> None:
     assert stepper.answer([*range(40)], tenant="b").started.report.skipped == 39
 
 
-# Random workloads -------------------------------------------------------------------------------------------------------
+# Random workloads ---------------------------------------------------------------------------------
 
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[tuple[str, object]]:
-    """Conversations that grow, share beginnings and get aborted, interleaved with steps and time."""
+    """Conversations that grow, share beginnings and get aborted, interleaved with steps and
+    time."""
     actions: list[tuple[str, object]] = []
     for _ in range(draw(st.integers(1, 14))):
-        kinds = ["new", "new", "grow", "grow", "abort", "steps", "steps", "time", "flush", "io", "io", "fault"]
+        kinds = [
+            "new",
+            "new",
+            "grow",
+            "grow",
+            "abort",
+            "steps",
+            "steps",
+            "time",
+            "flush",
+            "io",
+            "io",
+            "fault",
+        ]
         kind = draw(st.sampled_from(kinds))
         match kind:
             case "new":
-                actions.append((kind, [draw(st.integers(0, 2)) for _ in range(draw(st.integers(1, 40)))]))
+                actions.append(
+                    (kind, [draw(st.integers(0, 2)) for _ in range(draw(st.integers(1, 40)))])
+                )
             case "grow":
                 actions.append(
-                    (kind, (draw(st.integers(0, 9)), [draw(st.integers(0, 2)) for _ in range(draw(st.integers(1, 9)))]))
+                    (
+                        kind,
+                        (
+                            draw(st.integers(0, 9)),
+                            [draw(st.integers(0, 2)) for _ in range(draw(st.integers(1, 9)))],
+                        ),
+                    )
                 )
             case "abort" | "steps":
                 actions.append((kind, draw(st.integers(0, 9))))
@@ -442,7 +502,9 @@ def workloads(draw: st.DrawFn) -> list[tuple[str, object]]:
             case "io":
                 actions.append((kind, (draw(st.integers(0, 9)), draw(st.integers(0, 9)))))
             case "fault":
-                actions.append((kind, (draw(st.booleans()), draw(st.booleans()), draw(st.booleans()))))
+                actions.append(
+                    (kind, (draw(st.booleans()), draw(st.booleans()), draw(st.booleans())))
+                )
             case _:
                 actions.append((kind, None))
     return actions
@@ -487,7 +549,9 @@ class Play:
                 store.damage, store.lose_reads, store.drop_puts = damages, loses, drops
 
     def ask(self, prompt: list[int]) -> None:
-        marks = self.data.draw(st.lists(st.integers(1, len(prompt)), max_size=3, unique=True), "marks")
+        marks = self.data.draw(
+            st.lists(st.integers(1, len(prompt)), max_size=3, unique=True), "marks"
+        )
         outcome = self.stepper.submit(
             prompt,
             marks=marks,
@@ -495,7 +559,9 @@ class Play:
             ttl_s=self.data.draw(st.sampled_from([100.0, 300.0, 3600.0]), "ttl_s"),
             unmarked_ttl_s=self.data.draw(st.sampled_from([0.0, 300.0]), "unmarked_ttl_s"),
             tenant=self.data.draw(st.sampled_from("tu"), "tenant"),
-            single_flight=self.data.draw(st.sampled_from(["off", "read", "read", "write"]), "single_flight"),
+            single_flight=self.data.draw(
+                st.sampled_from(["off", "read", "read", "write"]), "single_flight"
+            ),
             started_at_s=self.now_s,
         )
         self.asked.append((prompt, outcome))
@@ -503,8 +569,8 @@ class Play:
 
 @st.composite
 def setups(draw: st.DrawFn) -> Stepper:
-    """Small pools with and without a tier below, either kind of decode, any chunk size; answers that are reserved in large
-    and in small parts, and that can be guessed or not."""
+    """Small pools with and without a tier below, either kind of decode, any chunk size; answers
+    that are reserved in large and in small parts, and that can be guessed or not."""
     runner = FakeRunner(
         num_pages=draw(st.integers(16, 48)),
         reuse_decode_kv=draw(st.booleans()),
@@ -524,9 +590,11 @@ def setups(draw: st.DrawFn) -> Stepper:
 
 @settings(max_examples=100)
 @given(stepper=setups(), actions=workloads(), data=st.data())
-def test_cached_answers_equal_uncached_ones(stepper: Stepper, actions: list[tuple[str, object]], data: st.DataObject) -> None:
-    """Random conversations, aborts, expiry and small pools: every token is the one a cold engine gives, every count adds
-    up, and at the end nothing is left pinned."""
+def test_cached_answers_equal_uncached_ones(
+    stepper: Stepper, actions: list[tuple[str, object]], data: st.DataObject
+) -> None:
+    """Random conversations, aborts, expiry and small pools: every token is the one a cold engine
+    gives, every count adds up, and at the end nothing is left pinned."""
     play = Play(stepper, data)
     for kind, value in actions:
         play.do(kind, value)
@@ -535,15 +603,20 @@ def test_cached_answers_equal_uncached_ones(stepper: Stepper, actions: list[tupl
 
 
 @settings(max_examples=150, deadline=None)
-@given(num_pages=st.integers(16, 48), force_store=st.booleans(), actions=workloads(), data=st.data())
+@given(
+    num_pages=st.integers(16, 48), force_store=st.booleans(), actions=workloads(), data=st.data()
+)
 def test_answers_are_the_same_over_a_slow_and_faulty_tier(
     num_pages: int, force_store: bool, actions: list[tuple[str, object]], data: st.DataObject
 ) -> None:
-    """The same, over a tier that answers late or never, loses, damages and drops what it likes; in the end it works."""
+    """The same, over a tier that answers late or never, loses, damages and drops what it likes; in
+    the end it works."""
     tier = SlowTier()
     answer_tokens = data.draw(st.sampled_from([1, 3, 256]), "answer_tokens")
     runner = FakeRunner(num_pages=num_pages)
-    stepper = Stepper(runner, tiers=tier.tiers, force_store=force_store, answer_tokens=answer_tokens)
+    stepper = Stepper(
+        runner, tiers=tier.tiers, force_store=force_store, answer_tokens=answer_tokens
+    )
     play = Play(stepper, data, tier)
     for kind, value in actions:
         play.do(kind, value)
@@ -570,7 +643,9 @@ def check_answers(play: Play) -> None:
     """Every token is a cold engine's, every count adds up, nothing is left pinned."""
     stepper = play.stepper
     model = stepper.runner
-    runner = FakeRunner(num_pages=200, reuse_decode_kv=model.reuse_decode_kv, alphabet=model.alphabet)
+    runner = FakeRunner(
+        num_pages=200, reuse_decode_kv=model.reuse_decode_kv, alphabet=model.alphabet
+    )
     cold = Stepper(runner, context=stepper.loop.limits.context, speculation=False)
     for prompt, outcome in play.asked:
         last = outcome.last
@@ -615,6 +690,9 @@ def test_the_cache_is_really_used() -> None:
     for _ in range(3):
         stepper.answer([*range(40)])
     counters = stepper.loop.stats.counters
-    assert (counters["engine_prompt_tokens_total"], counters["engine_skipped_tokens_total"]) == (120, 78)
+    assert (counters["engine_prompt_tokens_total"], counters["engine_skipped_tokens_total"]) == (
+        120,
+        78,
+    )
     assert counters["engine_prefill_tokens_total"] == 42
     assert isinstance(stepper.cache, PrefixCache)

@@ -59,7 +59,8 @@ def test_a_stage_too_small_for_anything_is_one(nbytes: int) -> None:
 
 
 def test_threads_never_share_what_they_borrowed() -> None:
-    """Four threads borrow, write and look again, while what they let go of comes back in any of them."""
+    """Four threads borrow, write and look again, while what they let go of comes back in any of
+    them."""
     stage = Stage(6 * MAPPED_NBYTES)
 
     def use(mark: int) -> bool:

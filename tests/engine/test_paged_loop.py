@@ -1,4 +1,5 @@
-"""The step loop over a device with large pages, recorded decode steps and copies beside what computes."""
+"""The step loop over a device with large pages, recorded decode steps and copies beside what
+computes."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def config(folder: Path, **options: Any) -> EngineConfig:
 
 
 def test_hits_from_the_tier_above_answer_as_misses(tmp_path: Path) -> None:
-    """Read through pinned memory while others decode, on and off a page's border: the answers of requests alone."""
+    """Read through pinned memory while others decode, on and off a page's border: the answers of
+    requests alone."""
     copies, recorder = FakeCopies(), FakeRecorder()
     folder = save_tiny_model("llama", tmp_path)
     runner = load_runner(config(folder), kit=DeviceFeatures(large_pages, recorder, copies))
@@ -60,12 +62,19 @@ def test_hits_from_the_tier_above_answer_as_misses(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0}
     prompts = [[*PROMPT[:300], *PROMPT[i : i + 9]] for i in range(3)]
     truths = [
-        Stepper(real=model, context=512, max_step_tokens=300).answer(prompt, plan=CachePlan(read=False, store=False), **options)
+        Stepper(real=model, context=512, max_step_tokens=300).answer(
+            prompt, plan=CachePlan(read=False, store=False), **options
+        )
         for prompt in prompts
     ]
     store = MemoryStore(1 << 24)
     stepper = Stepper(
-        real=model, context=512, max_step_tokens=300, tiers=inline_tiers(("ram", store)), force_store=True, max_sequences=4
+        real=model,
+        context=512,
+        max_step_tokens=300,
+        tiers=inline_tiers(("ram", store)),
+        force_store=True,
+        max_sequences=4,
     )
     assert stepper.answer(PROMPT, marks=[300], **options).started.report.hit is None
     outcomes = [stepper.submit(prompt, marks=[300], **options) for prompt in prompts]
@@ -80,7 +89,8 @@ def test_hits_from_the_tier_above_answer_as_misses(tmp_path: Path) -> None:
 
 
 def test_an_engine_takes_the_pages_that_its_device_needs(small_model: Path) -> None:
-    """Blocks of its cache are pages of the runner, whatever size was asked for: it answers, and reads to the token."""
+    """Blocks of its cache are pages of the runner, whatever size was asked for: it answers, and
+    reads to the token."""
     log = EventLog()
     settings = config(small_model)
     runner = load_runner(settings, kit=DeviceFeatures(large_pages, FakeRecorder(), FakeCopies()))
@@ -89,8 +99,13 @@ def test_an_engine_takes_the_pages_that_its_device_needs(small_model: Path) -> N
     plan = CachePlan(readable=(system,), writable=(PlannedEntry(system, 300.0),))
     with build_engine(settings, log, runner=runner) as engine:
         for name in "ab":
-            prompt = Prompt((Message("user", (TextPart(name),)),), system=(TextPart("Be brief. " * 100, CacheMark(300.0)),))
-            engine.submit(Submit(name, "t", prompt, plan, Sampling(max_tokens=3), started_at_s=1000.0))
+            prompt = Prompt(
+                (Message("user", (TextPart(name),)),),
+                system=(TextPart("Be brief. " * 100, CacheMark(300.0)),),
+            )
+            engine.submit(
+                Submit(name, "t", prompt, plan, Sampling(max_tokens=3), started_at_s=1000.0)
+            )
             assert isinstance(log.wait_last(name), Finished)
     written, read = (log.wait_started(name).report for name in "ab")
     assert read.hit is not None

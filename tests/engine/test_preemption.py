@@ -1,4 +1,5 @@
-"""More answers than pages: some give theirs up and go on later, and nobody can tell. The fake model."""
+"""More answers than pages: some give theirs up and go on later, and nobody can tell. The fake
+model."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from tests.fakes.stepper import Outcome, Stepper
 NO_CACHE = CachePlan(read=False, store=False)
 
 
-def crowded(num_pages: int = 16, *, answer_tokens: int = 4, reuse_decode_kv: bool = True, **options: object) -> Stepper:
+def crowded(
+    num_pages: int = 16, *, answer_tokens: int = 4, reuse_decode_kv: bool = True, **options: object
+) -> Stepper:
     """Pages of 4 tokens for far less than everybody may ask for."""
     runner = FakeRunner(num_pages=num_pages, reuse_decode_kv=reuse_decode_kv)
     return Stepper(runner, context=200, answer_tokens=answer_tokens, **options)  # type: ignore[arg-type]
@@ -33,10 +36,12 @@ def count(stepper: Stepper, name: str) -> float:
 
 
 @pytest.mark.parametrize("reuse_decode_kv", [True, False])
-@pytest.mark.parametrize("plan", [None, NO_CACHE, CachePlan(unmarked_ttl_s=0.0)], ids=["kept", "no cache", "not kept"])
+@pytest.mark.parametrize(
+    "plan", [None, NO_CACHE, CachePlan(unmarked_ttl_s=0.0)], ids=["kept", "no cache", "not kept"]
+)
 def test_a_preempted_answer_is_the_same(reuse_decode_kv: bool, plan: CachePlan | None) -> None:
-    """Also where decoded KV has other bits than prefilled, and where nothing of it stays: one `Started`, every token once,
-    and prompt counts as if nothing had happened."""
+    """Also where decoded KV has other bits than prefilled, and where nothing of it stays: one
+    `Started`, every token once, and prompt counts as if nothing had happened."""
     stepper = crowded(reuse_decode_kv=reuse_decode_kv)
     prompts = [[i] * 9 for i in range(1, 4)]
     outcomes = [stepper.submit(prompt, max_tokens=40, plan=plan) for prompt in prompts]
@@ -78,8 +83,8 @@ def test_the_oldest_is_never_preempted() -> None:
 
 
 def test_pages_are_not_passed_to_and_fro() -> None:
-    """A preempted answer waits until there is room for it to get on, so there are few preemptions, and little is computed
-    again."""
+    """A preempted answer waits until there is room for it to get on, so there are few preemptions,
+    and little is computed again."""
     stepper = crowded(num_pages=32, answer_tokens=8)
     for i in range(1, 9):
         stepper.submit([i] * 9, max_tokens=60)
@@ -89,7 +94,8 @@ def test_pages_are_not_passed_to_and_fro() -> None:
 
 
 def test_what_is_left_of_a_preempted_answer_is_found_again() -> None:
-    """Its blocks are evicted one by one and only as pages are needed; what remains is not computed again."""
+    """Its blocks are evicted one by one and only as pages are needed; what remains is not computed
+    again."""
     stepper = crowded(num_pages=24)
     outcomes = [stepper.submit([i] * 30, max_tokens=30) for i in (1, 2)]
     while not count(stepper, "preempted"):
@@ -116,7 +122,8 @@ def test_nothing_new_starts_where_something_waits_to_go_on() -> None:
 
 @pytest.mark.parametrize("num_more", range(0, 40, 3))
 def test_an_abort_of_a_preempted_answer_leaks_nothing(num_more: int) -> None:
-    """Waiting, computed again or decoding again: its end is told once with what was sent, and the pages are back."""
+    """Waiting, computed again or decoding again: its end is told once with what was sent, and the
+    pages are back."""
     stepper = crowded()
     outcomes = [stepper.submit([i] * 9, max_tokens=40) for i in range(1, 4)]
     while not count(stepper, "preempted"):
@@ -133,7 +140,8 @@ def test_an_abort_of_a_preempted_answer_leaks_nothing(num_more: int) -> None:
 
 
 def test_a_flush_while_preempted_keeps_nothing() -> None:
-    """An answer that began before its tenant was forgotten leaves nothing behind when it goes on afterwards."""
+    """An answer that began before its tenant was forgotten leaves nothing behind when it goes on
+    afterwards."""
     stepper = crowded()
     outcomes = [stepper.submit([i] * 9, max_tokens=40) for i in range(1, 4)]
     while not count(stepper, "preempted"):
@@ -144,7 +152,9 @@ def test_a_flush_while_preempted_keeps_nothing() -> None:
     assert stepper.cache.stats().gauges.num_blocks == 0
 
 
-def check(asked: list[tuple[list[int], int, Outcome]], stepper: Stepper, *, reuse_decode_kv: bool) -> None:
+def check(
+    asked: list[tuple[list[int], int, Outcome]], stepper: Stepper, *, reuse_decode_kv: bool
+) -> None:
     for prompt, max_tokens, outcome in asked:
         last = outcome.finished
         assert sum(isinstance(event, Started) for event in outcome.events) <= 1
@@ -159,7 +169,8 @@ def check(asked: list[tuple[list[int], int, Outcome]], stepper: Stepper, *, reus
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_random_crowds_get_the_answers_they_get_alone(data: st.DataObject) -> None:
-    """Any sizes, shared beginnings, arrivals and aborts in a pool that is far too small: everybody finishes, rightly."""
+    """Any sizes, shared beginnings, arrivals and aborts in a pool that is far too small: everybody
+    finishes, rightly."""
     reuse_decode_kv = data.draw(st.booleans(), "reuse_decode_kv")
     stepper = crowded(
         data.draw(st.integers(15, 26), "num_pages"),

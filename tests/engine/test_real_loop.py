@@ -1,4 +1,5 @@
-"""Single-flight, preemption and guessing on the default model in exact mode: the answers are those of a request alone."""
+"""Single-flight, preemption and guessing on the default model in exact mode: the answers are those
+of a request alone."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
 NO_CACHE = CachePlan(read=False, store=False)
 CONTEXT = 2200
-TEXT = "The keeper climbs the 142 steps at 18:40, checks lamp K-77 and writes the wind into ledger 3b. "
+TEXT = (
+    "The keeper climbs the 142 steps at 18:40, checks lamp K-77 and writes the wind into "
+    "ledger 3b. "
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +62,11 @@ def alone(model: RealModel, prompt: list[int], **options: object) -> list[int]:
 
 
 @pytest.mark.parametrize("cancel_at", [None, 0.6])
-def test_64_identical_cold_prompts(model: RealModel, render: Renderer, cancel_at: float | None) -> None:
-    """2,000 tokens are computed once, and one more for each of the others; also where the first is cancelled at 60 %."""
+def test_64_identical_cold_prompts(
+    model: RealModel, render: Renderer, cancel_at: float | None
+) -> None:
+    """2,000 tokens are computed once, and one more for each of the others; also where the first is
+    cancelled at 60 %."""
     prompt = tokens(render, TEXT * 70)[:2000]
     truth = alone(model, prompt, max_tokens=4, temperature=0.0)
     engine = stepper(model)
@@ -82,19 +89,30 @@ SAMPLINGS: tuple[dict[str, object], ...] = (
 
 
 def test_preempted_answers(model: RealModel, render: Renderer) -> None:
-    """Three answers in a pool too small for them, greedy, seeded and penalized: bit-equal to those of an engine alone."""
-    prompts = [[1000 + i, *tokens(render, TEXT * 4 + "What does the keeper do next?")] for i in range(len(SAMPLINGS))]
+    """Three answers in a pool too small for them, greedy, seeded and penalized: bit-equal to those
+    of an engine alone."""
+    prompts = [
+        [1000 + i, *tokens(render, TEXT * 4 + "What does the keeper do next?")]
+        for i in range(len(SAMPLINGS))
+    ]
     engine = stepper(model, answer_tokens=16, speculation=False)
     num_first = sum(-(-(len(prompt) + 16) // model.block_size) for prompt in prompts)
     num_others = (model.runner.num_pages - num_first - len(prompts)) * model.block_size
-    others = engine.cache.admit("others", RenderedPrompt((1,), {}, 0), NO_CACHE, 1000.0, num_reserve=num_others)
+    others = engine.cache.admit(
+        "others", RenderedPrompt((1,), {}, 0), NO_CACHE, 1000.0, num_reserve=num_others
+    )
     assert others is not None
     asked = list(zip(prompts, SAMPLINGS, strict=True))
-    outcomes = [engine.submit(prompt, max_tokens=64, ignore_eos=True, **sampling) for prompt, sampling in asked]  # type: ignore[arg-type]
+    outcomes = [
+        engine.submit(prompt, max_tokens=64, ignore_eos=True, **sampling)
+        for prompt, sampling in asked
+    ]  # type: ignore[arg-type]
     run(engine)
     assert engine.loop.stats.counters["engine_preempted_total"] > 0
     # Where generated KV is a prompt's, what a preempted answer had is found again.
-    assert (engine.loop.stats.counters["engine_recomputed_tokens_total"] > 0) != model.runner.reuse_decode_kv
+    assert (
+        engine.loop.stats.counters["engine_recomputed_tokens_total"] > 0
+    ) != model.runner.reuse_decode_kv
     for (prompt, sampling), outcome in zip(asked, outcomes, strict=True):
         assert outcome.token_ids == alone(model, prompt, max_tokens=64, ignore_eos=True, **sampling)
 

@@ -1,4 +1,5 @@
-"""Promise 1 through the real step loop, cache and tiers, on the default model in exact mode: a hit never changes the answer."""
+"""Promise 1 through the real step loop, cache and tiers, on the default model in exact mode: a hit
+never changes the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ from tests.fakes.stepper import Outcome, RealModel, Stepper
 pytestmark = pytest.mark.engine
 
 SYSTEM = "You are the keeper of a lighthouse and answer in one sentence. " * 18
-QUESTIONS = ("Who are you?", "What do you see at night, and what do you do about it?", "이름이 뭐예요?", "Count to five.")
+QUESTIONS = (
+    "Who are you?",
+    "What do you see at night, and what do you do about it?",
+    "이름이 뭐예요?",
+    "Count to five.",
+)
 SAMPLINGS: tuple[dict[str, object], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 7},
@@ -50,12 +56,15 @@ class Rows:
     def of(self, stepper: Stepper, outcome: Outcome, num_prompt: int) -> torch.Tensor:
         """Those of an answer, `[tokens, vocab]`."""
         name = stepper.id_of(outcome)
-        return torch.stack([self._seen[name, num_prompt + i] for i in range(len(outcome.token_ids))])
+        return torch.stack(
+            [self._seen[name, num_prompt + i] for i in range(len(outcome.token_ids))]
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Truth:
-    """An answer computed alone, from its first token on, and the logits `[tokens, vocab]` it was sampled from."""
+    """An answer computed alone, from its first token on, and the logits `[tokens, vocab]` it was
+    sampled from."""
 
     token_ids: list[int]
     logits: torch.Tensor
@@ -78,12 +87,17 @@ def model(default_model: Path, rows: Rows) -> Iterator[RealModel]:
 def prompts(model: RealModel, default_model: Path) -> list[RenderedPrompt]:
     """Four questions under one system text that ends inside a block."""
     renderer = Renderer(model.tokenizer, ChatTemplate.load("auto", default_model, model.tokenizer))
-    made = [renderer.render(Prompt((Message("user", (TextPart(text),)),), system=(TextPart(SYSTEM),))) for text in QUESTIONS]
+    made = [
+        renderer.render(Prompt((Message("user", (TextPart(text),)),), system=(TextPart(SYSTEM),)))
+        for text in QUESTIONS
+    ]
     assert made[0].offsets[Position("system", 0)] % model.block_size != 0
     return made
 
 
-def ask(stepper: Stepper, prompts: list[RenderedPrompt], i: int, plan: CachePlan | None = None) -> Outcome:
+def ask(
+    stepper: Stepper, prompts: list[RenderedPrompt], i: int, plan: CachePlan | None = None
+) -> Outcome:
     """Hand in one of the questions, the system text marked."""
     mark = prompts[i].offsets[Position("system", 0)]
     options = {"marks": [mark], "max_tokens": MAX_TOKENS, "plan": plan, **SAMPLINGS[i]}
@@ -98,7 +112,9 @@ def truth(model: RealModel, prompts: list[RenderedPrompt], rows: Rows) -> list[T
         stepper = Stepper(real=model, context=1024, max_step_tokens=512)
         outcome = ask(stepper, prompts, i, CachePlan(read=False, store=False))
         stepper.run()
-        answers.append(Truth(outcome.token_ids, rows.of(stepper, outcome, len(prompts[i].token_ids))))
+        answers.append(
+            Truth(outcome.token_ids, rows.of(stepper, outcome, len(prompts[i].token_ids)))
+        )
     return answers
 
 
@@ -128,11 +144,14 @@ def test_hits_answer_as_misses(
     *,
     together: bool,
 ) -> None:
-    """Every token and every logit equals that of a cold run: read from the device, from the memory store, from files or from
-    a real server, alone or with others, with other chunk sizes, greedy and sampled."""
+    """Every token and every logit equals that of a cold run: read from the device, from the memory
+    store, from files or from a real server, alone or with others, with other chunk sizes, greedy
+    and sampled."""
     with opened(tier, tmp_path) as store:
         tiers = inline_tiers((tier, store))
-        stepper = Stepper(real=model, context=1024, max_step_tokens=100, tiers=tiers, force_store=tier != "device")
+        stepper = Stepper(
+            real=model, context=1024, max_step_tokens=100, tiers=tiers, force_store=tier != "device"
+        )
         first = ask(stepper, prompts, 0)
         stepper.run()
         assert first.token_ids == truth[0].token_ids
@@ -165,8 +184,11 @@ EIGHT: tuple[dict[str, object], ...] = (
 )
 
 
-def test_a_seed_is_the_same_among_seven_others(model: RealModel, prompts: list[RenderedPrompt]) -> None:
-    """Four seeded answers with every sampling parameter between them: alone, and in a batch of eight that decode together."""
+def test_a_seed_is_the_same_among_seven_others(
+    model: RealModel, prompts: list[RenderedPrompt]
+) -> None:
+    """Four seeded answers with every sampling parameter between them: alone, and in a batch of
+    eight that decode together."""
     alone = []
     for i in range(4):
         stepper = Stepper(real=model, context=1024, max_step_tokens=512)
@@ -174,6 +196,8 @@ def test_a_seed_is_the_same_among_seven_others(model: RealModel, prompts: list[R
         stepper.run()
         alone.append(outcome.token_ids)
     stepper = Stepper(real=model, context=1024, max_step_tokens=512, max_sequences=8)
-    together = [stepper.submit(prompts[i % 4].token_ids[-40:], max_tokens=6, **EIGHT[i]) for i in range(8)]
+    together = [
+        stepper.submit(prompts[i % 4].token_ids[-40:], max_tokens=6, **EIGHT[i]) for i in range(8)
+    ]
     stepper.run()
     assert [outcome.token_ids for outcome in together[:4]] == alone

@@ -13,7 +13,11 @@ from engine.types import Sampling
 
 
 def make_scheduler(
-    *, max_sequences: int = 8, max_step_tokens: int = 16, max_mixed_tokens: int = 1000, max_queue: int = 64
+    *,
+    max_sequences: int = 8,
+    max_step_tokens: int = 16,
+    max_mixed_tokens: int = 1000,
+    max_queue: int = 64,
 ) -> Scheduler:
     return Scheduler(
         max_sequences=max_sequences,
@@ -55,7 +59,13 @@ def test_a_long_prompt_is_cut_into_chunks() -> None:
         slices = scheduler.next_step()
         steps += shape(slices)
         compute(slices)
-    assert steps == [("a", 0, 16, False), ("a", 16, 16, False), ("a", 32, 8, True), ("a", 40, 1, True), ("a", 41, 1, True)]
+    assert steps == [
+        ("a", 0, 16, False),
+        ("a", 16, 16, False),
+        ("a", 32, 8, True),
+        ("a", 40, 1, True),
+        ("a", 41, 1, True),
+    ]
 
 
 def test_prefill_starts_after_what_was_cached() -> None:
@@ -81,7 +91,8 @@ def test_without_output_nothing_is_sampled() -> None:
 
 
 def test_decoding_goes_on_during_a_long_prefill() -> None:
-    """Each step has one token of the answer being read, and the rest of it for the prompt behind."""
+    """Each step has one token of the answer being read, and the rest of it for the prompt
+    behind."""
     scheduler = make_scheduler()
     scheduler.add(make_sequence("short", 4))
     scheduler.admit(admit_all)
@@ -95,7 +106,8 @@ def test_decoding_goes_on_during_a_long_prefill() -> None:
 
 
 def test_prefills_get_less_of_a_step_while_something_decodes() -> None:
-    """The time between two tokens is bounded by the smaller limit; with nobody reading a step is as large as it can be."""
+    """The time between two tokens is bounded by the smaller limit; with nobody reading a step is as
+    large as it can be."""
     scheduler = make_scheduler(max_mixed_tokens=4)
     long, short = make_sequence("long", 40), make_sequence("short", 2, max_tokens=2)
     scheduler.add(long)
@@ -140,12 +152,16 @@ def test_prefills_are_served_oldest_first() -> None:
     slices = scheduler.next_step()
     assert shape(slices) == [("a", 0, 10, True), ("b", 0, 6, False)]
     compute(slices)
-    assert shape(scheduler.next_step()) == [("a", 10, 1, True), ("b", 6, 4, True), ("c", 0, 10, True)]
+    assert shape(scheduler.next_step()) == [
+        ("a", 10, 1, True),
+        ("b", 6, 4, True),
+        ("c", 0, 10, True),
+    ]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    """Half of a step is the oldest prefill's, the rest goes to those with the least left: a short one is done at once, and
-    a middling one before the long one."""
+    """Half of a step is the oldest prefill's, the rest goes to those with the least left: a short
+    one is done at once, and a middling one before the long one."""
     scheduler = make_scheduler()
     for name, num_prompt in (("long", 200), ("middle", 30), ("short", 5)):
         scheduler.add(make_sequence(name, num_prompt))
@@ -177,7 +193,8 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
 
 
 def test_what_was_preempted_comes_first_and_is_not_overtaken() -> None:
-    """A sequence that gave up its pages goes on before all that never ran, even where one of those would fit."""
+    """A sequence that gave up its pages goes on before all that never ran, even where one of those
+    would fit."""
     scheduler = make_scheduler(max_sequences=2)
     first, second, third = (make_sequence(name, 4) for name in ("first", "second", "third"))
     for sequence in (first, second, third):
@@ -207,7 +224,8 @@ def test_admission_is_first_come_first_served() -> None:
 
 
 def test_who_must_load_again_stops_nobody() -> None:
-    """The first in the queue waits for its load once more; the next is admitted in the same pass."""
+    """The first in the queue waits for its load once more; the next is admitted in the same
+    pass."""
     scheduler = make_scheduler()
     first, second = make_sequence("first", 8), make_sequence("second", 8)
     scheduler.add(first)
@@ -291,10 +309,13 @@ def test_removing_the_first_gives_the_next_its_own_patience() -> None:
 @settings(max_examples=40)
 @given(st.data())
 def test_everybody_finishes_and_no_step_is_too_large(data: st.DataObject) -> None:
-    """Random arrivals and ends: every sequence gets its tokens in order, and decoding ones are in every step."""
+    """Random arrivals and ends: every sequence gets its tokens in order, and decoding ones are in
+    every step."""
     max_step_tokens = data.draw(st.integers(4, 20), "max_step_tokens")
     max_mixed_tokens = data.draw(st.integers(1, max_step_tokens), "max_mixed_tokens")
-    scheduler = make_scheduler(max_sequences=4, max_step_tokens=max_step_tokens, max_mixed_tokens=max_mixed_tokens)
+    scheduler = make_scheduler(
+        max_sequences=4, max_step_tokens=max_step_tokens, max_mixed_tokens=max_mixed_tokens
+    )
     todo = [
         make_sequence(str(i), num_prompt, max_tokens)
         for i, (num_prompt, max_tokens) in enumerate(
@@ -312,7 +333,9 @@ def test_everybody_finishes_and_no_step_is_too_large(data: st.DataObject) -> Non
         running = [s for s in todo if s.status is Status.DECODE]
         assert [part.sequence for part in slices[: len(running)]] == running
         assert sum(part.num_tokens for part in slices) <= max_step_tokens + len(running)
-        assert not running or sum(part.num_tokens for part in slices) <= max_mixed_tokens + len(running)
+        assert not running or sum(part.num_tokens for part in slices) <= max_mixed_tokens + len(
+            running
+        )
         assert all(part.start == part.sequence.num_computed for part in slices)
         compute(slices)
         for part in slices:

@@ -1,4 +1,5 @@
-"""N requests that begin alike compute their beginning once, whatever happens to the first of them. The fake model."""
+"""N requests that begin alike compute their beginning once, whatever happens to the first of them.
+The fake model."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ NO_CACHE = CachePlan(read=False, store=False)
 def cold(prompt: Sequence[int], max_tokens: int = 4) -> list[int]:
     """The answer of an engine that has never seen anything."""
     runner = FakeRunner(num_pages=400, block_size=8)
-    return Stepper(runner, context=3000).answer(prompt, plan=NO_CACHE, max_tokens=max_tokens).token_ids
+    return (
+        Stepper(runner, context=3000).answer(prompt, plan=NO_CACHE, max_tokens=max_tokens).token_ids
+    )
 
 
 def stepper(**options: object) -> Stepper:
@@ -46,7 +49,8 @@ def check_counts(outcomes: Iterable[Outcome]) -> None:
 
 
 def test_64_identical_cold_prompts_are_computed_once() -> None:
-    """One prefill's worth of tokens, and one for each of the others, as one token is always computed."""
+    """One prefill's worth of tokens, and one for each of the others, as one token is always
+    computed."""
     engine, prompt = stepper(max_queue=64), [i % 250 for i in range(2000)]
     outcomes = [engine.submit(prompt) for _ in range(64)]
     assert (engine.loop.num_running, engine.loop.num_following) == (1, 63)
@@ -60,7 +64,8 @@ def test_64_identical_cold_prompts_are_computed_once() -> None:
 
 @pytest.mark.parametrize("ending", ["cancelled", "failed"])
 def test_followers_survive_their_leader(ending: str) -> None:
-    """What it had computed at 60 % is kept, one of the others goes on from there, and all 63 are right."""
+    """What it had computed at 60 % is kept, one of the others goes on from there, and all 63 are
+    right."""
     engine, prompt = stepper(max_queue=64), [i % 250 for i in range(2000)]
     outcomes = [engine.submit(prompt) for _ in range(64)]
     while count(engine, "prefill") < 1200:
@@ -97,7 +102,8 @@ def test_siblings_that_differ_late_share_what_they_have_in_common() -> None:
 
 
 def test_who_shares_nothing_is_not_held_up() -> None:
-    """Followers neither hold pages nor block the queue: another prompt passes them and is served meanwhile."""
+    """Followers neither hold pages nor block the queue: another prompt passes them and is served
+    meanwhile."""
     engine, prompt = stepper(max_sequences=2), [i % 250 for i in range(2000)]
     outcomes = [engine.submit(prompt) for _ in range(3)]
     other = engine.submit([7] * 30, max_tokens=2)
@@ -113,7 +119,8 @@ def test_who_shares_nothing_is_not_held_up() -> None:
 
 
 def test_waiting_has_a_limit() -> None:
-    """Past `max_wait_s` a follower computes on its own what is not there yet, and waits for nobody again."""
+    """Past `max_wait_s` a follower computes on its own what is not there yet, and waits for nobody
+    again."""
     engine, prompt = stepper(), [i % 250 for i in range(2000)]
     first = engine.submit(prompt)
     plan = CachePlan(any_prefix=True, max_wait_s=5.0)
@@ -159,7 +166,8 @@ def test_tenants_do_not_wait_for_each_other() -> None:
 
 
 def test_a_flush_lets_followers_go() -> None:
-    """What the leader computed before it is forgotten, so nobody waits for it; the next one computes for the rest."""
+    """What the leader computed before it is forgotten, so nobody waits for it; the next one
+    computes for the rest."""
     engine, prompt = stepper(), [i % 250 for i in range(600)]
     outcomes = [engine.submit(prompt) for _ in range(4)]
     engine.step()
@@ -211,27 +219,37 @@ def test_what_lies_below_is_read_once() -> None:
     assert engine.cache.stats().tiers["ssd"].counters.num_hits == num_before + 2 * num_alone
     hits = [outcome.started.report.hit for outcome in together]
     assert all(hit is not None and hit.offset == 320 for hit in hits)
-    assert [outcome.started.report.tiers for outcome in together] == [{"ssd": 320}, {"device": 320}, {"device": 320}]
+    assert [outcome.started.report.tiers for outcome in together] == [
+        {"ssd": 320},
+        {"device": 320},
+        {"device": 320},
+    ]
 
 
-# What followers pay ------------------------------------------------------------------------------------------------------
+# What followers pay -------------------------------------------------------------------------------
 
 RULES = rules(ANTHROPIC, min_tokens=16)
 
 
-def followers(bill: Literal["read", "write"], *, marks: Sequence[int], num_shared: int = 400) -> tuple[Outcome, Outcome]:
+def followers(
+    bill: Literal["read", "write"], *, marks: Sequence[int], num_shared: int = 400
+) -> tuple[Outcome, Outcome]:
     """A leader and a follower that differ from token `num_shared` on, both marked."""
     engine = stepper()
     common = [i % 250 for i in range(num_shared)]
     engine.answer([*common[:100], 250], marks=[100])
-    pair = [engine.submit([*common, *[token] * 300], marks=marks, single_flight=bill) for token in (251, 252)]
+    pair = [
+        engine.submit([*common, *[token] * 300], marks=marks, single_flight=bill)
+        for token in (251, 252)
+    ]
     engine.run()
     assert count(engine, "prefill") == 101 + 300 + 2 * 300
     return pair[0], pair[1]
 
 
 def test_a_follower_reads_what_was_computed_for_it() -> None:
-    """Billed as read, by default: the leader's entries are there as soon as their tokens are, though it is still busy."""
+    """Billed as read, by default: the leader's entries are there as soon as their tokens are,
+    though it is still busy."""
     leader, follower = followers("read", marks=[100, 350])
     report = follower.started.report
     assert (report.skipped, report.shared) == (400, 300)
@@ -244,8 +262,8 @@ def test_a_follower_reads_what_was_computed_for_it() -> None:
 
 
 def test_a_follower_pays_for_writing_where_the_policy_says_so() -> None:
-    """Billed as a provider would, that does not wait: read up to what was there before, the rest written. What was really
-    skipped is in the report all the same."""
+    """Billed as a provider would, that does not wait: read up to what was there before, the rest
+    written. What was really skipped is in the report all the same."""
     _, follower = followers("write", marks=[100, 350])
     report = follower.started.report
     assert (report.skipped, report.shared) == (400, 300)

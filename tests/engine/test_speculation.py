@@ -1,4 +1,5 @@
-"""Guessed tokens: what is sent is what would have been sent without guessing, in fewer steps. The fake model."""
+"""Guessed tokens: what is sent is what would have been sent without guessing, in fewer steps. The
+fake model."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.fakes.stepper import Outcome, Stepper
 
 
 def scripted(text: str, *, speculation: bool = True, **options: object) -> Stepper:
-    """A stepper whose model says `text`, one byte per token, whatever it is asked, and then ends its turn."""
+    """A stepper whose model says `text`, one byte per token, whatever it is asked, and then ends
+    its turn."""
     stepper = Stepper(FakeRunner(num_pages=400), context=1500, speculation=speculation, **options)  # type: ignore[arg-type]
     stepper.runner.script = lambda sequence: text.encode()
     stepper.runner.script_end = min(stepper.tokenizer.stop_ids)
@@ -29,14 +31,21 @@ def both(text: str, prompt: str, **options: object) -> tuple[Outcome, Stepper]:
     ends = [(o.finished.reason, o.finished.stop, o.finished.num_output) for o in outcomes]
     assert ends[0] == ends[1]
     assert len(fast.runner.steps) <= len(plain.runner.steps)
-    nexts = [stepper.answer(prompt.encode() + bytes(outcomes[0].token_ids) + b"?") for stepper in (fast, plain)]
+    nexts = [
+        stepper.answer(prompt.encode() + bytes(outcomes[0].token_ids) + b"?")
+        for stepper in (fast, plain)
+    ]
     assert nexts[0].started.report == nexts[1].started.report
     return outcomes[0], fast
 
 
 def test_a_repeated_text_takes_fewer_steps() -> None:
     """An answer that quotes its prompt needs far fewer steps than it has tokens."""
-    text = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness."
+    text = (
+        "It was the best of times, it was the worst of times, it was the age of wisdom, it "
+        "was "
+        "the age of foolishness."
+    )
     outcome, stepper = both(text, f"Repeat: {text}", max_tokens=500)
     assert outcome.text == text
     counters = stepper.loop.stats.counters
@@ -75,7 +84,8 @@ def test_right_guesses_grow() -> None:
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(1, 9), max_size=5))
 def test_a_guess_is_what_followed_last(token_ids: list[int], cuts: list[int]) -> None:
-    """However the sequence grew, the guess continues the latest earlier place where its last three tokens stand."""
+    """However the sequence grew, the guess continues the latest earlier place where its last three
+    tokens stand."""
     ids: list[int] = []
     drafter = Drafter(ids)
     left = list(token_ids)
@@ -89,16 +99,25 @@ def test_a_guess_is_what_followed_last(token_ids: list[int], cuts: list[int]) ->
 @pytest.mark.parametrize("max_tokens", range(1, 30))
 def test_the_limit_is_met_exactly(max_tokens: int) -> None:
     """No token more than asked for, and none is computed past it."""
-    outcome, stepper = both("abcdefgh abcdefgh abcdefgh abcdefgh", "abcdefgh abcdefgh", max_tokens=max_tokens)
+    outcome, stepper = both(
+        "abcdefgh abcdefgh abcdefgh abcdefgh", "abcdefgh abcdefgh", max_tokens=max_tokens
+    )
     assert outcome.finished.num_output == max_tokens
-    ends = [part.end for step in stepper.runner.steps for part in step if part.sequence.request_id == "0"]
+    ends = [
+        part.end
+        for step in stepper.runner.steps
+        for part in step
+        if part.sequence.request_id == "0"
+    ]
     assert max(ends) <= 17 + max(max_tokens - 1, 0)
 
 
 @pytest.mark.parametrize("stop", ["h", "gh", "h a", "def", "xyz"])
 def test_a_stop_string_ends_the_answer_within_a_guess(stop: str) -> None:
     """Exactly where it would have, though tokens after it were guessed right."""
-    outcome, _ = both("abc abcdefgh abcdefgh abcdefgh", "say abcdefgh abcdefgh", max_tokens=100, stop=(stop,))
+    outcome, _ = both(
+        "abc abcdefgh abcdefgh abcdefgh", "say abcdefgh abcdefgh", max_tokens=100, stop=(stop,)
+    )
     assert outcome.finished.reason == ("stop" if stop == "xyz" else "stop_sequence")
 
 
@@ -123,7 +142,9 @@ def test_guesses_take_no_pages_from_others() -> None:
 
 def test_many_answers_at_once_are_not_guessed() -> None:
     """A step that is full of rows anyway gains nothing from guesses."""
-    stepper = Stepper(FakeRunner(num_pages=400, alphabet=b"\0"), max_sequences=8, max_step_tokens=64)
+    stepper = Stepper(
+        FakeRunner(num_pages=400, alphabet=b"\0"), max_sequences=8, max_step_tokens=64
+    )
     for _ in range(MAX_DRAFTING + 1):
         stepper.submit([0] * 9, max_tokens=20, single_flight="off")
     stepper.run()
@@ -146,10 +167,12 @@ def test_a_cancel_between_guesses_leaks_nothing() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_guessing_changes_no_token(data: st.DataObject) -> None:
-    """A model whose answer depends on every slot of KV says the same with and without, in company or not, also where
-    decoded KV has other bits than prefilled."""
+    """A model whose answer depends on every slot of KV says the same with and without, in company
+    or not, also where decoded KV has other bits than prefilled."""
     reuse_decode_kv = data.draw(st.booleans())
-    prompts = data.draw(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=30), min_size=1, max_size=4))
+    prompts = data.draw(
+        st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=30), min_size=1, max_size=4)
+    )
     answers = []
     for speculation in (True, False):
         runner = FakeRunner(num_pages=200, alphabet=b"\0\1", reuse_decode_kv=reuse_decode_kv)

@@ -1,4 +1,5 @@
-"""Two hundred requests over a disk that lies, fails, is full or silent: the cold answers, no waits, and the operator knows."""
+"""Two hundred requests over a disk that lies, fails, is full or silent: the cold answers, no waits,
+and the operator knows."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class OtherDtype(FakeRunner):
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """A folder with all prompts, and the keys of its objects as they were written: the same place is the same tokens."""
+    """A folder with all prompts, and the keys of its objects as they were written: the same place
+    is the same tokens."""
 
     root: Path
     keys: list[bytes]
@@ -79,7 +81,9 @@ def stocks(tmp_path_factory: pytest.TempPathFactory) -> Stocks:
     @functools.cache
     def stock(whose: str) -> Stock:
         root = tmp_path_factory.mktemp(whose) / "kv"
-        runner = {"model": OtherModel, "dtype": OtherDtype}.get(whose, lambda: FakeRunner(num_pages=NUM_PAGES))()
+        runner = {"model": OtherModel, "dtype": OtherDtype}.get(
+            whose, lambda: FakeRunner(num_pages=NUM_PAGES)
+        )()
         with DiskStore(root, nbytes=64 * MIB) as store:
             with asked(store, runner, inline=True) as desk:
                 desk.ask_all(BEFORE, tenant="other" if whose == "tenant" else "t")
@@ -117,7 +121,9 @@ class Disk:
             header = decode_header(path.read_bytes())
             assert header is not None
             payload = Layout(other.root).path(other_key).read_bytes()[HEADER_NBYTES:]
-            path.write_bytes(encode_header(key, payload, header.expires_at_s, header.worth) + payload)
+            path.write_bytes(
+                encode_header(key, payload, header.expires_at_s, header.worth) + payload
+            )
 
     def hang(self) -> None:
         """Reads return when all is over."""
@@ -154,8 +160,8 @@ def truncate(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """How it begins; the counter, what it says at least, and the words in the log that tell the operator; whether what is
-    below is read all the same."""
+    """How it begins; the counter, what it says at least, and the words in the log that tell the
+    operator; whether what is below is read all the same."""
 
     begin: Callable[[Disk], None]
     counter: str
@@ -170,13 +176,24 @@ DAMAGED = "a tier gave back a damaged or foreign object"
 BROKEN = "the ssd tier does not work"
 WRITES = ("write_new", "rename", "unlink", "overwrite", "make_folder")
 FAULTS = {
-    "flipped": Fault(lambda disk: disk.spoil(flip_one_bit), "tier_ssd_corrupt_total", MOST, DAMAGED),
+    "flipped": Fault(
+        lambda disk: disk.spoil(flip_one_bit), "tier_ssd_corrupt_total", MOST, DAMAGED
+    ),
     "truncated": Fault(lambda disk: disk.spoil(truncate), "tier_ssd_corrupt_total", MOST, DAMAGED),
-    "of another model": Fault(lambda disk: disk.replace("model"), "tier_ssd_corrupt_total", MOST, DAMAGED),
-    "of another dtype": Fault(lambda disk: disk.replace("dtype"), "tier_ssd_corrupt_total", MOST, DAMAGED),
-    "of another tenant": Fault(lambda disk: disk.replace("tenant"), "tier_ssd_corrupt_total", MOST, DAMAGED),
+    "of another model": Fault(
+        lambda disk: disk.replace("model"), "tier_ssd_corrupt_total", MOST, DAMAGED
+    ),
+    "of another dtype": Fault(
+        lambda disk: disk.replace("dtype"), "tier_ssd_corrupt_total", MOST, DAMAGED
+    ),
+    "of another tenant": Fault(
+        lambda disk: disk.replace("tenant"), "tier_ssd_corrupt_total", MOST, DAMAGED
+    ),
     "unreadable": Fault(
-        lambda disk: disk.files.fail("read_object", code=errno.EIO), "cache_lost_reads_total", MOST // 2, BROKEN
+        lambda disk: disk.files.fail("read_object", code=errno.EIO),
+        "cache_lost_reads_total",
+        MOST // 2,
+        BROKEN,
     ),
     "full": Fault(
         lambda disk: disk.files.fail("write_new", code=errno.ENOSPC),
@@ -186,16 +203,22 @@ FAULTS = {
         is_read=True,
     ),
     "read-only": Fault(
-        lambda disk: disk.files.fail(*WRITES, code=errno.EROFS), "tier_ssd_dropped_writes_total", MOST, BROKEN, is_read=True
+        lambda disk: disk.files.fail(*WRITES, code=errno.EROFS),
+        "tier_ssd_dropped_writes_total",
+        MOST,
+        BROKEN,
+        is_read=True,
     ),
     "silent": Fault(Disk.hang, "tier_ssd_late_total", 1, "a tier does not answer in time"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_two_hundred_requests(name: str, disk: Disk, cold: list[list[int]], caplog: pytest.LogCaptureFixture) -> None:
-    """It begins under a running engine: of half of the prefixes it has read the entries, and promises to read their KV; of the
-    others it finds out below."""
+def test_two_hundred_requests(
+    name: str, disk: Disk, cold: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It begins under a running engine: of half of the prefixes it has read the entries, and
+    promises to read their KV; of the others it finds out below."""
     fault = FAULTS[name]
     caplog.set_level(logging.INFO, "engine")
     with DiskStore(disk.root, nbytes=64 * MIB, files=disk.files) as store, asked(store) as desk:
@@ -206,7 +229,9 @@ def test_two_hundred_requests(name: str, disk: Disk, cold: list[list[int]], capl
         check_answers(answers, cold)
         assert num_read(answers) >= MOST if fault.is_read else num_read(answers) == 0
         assert desk.stats().counters[fault.counter] >= fault.least
-        assert 1 <= len([line for line in caplog.messages if fault.words in line]) <= 3  # one a minute
+        assert (
+            1 <= len([line for line in caplog.messages if fault.words in line]) <= 3
+        )  # one a minute
         disk.heal()
         check_comes_back(desk)
     assert ("the ssd tier works again" in caplog.messages) == (fault.words == BROKEN)
@@ -214,7 +239,8 @@ def test_two_hundred_requests(name: str, disk: Disk, cold: list[list[int]], capl
 
 
 def test_two_hundred_requests_after_a_kill(cold: list[list[int]], tmp_path: Path) -> None:
-    """Of a process killed while it wrote an object, what was whole is read, the rest computed, and nothing else is left."""
+    """Of a process killed while it wrote an object, what was whole is read, the rest computed, and
+    nothing else is left."""
     command = [sys.executable, "-m", "tests.fakes.crowd", str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
     assert len(list(tmp_path.rglob("*.part"))) == 1
@@ -240,7 +266,8 @@ def num_read(answers: list[Told]) -> int:
 
 
 def check_comes_back(desk: Desk) -> None:
-    """Four prompts, asked in turn over a device for two, are read from the tier as soon as it has them, and it is up."""
+    """Four prompts, asked in turn over a device for two, are read from the tier as soon as it has
+    them, and it is up."""
     deadline_s = time.monotonic() + PATIENCE_S
     for turn in itertools.count():
         is_hit = "ssd" in desk.ask(turn % 4, NOW).tiers

@@ -1,4 +1,5 @@
-"""The step loop while a prefix is read from below: late, damaged and lost reads, aborts, flushes, and who waits."""
+"""The step loop while a prefix is read from below: late, damaged and lost reads, aborts, flushes,
+and who waits."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def test_others_decode_while_one_is_loading(warm: MemoryStore) -> None:
 
 
 def test_a_loading_request_keeps_its_place_and_stops_nobody(warm: MemoryStore) -> None:
-    """One that came later and has nothing to load is admitted before; with one seat the first gets the next."""
+    """One that came later and has nothing to load is admitted before; with one seat the first gets
+    the next."""
     bench = Bench(warm, max_sequences=1)
     bench.reader.is_open = False
     first = bench.stepper.submit(PROMPT, marks=[100])
@@ -52,7 +54,8 @@ def test_a_loading_request_keeps_its_place_and_stops_nobody(warm: MemoryStore) -
 
 
 def test_what_is_late_is_computed(warm: MemoryStore) -> None:
-    """After a quarter of a second without progress what has come is used, the rest computed, the promise reported broken."""
+    """After a quarter of a second without progress what has come is used, the rest computed, the
+    promise reported broken."""
     bench = Bench(warm)
     bench.reader.is_open = False
     outcome = bench.stepper.submit(PROMPT, marks=[100])
@@ -69,14 +72,18 @@ def test_what_is_late_is_computed(warm: MemoryStore) -> None:
     assert report.miss.cause == "broken_promise"
     bench.stepper.run()
     assert outcome.token_ids == truth(PROMPT)
-    assert (bench.count("num_broken_late_tokens"), bench.count("wasted_wait_seconds")) == (100, pytest.approx(STALL_S))
+    assert (bench.count("num_broken_late_tokens"), bench.count("wasted_wait_seconds")) == (
+        100,
+        pytest.approx(STALL_S),
+    )
     bench.reader.run()
     bench.settle()
     assert bench.cache.stats().gauges.staged_nbytes == 0
 
 
 def test_a_tier_that_does_not_answer_is_not_asked_again(warm: MemoryStore) -> None:
-    """Two hundred requests on a tier that hangs: the first waits a quarter of a second, the others not at all."""
+    """Two hundred requests on a tier that hangs: the first waits a quarter of a second, the others
+    not at all."""
     bench = Bench(warm, max_queue=300)
     bench.reader.is_open = False
     outcome = bench.stepper.submit(PROMPT, marks=[100])
@@ -98,7 +105,8 @@ def test_a_tier_that_does_not_answer_is_not_asked_again(warm: MemoryStore) -> No
 
 
 def test_waiting_for_a_tier_that_hangs_and_comes_back_stays_short(warm: MemoryStore) -> None:
-    """Two hundred requests, each on a tier that answered in between and hangs again: none waits 0.3 s."""
+    """Two hundred requests, each on a tier that answered in between and hangs again: none waits 0.3
+    s."""
     bench = Bench(warm, max_queue=300)
     for i in range(200):
         bench.reader.is_open = False
@@ -131,11 +139,14 @@ def test_one_read_serves_all_who_want_it(warm: MemoryStore) -> None:
     bench.reader.run()
     bench.stepper.run()
     assert [outcome.started.report.skipped for outcome in outcomes] == [100] * 3
-    assert [outcome.token_ids for outcome in outcomes] == [truth([*PROMPT[:100], i]) for i in range(3)]
+    assert [outcome.token_ids for outcome in outcomes] == [
+        truth([*PROMPT[:100], i]) for i in range(3)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("fault", "counter"), [("damage", "num_broken_corrupt_tokens"), ("lose_reads", "num_broken_evicted_tokens")]
+    ("fault", "counter"),
+    [("damage", "num_broken_corrupt_tokens"), ("lose_reads", "num_broken_evicted_tokens")],
 )
 def test_damaged_and_lost_objects_are_misses(fault: str, counter: str) -> None:
     """The answer is the cold one, the cause is counted, and the engine goes on."""
@@ -151,13 +162,23 @@ def test_damaged_and_lost_objects_are_misses(fault: str, counter: str) -> None:
 
 
 def test_damage_heals_in_the_next_process() -> None:
-    """Spans and the tail that turned out damaged are computed and written anew: the process after that reads all."""
+    """Spans and the tail that turned out damaged are computed and written anew: the process after
+    that reads all."""
     store = MemoryStore(1 << 20)
     Bench(store).ask(PROMPT, marks=[100])
     held = [(key, store.get_many([key], 0)[0], found) for key, found in store.scan()]
-    kv = [(key, payload, found) for key, payload, found in held if payload is not None and b"messages/" not in payload]
+    kv = [
+        (key, payload, found)
+        for key, payload, found in held
+        if payload is not None and b"messages/" not in payload
+    ]
     assert len(kv) == len(held) - 1, "all but the entry"
-    store.put_many([Item(key, payload[:-1] + bytes([payload[-1] ^ 1]), found.expires_at_s) for key, payload, found in kv])
+    store.put_many(
+        [
+            Item(key, payload[:-1] + bytes([payload[-1] ^ 1]), found.expires_at_s)
+            for key, payload, found in kv
+        ]
+    )
     assert Bench(store).ask([*PROMPT[:100], 1], marks=[100]).started.report.skipped == 0
     healed = Bench(store).ask([*PROMPT[:100], 2], marks=[100]).started.report
     assert (healed.skipped, healed.tiers) == (100, {"ssd": 100})
@@ -165,7 +186,9 @@ def test_damage_heals_in_the_next_process() -> None:
 
 @pytest.mark.parametrize("num_jobs", range(9))
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
-def test_an_abort_while_loading_leaks_nothing(warm: MemoryStore, num_jobs: int, num_steps: int) -> None:
+def test_an_abort_while_loading_leaks_nothing(
+    warm: MemoryStore, num_jobs: int, num_steps: int
+) -> None:
     """Before the answer, between any two reads, and while pages are being filled."""
     bench = Bench(warm)
     bench.reader.is_open = False
@@ -179,7 +202,12 @@ def test_an_abort_while_loading_leaks_nothing(warm: MemoryStore, num_jobs: int, 
         bench.stepper.abort(outcome)
     bench.cache.check()
     gauges = bench.cache.stats().gauges
-    assert (gauges.staged_nbytes, gauges.num_leases, gauges.num_pinned_pages, gauges.num_reserved_pages) == (0, 0, 0, 0)
+    assert (
+        gauges.staged_nbytes,
+        gauges.num_leases,
+        gauges.num_pinned_pages,
+        gauges.num_reserved_pages,
+    ) == (0, 0, 0, 0)
     bench.reader.run()
     bench.settle()
     bench.reader.is_open = True
@@ -187,7 +215,8 @@ def test_an_abort_while_loading_leaks_nothing(warm: MemoryStore, num_jobs: int, 
 
 
 def test_a_flush_forgets_in_every_tier(warm: MemoryStore) -> None:
-    """Nothing of the tenant is left below, not even what was still on its way down; other tenants keep theirs."""
+    """Nothing of the tenant is left below, not even what was still on its way down; other tenants
+    keep theirs."""
     bench = Bench(warm)
     bench.ask(PROMPT, marks=[100], tenant="other")
     bench.writer.is_open = False
@@ -206,8 +235,11 @@ def test_a_flush_forgets_in_every_tier(warm: MemoryStore) -> None:
     assert Bench(warm).ask(PROMPT, marks=[100], tenant="other").started.report.skipped == 144
 
 
-def test_a_flush_that_a_tier_could_not_be_told_of_is_not_lost(warm: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asked learns of it; the tier is not read for the tenant, nor written to, and forgets once it answers."""
+def test_a_flush_that_a_tier_could_not_be_told_of_is_not_lost(
+    warm: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked learns of it; the tier is not read for the tenant, nor written to, and forgets
+    once it answers."""
     bench = Bench(warm)
     bench.ask(PROMPT, marks=[100], tenant="other")
     bench.ask([9, *PROMPT], marks=[60], tenant="t")
@@ -239,7 +271,8 @@ def test_a_flush_that_a_tier_could_not_be_told_of_is_not_lost(warm: MemoryStore,
 
 
 def test_writes_that_find_no_room_are_dropped_and_counted() -> None:
-    """A tier that takes nothing costs nothing but the hits, and the engine ends up with bounded queues."""
+    """A tier that takes nothing costs nothing but the hits, and the engine ends up with bounded
+    queues."""
     store = MemoryStore(1 << 20)
     bench = Bench(store)
     bench.writer.is_open = False
@@ -278,7 +311,8 @@ def test_a_prefix_evicted_while_its_request_waits_is_read_again() -> None:
 
 
 def test_statuses_follow_the_table(warm: MemoryStore) -> None:
-    """A request that loads goes through LOADING, WAITING and RESTORING, and is told it started once its reads are settled."""
+    """A request that loads goes through LOADING, WAITING and RESTORING, and is told it started once
+    its reads are settled."""
     bench = Bench(warm)
     bench.reader.is_open = False
     outcome = bench.stepper.submit(PROMPT, marks=[100])

@@ -87,16 +87,22 @@ class Peer:
 
 
 def submit(request_id: str, text: str = "Hello", *, max_tokens: int = 5) -> Submit:
-    prompt = Prompt((Message("user", (TextPart(text),)),), system=(TextPart("You are terse. " * 20, CacheMark(300.0)),))
+    prompt = Prompt(
+        (Message("user", (TextPart(text),)),),
+        system=(TextPart("You are terse. " * 20, CacheMark(300.0)),),
+    )
     plan = CachePlan(readable=(SYSTEM,), writable=(PlannedEntry(SYSTEM, 300.0),))
-    return Submit(request_id, "t", prompt, plan, Sampling(max_tokens=max_tokens, temperature=0.0), 1000.0)
+    return Submit(
+        request_id, "t", prompt, plan, Sampling(max_tokens=max_tokens, temperature=0.0), 1000.0
+    )
 
 
-# In this process, without torch ------------------------------------------------------------------------------------------
+# In this process, without torch -------------------------------------------------------------------
 
 
 class Served:
-    """An engine behind one end of a socket pair, served by a thread; `exit` is there after `join`."""
+    """An engine behind one end of a socket pair, served by a thread; `exit` is there after
+    `join`."""
 
     def __init__(self, make_engine: MakeEngine, **options: object) -> None:
         ours, theirs = socket.socketpair()
@@ -144,9 +150,12 @@ def test_a_request_over_the_socket(served: Served) -> None:
 
 
 def test_questions_over_the_socket(served: Served) -> None:
-    """Counts, snapshots, flushes and pins are answered under their ids; an abort of nothing is not."""
+    """Counts, snapshots, flushes and pins are answered under their ids; an abort of nothing is
+    not."""
     kinds: dict[str, type] = {}
-    served.peer.send(Abort("x"), Count("c", submit("").prompt), Snapshot("s"), Flush("f"), Pin("p", bytes(32)))
+    served.peer.send(
+        Abort("x"), Count("c", submit("").prompt), Snapshot("s"), Flush("f"), Pin("p", bytes(32))
+    )
     while len(kinds) < 4:
         event = served.peer.receive()
         assert isinstance(event, Counted | EngineStats | Flushed | Pinned)
@@ -212,18 +221,25 @@ def test_a_fatal_error_ends_serving(served: Served) -> None:
     assert served.exit is ExitReason.FATAL
 
 
-# Real processes ---------------------------------------------------------------------------------------------------------
+# Real processes -----------------------------------------------------------------------------------
 
 
 @contextmanager
 def worker(config_json: bytes) -> Iterator[tuple[subprocess.Popen[bytes], Peer]]:
     """A worker process that has connected. It must have ended by the end of the block."""
-    with tempfile.TemporaryDirectory(prefix="pcg-") as folder, socket.socket(socket.AF_UNIX) as listener:
+    with (
+        tempfile.TemporaryDirectory(prefix="pcg-") as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
         path = str(Path(folder) / "s")
         listener.bind(path)
         listener.listen(1)
         listener.settimeout(PATIENCE_S)
-        process = subprocess.Popen([sys.executable, "-m", "engine.worker", path], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "engine.worker", path],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         try:
             assert process.stdin is not None
             process.stdin.write(config_json)
@@ -242,7 +258,9 @@ def worker(config_json: bytes) -> Iterator[tuple[subprocess.Popen[bytes], Peer]]
 
 def config(model_path: Path, **options: object) -> EngineConfig:
     sizes = {"context": 1024, "kv_nbytes": 64 * 1024**2, **options}
-    return EngineConfig(model="m", model_path=str(model_path), root_secret=b"0123456789abcdef", **sizes)  # type: ignore[arg-type]
+    return EngineConfig(
+        model="m", model_path=str(model_path), root_secret=b"0123456789abcdef", **sizes
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +268,9 @@ def config(model_path: Path, **options: object) -> EngineConfig:
     [
         pytest.param(b"", id="nothing"),
         pytest.param(b'{"model": "m"}', id="incomplete"),
-        pytest.param(b'{"model": "m", "model_path": "/", "root_secret": "c2hvcnQ="}', id="secret too short"),
+        pytest.param(
+            b'{"model": "m", "model_path": "/", "root_secret": "c2hvcnQ="}', id="secret too short"
+        ),
         pytest.param(msgspec.json.encode(config(Path("/nowhere"))), id="no such folder"),
     ],
 )
@@ -271,7 +291,11 @@ def test_what_cannot_be_loaded_is_said(config_json: bytes) -> None:
 def test_nobody_listening_is_an_error() -> None:
     """A worker without a parent doesn't load anything."""
     done = subprocess.run(
-        [sys.executable, "-m", "engine.worker", "/nowhere/s"], input=b"{}", capture_output=True, timeout=PATIENCE_S, check=False
+        [sys.executable, "-m", "engine.worker", "/nowhere/s"],
+        input=b"{}",
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 1
     assert b"FileNotFoundError" in done.stderr
@@ -279,7 +303,8 @@ def test_nobody_listening_is_an_error() -> None:
 
 @pytest.mark.engine
 def test_a_process_serves_the_default_model(default_model: Path) -> None:
-    """Hello, a cold and a warm request with the same answer, and a clean end on SIGTERM; ctrl-C is not for it."""
+    """Hello, a cold and a warm request with the same answer, and a clean end on SIGTERM; ctrl-C is
+    not for it."""
     with worker(msgspec.json.encode(config(default_model, exact="on"))) as (process, peer):
         hello = peer.receive()
         assert isinstance(hello, Hello)
@@ -292,7 +317,12 @@ def test_a_process_serves_the_default_model(default_model: Path) -> None:
             peer.send(submit(name, "Name three colours.", max_tokens=8))
             events = peer.receive_answer(name)
             assert isinstance(events[0], Started)
-            answers.append((events[0].report.skipped > 0, "".join(e.text for e in events if isinstance(e, TextDelta))))
+            answers.append(
+                (
+                    events[0].report.skipped > 0,
+                    "".join(e.text for e in events if isinstance(e, TextDelta)),
+                )
+            )
         assert [skipped for skipped, _ in answers] == [False, True]
         assert answers[0][1] == answers[1][1] != ""
         process.send_signal(signal.SIGINT)
@@ -320,8 +350,11 @@ def test_a_worker_never_outlives_its_parent(served_model: Path) -> None:
 @pytest.mark.engine
 @pytest.mark.slow
 def test_a_killed_worker_leaves_what_the_next_one_reads(served_model: Path, tmp_path: Path) -> None:
-    """After kill -9 a new process reads the entry from its files: the same answer, the same time left, not computed again."""
-    config_json = msgspec.json.encode(config(served_model, exact="on", ssd_path=str(tmp_path), ssd_nbytes=256 * 1024**2))
+    """After kill -9 a new process reads the entry from its files: the same answer, the same time
+    left, not computed again."""
+    config_json = msgspec.json.encode(
+        config(served_model, exact="on", ssd_path=str(tmp_path), ssd_nbytes=256 * 1024**2)
+    )
     before, after = ask_and_kill(config_json), ask_and_kill(config_json)
     for _ in range(5):
         if not after.was_late:  # on a busy machine a read may be, and is computed then
@@ -352,11 +385,15 @@ def ask_and_kill(config_json: bytes) -> Told:
         events = peer.receive_answer("one")
         assert isinstance(events[0], Started)
         gauges, was_late = {"engine_open": 1.0}, False
-        while gauges["engine_open"] or gauges["cache_unwritten"] or gauges["tier_ssd_queued_nbytes"]:
+        while (
+            gauges["engine_open"] or gauges["cache_unwritten"] or gauges["tier_ssd_queued_nbytes"]
+        ):
             peer.send(Snapshot("s"))
             snapshot = peer.receive()
             assert isinstance(snapshot, EngineStats)
             gauges, was_late = snapshot.gauges, snapshot.counters["cache_late_reads_total"] > 0
         process.kill()
         assert process.wait(PATIENCE_S) == -signal.SIGKILL
-    return Told(events[0].report, "".join(e.text for e in events if isinstance(e, TextDelta)), was_late)
+    return Told(
+        events[0].report, "".join(e.text for e in events if isinstance(e, TextDelta)), was_late
+    )

@@ -1,7 +1,8 @@
-"""Anthropic's caching rules once more, written from its pages and not from our code: what is read, written and billed.
+"""Anthropic's caching rules once more, written from its pages and not from our code: what is read,
+written and billed.
 
-Sources: pages "Prompt caching" and "Tool use with prompt caching" (2026-08). It keeps whole prefixes in a dictionary and knows
-no blocks, pages or plans.
+Sources: pages "Prompt caching" and "Tool use with prompt caching" (2026-08). It keeps whole
+prefixes in a dictionary and knows no blocks, pages or plans.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ SECONDS = {"5m": 300.0, "1h": 3600.0}
 
 @dataclass(frozen=True)
 class Said:
-    """One tool, system block or message block: its tokens, its level, and the TTL class of its mark, if it bears one."""
+    """One tool, system block or message block: its tokens, its level, and the TTL class of its
+    mark, if it bears one."""
 
     level: str
     tokens: tuple[int, ...]
@@ -23,7 +25,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: blocks in the order tools, system, messages, what comes after the last, and what is not in the prompt."""
+    """A request: blocks in the order tools, system, messages, what comes after the last, and what
+    is not in the prompt."""
 
     blocks: tuple[Said, ...]
     end: tuple[int, ...] = ()
@@ -44,7 +47,8 @@ class Billed:
 
 @dataclass
 class Entry:
-    """A prefix that was marked: it lives `ttl_s` from the start of the request that last wrote or read it."""
+    """A prefix that was marked: it lives `ttl_s` from the start of the request that last wrote or
+    read it."""
 
     ttl_s: float
     ends_s: float
@@ -71,7 +75,9 @@ class Rules:
         for i, ttl in long_enough.items():
             entry = self._live(asked, i, ends[i], now_s)
             if entry is None:
-                self.entries[self._key(asked, i, ends[i])] = Entry(SECONDS[ttl], now_s + SECONDS[ttl])
+                self.entries[self._key(asked, i, ends[i])] = Entry(
+                    SECONDS[ttl], now_s + SECONDS[ttl]
+                )
             else:
                 entry.ttl_s = max(entry.ttl_s, SECONDS[ttl])
                 entry.ends_s = max(entry.ends_s, now_s + entry.ttl_s)
@@ -88,7 +94,8 @@ class Rules:
         return marks
 
     def _ends(self, asked: Asked) -> list[int]:
-        """Tokens up to the end of each block. The last token of a prompt is never part of what is cached."""
+        """Tokens up to the end of each block. The last token of a prompt is never part of what is
+        cached."""
         ends, total = [], 0
         for block in asked.blocks:
             total += len(block.tokens)
@@ -96,10 +103,14 @@ class Rules:
         return [min(end, total + len(asked.end) - 1) for end in ends]
 
     def _find(self, asked: Asked, marks: list[int], ends: list[int], now_s: float) -> int | None:
-        """Back from each mark, the last one first, over at most twenty blocks, the marked one counted."""
+        """Back from each mark, the last one first, over at most twenty blocks, the marked one
+        counted."""
         for mark in marks:
             for i in range(mark, max(mark - LOOKBACK, -1), -1):
-                if ends[i] >= max(self.minimum, 1) and self._live(asked, i, ends[i], now_s) is not None:
+                if (
+                    ends[i] >= max(self.minimum, 1)
+                    and self._live(asked, i, ends[i], now_s) is not None
+                ):
                     return i
         return None
 

@@ -1,4 +1,5 @@
-"""Random requests to a prefix cache: what they ask, and what a test knows of them while they run."""
+"""Random requests to a prefix cache: what they ask, and what a test knows of them while they
+run."""
 
 from __future__ import annotations
 
@@ -55,8 +56,13 @@ def any_plan(dice: Random, num_positions: int) -> CachePlan:
     looked_at = dice.sample(range(num_positions), dice.randint(0, num_positions))
     refresh = dice.random() < 0.7
     return CachePlan(
-        readable=tuple(Position("messages", i) for i in sorted({*marked, *looked_at}, reverse=True)),
-        writable=tuple(PlannedEntry(Position("messages", i), dice.choice([3.0, 20.0, LONGEST_TTL_S]), refresh) for i in marked),
+        readable=tuple(
+            Position("messages", i) for i in sorted({*marked, *looked_at}, reverse=True)
+        ),
+        writable=tuple(
+            PlannedEntry(Position("messages", i), dice.choice([3.0, 20.0, LONGEST_TTL_S]), refresh)
+            for i in marked
+        ),
         min_tokens=dice.choice([0, 0, 3]),
         salts={"messages": dice.choice(["", "", "", "x"])},
         any_prefix=dice.random() < 0.3,

@@ -1,4 +1,5 @@
-"""A backend that plays scripts: exact reports and texts, errors where told, gates to hold it. No engine, no process."""
+"""A backend that plays scripts: exact reports and texts, errors where told, gates to hold it. No
+engine, no process."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from gateway.request import Request
 class Script:
     """One answer: `texts` of one token each, then `deltas` as they are.
 
-    `before_started` and `before_text` hold it until set; `error` comes after `error_after` texts, and instead of `Started`
-    when that is None.
+    `before_started` and `before_text` hold it until set; `error` comes after `error_after` texts,
+    and instead of `Started` when that is None.
     """
 
     report: CacheReport = field(default_factory=lambda: CacheReport(num_prompt=10))
@@ -34,17 +35,25 @@ class Script:
 
 
 def report_for(request: Request, num_prompt: int, offset: int, *, warm: bool) -> CacheReport:
-    """A report in which every planned boundary ends at `offset`: all new when cold, all read when `warm`."""
+    """A report in which every planned boundary ends at `offset`: all new when cold, all read when
+    `warm`."""
     boundaries = tuple(Boundary(p.position, offset, p.ttl_s, warm) for p in request.plan.writable)
     if not warm:
         return CacheReport(num_prompt=num_prompt, boundaries=boundaries)
     hit = Hit(request.plan.readable[0], offset, request.plan.writable[0].ttl_s)
-    return CacheReport(num_prompt=num_prompt, skipped=offset, hit=hit, boundaries=boundaries, tiers={"device": offset})
+    return CacheReport(
+        num_prompt=num_prompt,
+        skipped=offset,
+        hit=hit,
+        boundaries=boundaries,
+        tiers={"device": offset},
+    )
 
 
 class ScriptedBackend:
-    """A `Backend`. `script` is asked once per request; `requests` are what arrived, `held` is set when one reaches a closed
-    gate, `aborted` when one was closed before its end, and `num_open` says how many are being played."""
+    """A `Backend`. `script` is asked once per request; `requests` are what arrived, `held` is set
+    when one reaches a closed gate, `aborted` when one was closed before its end, and `num_open`
+    says how many are being played."""
 
     def __init__(self, script: Callable[[Request], Script] | Script | None = None) -> None:
         chosen = Script() if script is None else script
@@ -58,8 +67,12 @@ class ScriptedBackend:
         self.life = 1
         self.loaded = asyncio.Event()
         self.counters: dict[str, float] = {}
-        able = Capabilities(tools_first=True, exact=True, runner="scripted", dtype="float32", device="cpu")
-        self.model: ModelInfo | None = ModelInfo("smollm2-135m-instruct", 8192, "f" * 8, able, 1_700_000_000.0)
+        able = Capabilities(
+            tools_first=True, exact=True, runner="scripted", dtype="float32", device="cpu"
+        )
+        self.model: ModelInfo | None = ModelInfo(
+            "smollm2-135m-instruct", 8192, "f" * 8, able, 1_700_000_000.0
+        )
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         self.requests.append(request)

@@ -9,7 +9,8 @@ from engine.prompt.call_format import CallFormat
 
 
 def calls_in(calls: CallFormat, text: str) -> list[tuple[str, str]]:
-    """Names and arguments (as written) of an answer that is calls and nothing else, by the frame and a JSON parser."""
+    """Names and arguments (as written) of an answer that is calls and nothing else, by the frame
+    and a JSON parser."""
     found, rest = [], text.removeprefix(calls.before)
     while rest and rest != calls.after:
         match = re.match(re.escape(calls.begin) + r'"?(\w+)"?' + re.escape(calls.middle), rest)

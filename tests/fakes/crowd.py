@@ -1,6 +1,8 @@
-"""Two hundred prompts for an engine over a folder, on a device that holds two of them, and what the engine reports of each.
+"""Two hundred prompts for an engine over a folder, on a device that holds two of them, and what the
+engine reports of each.
 
-`python -m tests.fakes.crowd FOLDER` has an engine write them there; it is killed while it writes one of the objects.
+`python -m tests.fakes.crowd FOLDER` has an engine write them there; it is killed while it writes
+one of the objects.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from typing import Final
 
 from engine.cache.tiers.tiers import Tiers
 from engine.memory import Payload
-from engine.messages import EngineStats, Failed, Finished, FromEngine, Snapshot, Started, Submit, TextDelta
+from engine.messages import (
+    EngineStats,
+    Failed,
+    Finished,
+    FromEngine,
+    Snapshot,
+    Started,
+    Submit,
+    TextDelta,
+)
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.store.base import NamedStore
 from engine.store.disk.files import Files
@@ -38,7 +49,8 @@ DIES_AT: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One answer, where its prefix came from (tokens by tier), and the seconds it waited below for nothing."""
+    """One answer, where its prefix came from (tokens by tier), and the seconds it waited below for
+    nothing."""
 
     token_ids: Sequence[int]
     tiers: Mapping[str, int]
@@ -55,12 +67,15 @@ class Desk:
         self.harness = Harness(runner, Wiring(emit=self._events.put, tiers=tiers), {})
 
     def ask(self, number: int, question: str, *, tenant: str = "t") -> Told:
-        """The answer to a question behind system text `number`, which is marked; fails unless there is one."""
+        """The answer to a question behind system text `number`, which is marked; fails unless there
+        is one."""
         system = (TextPart(f"You keep lighthouse {number:03}.", CacheMark(300.0)),)
         prompt = Prompt((Message("user", (TextPart(question),)),), system=system)
         plan = CachePlan(readable=(SYSTEM,), writable=(PlannedEntry(SYSTEM, 300.0),))
         name = str(next(self._serial))
-        self.harness.engine.submit(Submit(name, tenant, prompt, plan, Sampling(max_tokens=3), 1000.0))
+        self.harness.engine.submit(
+            Submit(name, tenant, prompt, plan, Sampling(max_tokens=3), 1000.0)
+        )
         token_ids: list[int] = []
         tiers: Mapping[str, int] = {}
         while not isinstance(event := self._events.get(timeout=PATIENCE_S), Finished):
@@ -69,7 +84,10 @@ class Desk:
                 tiers = event.report.tiers
             elif isinstance(event, TextDelta):
                 token_ids += event.token_ids
-        before_s, self._wasted_s = self._wasted_s, self.stats().counters["cache_wasted_wait_seconds_total"]
+        before_s, self._wasted_s = (
+            self._wasted_s,
+            self.stats().counters["cache_wasted_wait_seconds_total"],
+        )
         return Told(token_ids, tiers, self._wasted_s - before_s)
 
     def ask_all(self, question: str, *, tenant: str = "t") -> list[Told]:
@@ -85,9 +103,11 @@ class Desk:
 
 
 @contextmanager
-def asked(store: DiskStore | None, runner: FakeRunner | None = None, *, inline: bool = False) -> Iterator[Desk]:
-    """An engine over `store`, which must be open, or without tiers. With `inline` it writes in its own thread, and so in the
-    same order every time; else with threads and clock of a real one."""
+def asked(
+    store: DiskStore | None, runner: FakeRunner | None = None, *, inline: bool = False
+) -> Iterator[Desk]:
+    """An engine over `store`, which must be open, or without tiers. With `inline` it writes in its
+    own thread, and so in the same order every time; else with threads and clock of a real one."""
     tiers = None
     if store is not None:
         tiers = inline_tiers(("ssd", store)) if inline else Tiers([NamedStore("ssd", store)])

@@ -1,4 +1,5 @@
-"""A device whose KV can be read: each token's slot holds a digest of all tokens up to it, as real KV depends on them."""
+"""A device whose KV can be read: each token's slot holds a digest of all tokens up to it, as real
+KV depends on them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ GARBAGE = b"\xfe"
 
 
 class FakeDevice:
-    """Pages of `block_size` slots in memory. Slots nobody computed hold garbage, and a copy brings nothing past its tokens."""
+    """Pages of `block_size` slots in memory. Slots nobody computed hold garbage, and a copy brings
+    nothing past its tokens."""
 
     def __init__(self, num_pages: int, block_size: int) -> None:
         self.block_size = block_size
@@ -33,17 +35,23 @@ class FakeDevice:
         for i, page in enumerate(pages):
             self.pages[page][:] = body[i * self.page_nbytes : (i + 1) * self.page_nbytes]
 
-    def compute(self, block_table: Sequence[int], token_ids: Sequence[int], start: int, end: int) -> None:
+    def compute(
+        self, block_table: Sequence[int], token_ids: Sequence[int], start: int, end: int
+    ) -> None:
         """What the model would do: fill the slots of tokens `[start, end)`."""
         for i in range(start, end):
             at = i % self.block_size * SLOT_NBYTES
-            self.pages[block_table[i // self.block_size]][at : at + SLOT_NBYTES] = digest(token_ids[: i + 1])
+            self.pages[block_table[i // self.block_size]][at : at + SLOT_NBYTES] = digest(
+                token_ids[: i + 1]
+            )
 
     def holds(self, block_table: Sequence[int], token_ids: Sequence[int], num_tokens: int) -> bool:
         """Whether the first `num_tokens` slots hold exactly the KV of `token_ids`."""
         for i in range(num_tokens):
             at = i % self.block_size * SLOT_NBYTES
-            if self.pages[block_table[i // self.block_size]][at : at + SLOT_NBYTES] != digest(token_ids[: i + 1]):
+            if self.pages[block_table[i // self.block_size]][at : at + SLOT_NBYTES] != digest(
+                token_ids[: i + 1]
+            ):
                 return False
         return True
 

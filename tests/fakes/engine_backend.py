@@ -1,4 +1,5 @@
-"""A backend over an engine of real parts in this process: template, cache and scheduler as they are, and a model of hashes."""
+"""A backend over an engine of real parts in this process: template, cache and scheduler as they
+are, and a model of hashes."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ CONTEXT = 8000
 
 
 class EngineBackend:
-    """A `Backend`. Every byte of a prompt is a token; `runner` can be told what to say. Use as a context manager."""
+    """A `Backend`. Every byte of a prompt is a token; `runner` can be told what to say. Use as a
+    context manager."""
 
     def __init__(
         self,
@@ -45,8 +47,12 @@ class EngineBackend:
     ) -> None:
         self.runner = runner or FakeRunner(num_pages=4000)
         wiring = Wiring(renderer=renderer, emit=self._emit)
-        self.harness = Harness(self.runner, wiring, {"context": CONTEXT, "max_step_tokens": 4096, **options})
-        able = Capabilities(tools_first=True, exact=True, runner="fake", dtype="none", device="none")
+        self.harness = Harness(
+            self.runner, wiring, {"context": CONTEXT, "max_step_tokens": 4096, **options}
+        )
+        able = Capabilities(
+            tools_first=True, exact=True, runner="fake", dtype="none", device="none"
+        )
         self.model: ModelInfo | None = ModelInfo(name, CONTEXT, "f" * 8, able, 1_700_000_000.0)
         self.ready = True
         self.life = 1
@@ -67,7 +73,14 @@ class EngineBackend:
         over = False
         try:
             self.harness.engine.submit(
-                Submit(name, request.tenant, request.prompt, request.plan, request.sampling, request.started_at_s)
+                Submit(
+                    name,
+                    request.tenant,
+                    request.prompt,
+                    request.plan,
+                    request.sampling,
+                    request.started_at_s,
+                )
             )
             while not over:
                 event = await queue.get()

@@ -39,7 +39,11 @@ class EventLog:
     def of(self, request_id: str) -> list[FromEngine]:
         """What one request was told so far."""
         with self._changed:
-            return [event for event in self._events if not isinstance(event, Hello) and event.request_id == request_id]
+            return [
+                event
+                for event in self._events
+                if not isinstance(event, Hello) and event.request_id == request_id
+            ]
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Look again after every event until `condition` holds."""
@@ -47,8 +51,11 @@ class EventLog:
             assert self._changed.wait_for(condition, PATIENCE_S), self._events[-5:]
 
     def wait_started(self, request_id: str) -> Started:
-        """The request's `Started`, as soon as it is there; fails when the request ended without one."""
-        self.wait_until(lambda: any(isinstance(event, (Started, *LAST)) for event in self.of(request_id)))
+        """The request's `Started`, as soon as it is there; fails when the request ended without
+        one."""
+        self.wait_until(
+            lambda: any(isinstance(event, (Started, *LAST)) for event in self.of(request_id))
+        )
         first = self.of(request_id)[0]
         assert isinstance(first, Started), first
         return first
@@ -66,5 +73,7 @@ class EventLog:
 
     def token_ids(self, request_id: str) -> list[int]:
         """The answer's tokens so far."""
-        deltas = [event for event in self.of(request_id) if isinstance(event, TextDelta | ToolCallDelta)]
+        deltas = [
+            event for event in self.of(request_id) if isinstance(event, TextDelta | ToolCallDelta)
+        ]
         return [token for event in deltas for token in event.token_ids]

@@ -1,4 +1,5 @@
-"""The default model in exact mode, for a stepper: what any two ways to an answer must agree on, bit by bit."""
+"""The default model in exact mode, for a stepper: what any two ways to an answer must agree on, bit
+by bit."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from tests.fakes.stepper import RealModel
 
 
 @contextmanager
-def exact_model(folder: Path, context: int, logits_sink: LogitsSink | None = None) -> Iterator[RealModel]:
+def exact_model(
+    folder: Path, context: int, logits_sink: LogitsSink | None = None
+) -> Iterator[RealModel]:
     """Loaded from `folder`, with a pool of about 2,800 tokens; released afterwards."""
     config = EngineConfig(
         model="m",

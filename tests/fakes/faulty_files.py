@@ -12,7 +12,8 @@ from engine.store.disk.files import Files, allocated
 
 
 class FaultyFiles(Files):
-    """`errors[name]` is raised by the method of that name; `hooks[name]` runs before it otherwise. Both may change any time."""
+    """`errors[name]` is raised by the method of that name; `hooks[name]` runs before it otherwise.
+    Both may change any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +79,8 @@ class FaultyFiles(Files):
 
 
 class MeasuredFiles(Files):
-    """Looks at what the whole folder occupies after every change of it, one change at a time, and remembers the most."""
+    """Looks at what the whole folder occupies after every change of it, one change at a time, and
+    remembers the most."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -110,5 +112,12 @@ class MeasuredFiles(Files):
 
 def du(root: Path) -> int:
     """What everything in the folder occupies, itself included."""
-    paths = [root, *(Path(folder, name) for folder, names, files in os.walk(root) for name in (*names, *files))]
+    paths = [
+        root,
+        *(
+            Path(folder, name)
+            for folder, names, files in os.walk(root)
+            for name in (*names, *files)
+        ),
+    ]
     return sum(allocated(os.lstat(path)) for path in paths)

@@ -1,4 +1,5 @@
-"""A store around a real one that fails on demand: loses, damages, drops, or holds every read until told."""
+"""A store around a real one that fails on demand: loses, damages, drops, or holds every read until
+told."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ from engine.store.base import BlockStore, Found, Item
 
 
 class FaultyStore:
-    """Behaves as `inner` while no fault is set. Faults are plain attributes and may change at any time.
+    """Behaves as `inner` while no fault is set. Faults are plain attributes and may change at any
+    time.
 
-    `lose_reads` answers every get with None; `damage` flips one bit of what a get returns (which no `BlockStore` may do:
-    it shows that the reader checks); `drop_puts` stores nothing; `hang` makes finds and gets wait before they look, `late`
-    makes gets wait with what they have read, each until it is cleared. `num_waiting` calls are held right now, and
-    `reached` is set as soon as one is.
+    `lose_reads` answers every get with None; `damage` flips one bit of what a get returns (which no
+    `BlockStore` may do: it shows that the reader checks); `drop_puts` stores nothing; `hang` makes
+    finds and gets wait before they look, `late` makes gets wait with what they have read, each
+    until it is cleared. `num_waiting` calls are held right now, and `reached` is set as soon as one
+    is.
     """
 
     def __init__(self, inner: BlockStore) -> None:
@@ -58,7 +61,9 @@ class FaultyStore:
         if self.lose_reads:
             return [None] * len(keys)
         if self.damage:
-            return [payload and bytes(payload[:-1]) + bytes([payload[-1] ^ 1]) for payload in payloads]
+            return [
+                payload and bytes(payload[:-1]) + bytes([payload[-1] ^ 1]) for payload in payloads
+            ]
         return payloads
 
     def put_many(self, items: Sequence[Item]) -> None:
@@ -78,7 +83,12 @@ class FaultyStore:
         self.inner.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.hang = self.late = False
         self.inner.__exit__(kind, error, trace)
 

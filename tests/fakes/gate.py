@@ -8,7 +8,8 @@ from tests.fakes.events import PATIENCE_S
 
 
 class Gate:
-    """A place where another thread can be held: it reports its arrival and waits until it is let through."""
+    """A place where another thread can be held: it reports its arrival and waits until it is let
+    through."""
 
     def __init__(self) -> None:
         self._arrived = threading.Semaphore(0)

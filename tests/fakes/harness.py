@@ -21,7 +21,8 @@ from tests.fakes.tokenizer import ByteTokenizer
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What may take the place of the harness's own renderer, log and list of fatal errors, and tiers below the device."""
+    """What may take the place of the harness's own renderer, log and list of fatal errors, and
+    tiers below the device."""
 
     renderer: PromptRenderer | None = None
     emit: Callable[[FromEngine], None] | None = None
@@ -56,9 +57,15 @@ class Harness:
         grammars = Grammars(tokenizer)
         self.log = EventLog()
         self.fatal: list[BaseException] = []
-        capabilities = Capabilities(tools_first=True, exact=True, runner="fake", dtype="none", device="none")
-        parts = EngineParts(runner, self.cache, tokenizer, renderer, grammars, runner.fingerprint, capabilities)
-        self.engine = Engine(config, parts, wiring.emit or self.log, wiring.on_fatal or self.fatal.append)
+        capabilities = Capabilities(
+            tools_first=True, exact=True, runner="fake", dtype="none", device="none"
+        )
+        parts = EngineParts(
+            runner, self.cache, tokenizer, renderer, grammars, runner.fingerprint, capabilities
+        )
+        self.engine = Engine(
+            config, parts, wiring.emit or self.log, wiring.on_fatal or self.fatal.append
+        )
 
     def stop(self) -> None:
         """End the engine and look for leaks."""
@@ -67,9 +74,14 @@ class Harness:
         self.cache.check()
         if self.engine.failure is None:
             gauges = self.cache.stats().gauges
-            assert (gauges.num_leases, gauges.num_pinned_pages, gauges.num_reserved_pages) == (0, 0, 0)
+            assert (gauges.num_leases, gauges.num_pinned_pages, gauges.num_reserved_pages) == (
+                0,
+                0,
+                0,
+            )
         assert self.runner.is_closed
 
 
 MakeEngine = Callable[..., Harness]
-"""Takes a runner or None, a `Wiring`, and fields of `EngineConfig` as options; the engine is started."""
+"""Takes a runner or None, a `Wiring`, and fields of `EngineConfig` as options; the engine is
+started."""

@@ -1,4 +1,5 @@
-"""Tiers whose I/O happens in the test's own thread: at once, or when the test says so, in the order it says."""
+"""Tiers whose I/O happens in the test's own thread: at once, or when the test says so, in the order
+it says."""
 
 from __future__ import annotations
 
@@ -55,18 +56,30 @@ class StillClock:
         self.now_s += seconds
 
 
-def inline_tiers(*stores: tuple[str, BlockStore], clock: Callable[[], float] | None = None) -> Tiers:
+def inline_tiers(
+    *stores: tuple[str, BlockStore], clock: Callable[[], float] | None = None
+) -> Tiers:
     """Every call of a store happens at once."""
-    return manual_tiers(*((name, store, InlineIo(), InlineIo()) for name, store in stores), clock=clock)
+    return manual_tiers(
+        *((name, store, InlineIo(), InlineIo()) for name, store in stores), clock=clock
+    )
 
 
-def manual_tiers(*tiers: tuple[str, BlockStore, Io, Io], clock: Callable[[], float] | None = None) -> Tiers:
+def manual_tiers(
+    *tiers: tuple[str, BlockStore, Io, Io], clock: Callable[[], float] | None = None
+) -> Tiers:
     """Each tier with its name, store, reader and writer."""
 
-    def open_all(stores: Sequence[NamedStore], mailbox: CompletionQueue, clock: Callable[[], float]) -> tuple[TierClient, ...]:
+    def open_all(
+        stores: Sequence[NamedStore], mailbox: CompletionQueue, clock: Callable[[], float]
+    ) -> tuple[TierClient, ...]:
         return tuple(
             TierClient(store, mailbox, reader, writer, clock)
             for store, (_, _, reader, writer) in zip(stores, tiers, strict=True)
         )
 
-    return Tiers([NamedStore(name, store) for name, store, _, _ in tiers], clock=clock or StillClock(), open_all=open_all)
+    return Tiers(
+        [NamedStore(name, store) for name, store, _, _ in tiers],
+        clock=clock or StillClock(),
+        open_all=open_all,
+    )

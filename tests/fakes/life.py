@@ -1,4 +1,5 @@
-"""One random life of a prefix cache: many requests, and the plain dictionaries that say what each of them must find."""
+"""One random life of a prefix cache: many requests, and the plain dictionaries that say what each
+of them must find."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ TENANTS = ("ada", "bob")
 class Life:
     """A cache and its requests.
 
-    `forgets`: it may lose what it kept, because neither pages nor a store have room for it, or a tier is at fault.
-    `is_spanned`: what leaves the device is found again in whole spans, or up to an entry. With `store_nbytes` there is a
-    tier; with `is_slow` its reads and writes wait until an event runs them, it may be given up, and it loses and damages
-    what it likes.
+    `forgets`: it may lose what it kept, because neither pages nor a store have room for it, or a
+    tier is at fault. `is_spanned`: what leaves the device is found again in whole spans, or up to
+    an entry. With `store_nbytes` there is a tier; with `is_slow` its reads and writes wait until an
+    event runs them, it may be given up, and it loses and damages what it likes.
     """
 
     def __init__(
@@ -82,7 +83,14 @@ class Life:
 
     def step(self) -> None:
         """One random event, then every check."""
-        events = [(self.ask, 5), (self.compute, 12), (self.restore, 3), (self.release, 4), (self.tick, 1.5), (self.flush, 0.05)]
+        events = [
+            (self.ask, 5),
+            (self.compute, 12),
+            (self.restore, 3),
+            (self.release, 4),
+            (self.tick, 1.5),
+            (self.flush, 0.05),
+        ]
         if self.has_tier:
             events += [(self.work, 6.0 if self.is_slow else 1.0), (self.copy_out, 2)]
         if self.is_slow:
@@ -90,7 +98,7 @@ class Life:
         self.dice.choices([event for event, _ in events], [weight for _, weight in events])[0]()
         self.check()
 
-    # A request's life -----------------------------------------------------------------------------------------------------
+    # A request's life -----------------------------------------------------------------------------
 
     def ask(self) -> None:
         """A prompt that goes on from some part of an earlier one."""
@@ -98,14 +106,26 @@ class Life:
         tenant = dice.choices(TENANTS, [4, 1])[0]
         earlier = dice.choice(self.history[-dice.choice([3, 6, 40]) :])
         cut = dice.choice([len(earlier), dice.randint(0, len(earlier))])
-        prompt = [*earlier[:cut], *(dice.randrange(3) for _ in range(dice.randint(1, 7)))][: dice.choice([9, 16, 20, 26])]
+        prompt = [*earlier[:cut], *(dice.randrange(3) for _ in range(dice.randint(1, 7)))][
+            : dice.choice([9, 16, 20, 26])
+        ]
         ends = sorted(dice.sample(range(1, len(prompt) + 1), min(len(prompt), dice.randint(1, 4))))
-        rendered = RenderedPrompt(tuple(prompt), {Position("messages", i): end for i, end in enumerate(ends)}, 0)
+        rendered = RenderedPrompt(
+            tuple(prompt), {Position("messages", i): end for i, end in enumerate(ends)}, 0
+        )
         started_at_s = self.now_s - dice.choice([0.0, 0.0, 1.0])
-        ask = Ask(tenant, rendered, any_plan(dice, len(ends)), started_at_s, len(prompt) + dice.randint(1, 8))
+        ask = Ask(
+            tenant,
+            rendered,
+            any_plan(dice, len(ends)),
+            started_at_s,
+            len(prompt) + dice.randint(1, 8),
+        )
         if -(-ask.num_reserve // BLOCK) > self.num_pages:
             with pytest.raises(ValueError, match="pages"):
-                self.cache.admit(tenant, rendered, ask.plan, started_at_s, num_reserve=ask.num_reserve)
+                self.cache.admit(
+                    tenant, rendered, ask.plan, started_at_s, num_reserve=ask.num_reserve
+                )
             return
         ask.fetch = self.cache.seek(tenant, rendered, ask.plan, started_at_s)
         if ask.fetch is None or ask.fetch.is_over:
@@ -117,7 +137,12 @@ class Life:
     def enter(self, ask: Ask) -> None:
         """Admit a request whose reads are settled; what was read may come onto the device later."""
         lease = self.cache.admit(
-            ask.tenant, ask.rendered, ask.plan, ask.started_at_s, num_reserve=ask.num_reserve, fetch=ask.fetch
+            ask.tenant,
+            ask.rendered,
+            ask.plan,
+            ask.started_at_s,
+            num_reserve=ask.num_reserve,
+            fetch=ask.fetch,
         )
         if lease is None:
             assert self.requests, "an idle cache always has room"
@@ -132,7 +157,15 @@ class Life:
         planned = max((boundary.offset for boundary in lease.report.boundaries), default=0)
         num_kept = 0 if not ask.plan.store else math.inf if ask.plan.unmarked_ttl_s else planned
         request = Request(
-            ask.tenant, lease, ask.plan, ask.rendered, ask.started_at_s, prompt, lease.num_cached, ask.num_reserve, num_kept
+            ask.tenant,
+            lease,
+            ask.plan,
+            ask.rendered,
+            ask.started_at_s,
+            prompt,
+            lease.num_cached,
+            ask.num_reserve,
+            num_kept,
         )
         self.requests.append(request)
         self.history.append(request.token_ids)
@@ -149,11 +182,17 @@ class Life:
         """Some of what was read comes onto the device."""
         restoring = [request for request in self.requests if request.lease.arrivals]
         if restoring:
-            self.restore_some(self.dice.choice(restoring), self.device.page_nbytes * self.dice.randint(0, 3))
+            self.restore_some(
+                self.dice.choice(restoring), self.device.page_nbytes * self.dice.randint(0, 3)
+            )
 
     def restore_some(self, request: Request, max_nbytes: int) -> None:
         if request.lease.arrivals:
-            assert 0 < self.cache.restore(request.lease, max_nbytes) <= max(max_nbytes, self.device.page_nbytes)
+            assert (
+                0
+                < self.cache.restore(request.lease, max_nbytes)
+                <= max(max_nbytes, self.device.page_nbytes)
+            )
             self.note_there(request)
 
     def compute(self) -> None:
@@ -183,15 +222,21 @@ class Life:
     def promise(self, request: Request) -> None:
         """The first token exists."""
         request.promised = True
-        request.num_committed = max(request.num_committed, int(min(len(request.rendered.token_ids), request.num_kept)))
+        request.num_committed = max(
+            request.num_committed, int(min(len(request.rendered.token_ids), request.num_kept))
+        )
         self.cache.promise(request.lease)
         self.cache.promise(request.lease)
         if not request.flushed and request.num_kept:
             self.note_computed(request)
             self.note_promised(request)
             # So is the longer block, if there is one, that holds the prompt's last tokens.
-            prompt = request.token_ids[: int(min(len(request.rendered.token_ids), request.num_kept))]
-            self.plain[request.tenant].keep(prompt, request.started_at_s + request.plan.unmarked_ttl_s)
+            prompt = request.token_ids[
+                : int(min(len(request.rendered.token_ids), request.num_kept))
+            ]
+            self.plain[request.tenant].keep(
+                prompt, request.started_at_s + request.plan.unmarked_ttl_s
+            )
 
     def release(self) -> None:
         """The end of a request, whether done or not."""
@@ -206,14 +251,17 @@ class Life:
         self.cache.release(request.lease, request.token_ids, request.num_computed)
         if request.num_kept and not request.flushed:
             end = int(min(num_there, request.num_kept))
-            self.plain[request.tenant].keep(request.token_ids[:end], self.now_s + request.plan.unmarked_ttl_s)
+            self.plain[request.tenant].keep(
+                request.token_ids[:end], self.now_s + request.plan.unmarked_ttl_s
+            )
         if self.force_store and not self.requests:
             assert self.cache.stats().gauges.device_nbytes == 0
 
-    # Other events ---------------------------------------------------------------------------------------------------------
+    # Other events ---------------------------------------------------------------------------------
 
     def work(self) -> None:
-        """The tier gets on, or time passes without it; whoever waits for nothing more is admitted."""
+        """The tier gets on, or time passes without it; whoever waits for nothing more is
+        admitted."""
         dice = self.dice
         self.reader.run(dice.randint(0, 4))
         self.writer.run(dice.randint(0, 4))
@@ -256,7 +304,7 @@ class Life:
         for request in self.requests:
             request.flushed |= tenant in (None, request.tenant)
 
-    # What the model learns ------------------------------------------------------------------------------------------------
+    # What the model learns ------------------------------------------------------------------------
 
     def note_there(self, request: Request) -> None:
         """What is found is kept from the request's start on, once it is on the device."""
@@ -265,9 +313,13 @@ class Life:
             self.plain[request.tenant].keep(request.token_ids[: request.num_there], until_s)
 
     def note_refreshed(self, request: Request, position: Position, offset: int) -> None:
-        """Copy what the cache says of an entry that was read; `verify_report` and the table tests pin how it got there."""
+        """Copy what the cache says of an entry that was read; `verify_report` and the table tests
+        pin how it got there."""
         entry = request.lease.space.entries.find(request.lease.view.key(position))
-        plain, key = self.plain[request.tenant], (tuple(request.token_ids[:offset]), request.plan.salts["messages"])
+        plain, key = (
+            self.plain[request.tenant],
+            (tuple(request.token_ids[:offset]), request.plan.salts["messages"]),
+        )
         if entry is not None and plain.live(*key, self.now_s):
             expected = plain.entries[key]
             if entry.refresh_on_read:
@@ -281,7 +333,9 @@ class Life:
         if request.num_kept and not request.flushed:
             end = min(request.num_computed, request.num_kept)
             self.plain[request.tenant].computed.add(tuple(request.token_ids[: int(end)]))
-            self.plain[request.tenant].computed.add(tuple(request.token_ids[: request.lease.num_cached]))
+            self.plain[request.tenant].computed.add(
+                tuple(request.token_ids[: request.lease.num_cached])
+            )
 
     def note_promised(self, request: Request) -> None:
         """Entries stand where the report said, for as long as the plan says or longer."""
@@ -296,28 +350,42 @@ class Life:
                 continue
             was_live = plain.live(*key, self.now_s)
             planned_s = request.started_at_s + boundary.ttl_s
-            assert entry.expires_at_s >= (plain.entries[key] if was_live and not entry.refresh_on_read else planned_s)
-            assert entry.expires_at_s <= max(planned_s, request.started_at_s + LONGEST_TTL_S, plain.entries.get(key, 0.0))
+            assert entry.expires_at_s >= (
+                plain.entries[key] if was_live and not entry.refresh_on_read else planned_s
+            )
+            assert entry.expires_at_s <= max(
+                planned_s, request.started_at_s + LONGEST_TTL_S, plain.entries.get(key, 0.0)
+            )
             plain.entries[key] = entry.expires_at_s
             plain.keep(tokens, entry.expires_at_s)
 
-    # Checks ---------------------------------------------------------------------------------------------------------------
+    # Checks ---------------------------------------------------------------------------------------
 
     def in_use(self, tenant: str, *, certain: bool) -> list[list[int]]:
-        """Prefixes that running requests keep alive: what they found and committed, whole blocks of it for certain."""
+        """Prefixes that running requests keep alive: what they found and committed, whole blocks of
+        it for certain."""
         prefixes = []
         for request in self.requests:
             if request.tenant == tenant and not request.flushed:
                 lease = request.lease
-                shared = max(lease.report.tiers.get("device", 0), int(min(lease.num_there, request.num_kept)))
+                shared = max(
+                    lease.report.tiers.get("device", 0), int(min(lease.num_there, request.num_kept))
+                )
                 num_tokens = max(shared if certain else lease.num_cached, request.num_committed)
-                prefixes.append(request.token_ids[: num_tokens // BLOCK * BLOCK if certain else num_tokens])
+                prefixes.append(
+                    request.token_ids[: num_tokens // BLOCK * BLOCK if certain else num_tokens]
+                )
         return prefixes
 
     def must_skip(self, ask: Ask, report: CacheReport) -> int:
-        """Tokens that have to be found: all that is kept; of what may be below, whole spans and up to an entry. Where the
-        device alone gives a hit that less than a span could be added to, only up to the entries that the plan reads."""
-        plain, prompt, salt = self.plain[ask.tenant], list(ask.rendered.token_ids), ask.plan.salts["messages"]
+        """Tokens that have to be found: all that is kept; of what may be below, whole spans and up
+        to an entry. Where the device alone gives a hit that less than a span could be added to,
+        only up to the entries that the plan reads."""
+        plain, prompt, salt = (
+            self.plain[ask.tenant],
+            list(ask.rendered.token_ids),
+            ask.plan.salts["messages"],
+        )
         in_use = self.in_use(ask.tenant, certain=True)
         if not self.is_spanned:
             return plain.must_skip(prompt, self.now_s, in_use)
@@ -330,11 +398,18 @@ class Life:
 
     def verify_report(self, ask: Ask, lease: Lease) -> None:
         """The report is the model's, and the KV it counts as cached is there or on its way."""
-        plain, report, plan, salt = self.plain[ask.tenant], lease.report, ask.plan, ask.plan.salts["messages"]
+        plain, report, plan, salt = (
+            self.plain[ask.tenant],
+            lease.report,
+            ask.plan,
+            ask.plan.salts["messages"],
+        )
         prompt = list(ask.rendered.token_ids)
         limit = len(prompt) - 1
         if plan.read:
-            assert report.skipped <= plain.may_skip(prompt, self.now_s, self.in_use(ask.tenant, certain=False))
+            assert report.skipped <= plain.may_skip(
+                prompt, self.now_s, self.in_use(ask.tenant, certain=False)
+            )
             assert self.forgets or report.skipped >= self.must_skip(ask, report)
         else:
             assert report.skipped == 0
@@ -364,16 +439,21 @@ class Life:
             (p.position, offset[p.position], p.ttl_s) for p in writable
         ]
         for boundary in report.boundaries:
-            assert boundary.existed == (live(boundary.position) and boundary.offset <= report.skipped)
+            assert boundary.existed == (
+                live(boundary.position) and boundary.offset <= report.skipped
+            )
 
     def check(self) -> None:
         """All invariants, and the KV of every running request."""
         self.cache.check()
         for request in self.requests:
-            assert self.device.holds(request.lease.block_table, request.token_ids, request.num_there)
+            assert self.device.holds(
+                request.lease.block_table, request.token_ids, request.num_there
+            )
 
     def end(self) -> None:
-        """Take every page that was reserved, let everything go and expire, and the tier catch up: nothing is left."""
+        """Take every page that was reserved, let everything go and expire, and the tier catch up:
+        nothing is left."""
         for ask in self.waiting:
             assert ask.fetch is not None
             self.cache.abandon(ask.fetch)

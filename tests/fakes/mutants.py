@@ -47,11 +47,22 @@ VALID: Final[dict[str, Any]] = {
                 {
                     "type": "tool_result",
                     "tool_use_id": "t1",
-                    "content": [{"type": "text", "text": "r"}, {"type": "tool_reference", "tool_name": "late"}],
+                    "content": [
+                        {"type": "text", "text": "r"},
+                        {"type": "tool_reference", "tool_name": "late"},
+                    ],
                     "is_error": False,
                 },
-                {"type": "search_result", "title": "t", "source": "s", "content": [{"type": "text", "text": "c"}]},
-                {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}},
+                {
+                    "type": "search_result",
+                    "title": "t",
+                    "source": "s",
+                    "content": [{"type": "text", "text": "c"}],
+                },
+                {
+                    "type": "document",
+                    "source": {"type": "text", "media_type": "text/plain", "data": "d"},
+                },
                 {"type": "text", "text": "go"},
             ],
         },
@@ -80,19 +91,56 @@ SCALARS: Final[tuple[Any, ...]] = (
         "5m",
         "1h",
     ),
-    *("ephemeral", "text", "image", "document", "thinking", "tool_use", "tool_result", "any", "tool", "none", "enabled"),
-    *("user", "assistant", "system", "base64", "json_schema", "smollm2-135m-instruct", "claude-opus-5", "x" * 300),
+    *(
+        "ephemeral",
+        "text",
+        "image",
+        "document",
+        "thinking",
+        "tool_use",
+        "tool_result",
+        "any",
+        "tool",
+        "none",
+        "enabled",
+    ),
+    *(
+        "user",
+        "assistant",
+        "system",
+        "base64",
+        "json_schema",
+        "smollm2-135m-instruct",
+        "claude-opus-5",
+        "x" * 300,
+    ),
 )
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 UNKNOWN: Final = ("x_new", "future", "vendor_field")
 """Members that no format has."""
-KEYS: Final = ("type", "text", "ttl", "role", "content", "cache_control", "source", "data", "name", "schema", "x")
+KEYS: Final = (
+    "type",
+    "text",
+    "ttl",
+    "role",
+    "content",
+    "cache_control",
+    "source",
+    "data",
+    "name",
+    "schema",
+    "x",
+)
 
 
 def mutants(
-    seed: int, count: int, valid: Mapping[str, Any] = VALID, kept: Mapping[str, Any] = MappingProxyType({})
+    seed: int,
+    count: int,
+    valid: Mapping[str, Any] = VALID,
+    kept: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[bytes]:
-    """`count` bodies made of `valid`, which is the first. What is `kept` is put back where it was taken out."""
+    """`count` bodies made of `valid`, which is the first. What is `kept` is put back where it was
+    taken out."""
     yield _encoded(valid)
     for i in range(1, count):
         yield _mutant(random.Random(f"{seed}/{i}"), valid, kept)
@@ -108,7 +156,11 @@ def _mutant(draw: random.Random, valid: Mapping[str, Any], kept: Mapping[str, An
     encoded = _encoded(body | {key: value for key, value in kept.items() if body.get(key) is None})
     if draw.random() < 0.05:
         at = draw.randrange(len(encoded))
-        encoded = encoded[:at] if draw.random() < 0.5 else encoded[:at] + bytes([draw.randrange(256)]) + encoded[at + 1 :]
+        encoded = (
+            encoded[:at]
+            if draw.random() < 0.5
+            else encoded[:at] + bytes([draw.randrange(256)]) + encoded[at + 1 :]
+        )
     return encoded
 
 
@@ -151,7 +203,9 @@ def _alike(draw: random.Random, value: Any) -> Any:
         case list():
             return draw.sample(value, draw.randint(0, len(value)))
         case dict():
-            return dict(draw.sample(list(value.items()), len(value))) | {draw.choice(UNKNOWN): draw.choice(SCALARS)}
+            return dict(draw.sample(list(value.items()), len(value))) | {
+                draw.choice(UNKNOWN): draw.choice(SCALARS)
+            }
     return None
 
 
@@ -165,5 +219,13 @@ def _value(draw: random.Random, depth: int) -> Any:
 
 def paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path of everything inside a JSON value."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path for key, child in children for path in [(*prefix, key), *paths(child, (*prefix, key))]]
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    return [
+        path for key, child in children for path in [(*prefix, key), *paths(child, (*prefix, key))]
+    ]

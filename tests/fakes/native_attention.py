@@ -26,7 +26,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One layer's keys and values, `[num_slots, num_kv_heads, head_dim]` bf16 each, in pages of `page_size` slots."""
+    """One layer's keys and values, `[num_slots, num_kv_heads, head_dim]` bf16 each, in pages of
+    `page_size` slots."""
 
     key: torch.Tensor
     value: torch.Tensor
@@ -47,7 +48,12 @@ class Planned:
         self._pages = [(ctypes.c_int32 * len(rows.pages))(*rows.pages) for rows in spans]
         native, row = (SpanStruct * len(spans))(), 0
         for span, rows, pages in zip(native, spans, self._pages, strict=True):
-            span.row, span.num_rows, span.start, span.num_pages = row, rows.num_rows, rows.start, len(rows.pages)
+            span.row, span.num_rows, span.start, span.num_pages = (
+                row,
+                rows.num_rows,
+                rows.start,
+                len(rows.pages),
+            )
             span.pages = ctypes.addressof(pages)
             row += rows.num_rows
         heads = HeadsStruct(pool.num_heads, pool.key.shape[1], pool.head_dim, pool.page_size)
@@ -55,11 +61,14 @@ class Planned:
         assert self._plan is not None
 
     def __call__(self, query: torch.Tensor) -> torch.Tensor:
-        """What the rows of `query [num_rows, num_heads, head_dim]` bf16 attend to, in the same shape."""
+        """What the rows of `query [num_rows, num_heads, head_dim]` bf16 attend to, in the same
+        shape."""
         assert query.is_contiguous()
         assert query.dtype == torch.bfloat16
         out = torch.empty_like(query)
-        layer = AttentionStruct(query.data_ptr(), self._pool.key.data_ptr(), self._pool.value.data_ptr(), out.data_ptr())
+        layer = AttentionStruct(
+            query.data_ptr(), self._pool.key.data_ptr(), self._pool.value.data_ptr(), out.data_ptr()
+        )
         library().pcg_attend_all(self._plan, layer, self._team.handle)
         return out
 
@@ -79,16 +88,23 @@ def defined(pool: Pool, spans: Seq[Rows], query: torch.Tensor) -> torch.Tensor:
     """Attention in fp32 from bf16 inputs: `[num_rows, num_heads, head_dim]`."""
     outs, row = [], 0
     for rows in spans:
-        slots = torch.tensor([page * pool.page_size + i for page in rows.pages for i in range(pool.page_size)])[: rows.end]
+        slots = torch.tensor(
+            [page * pool.page_size + i for page in rows.pages for i in range(pool.page_size)]
+        )[: rows.end]
         group = pool.num_heads // pool.key.shape[1]
-        key, value = (side[slots].float().repeat_interleave(group, 1).transpose(0, 1) for side in (pool.key, pool.value))
+        key, value = (
+            side[slots].float().repeat_interleave(group, 1).transpose(0, 1)
+            for side in (pool.key, pool.value)
+        )
         own = query[row : row + rows.num_rows].float().transpose(0, 1)
         positions = torch.arange(rows.start, rows.end).unsqueeze(1)
         keys = torch.arange(rows.end).unsqueeze(0)
         hidden = keys > positions
         if pool.window:
             hidden |= keys <= positions - pool.window
-        scores = (own @ key.transpose(1, 2) * pool.head_dim**-0.5).masked_fill(hidden, float("-inf"))
+        scores = (own @ key.transpose(1, 2) * pool.head_dim**-0.5).masked_fill(
+            hidden, float("-inf")
+        )
         outs.append((scores.softmax(-1) @ value).transpose(0, 1))
         row += rows.num_rows
     return torch.cat(outs)

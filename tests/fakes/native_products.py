@@ -22,7 +22,9 @@ class Packed:
         address = None if bias is None else bias.data_ptr()
         self.matrix = Matrix(self.panels.data_ptr(), address, num_in, self.num_out)
 
-    def __call__(self, team: Team, rows: torch.Tensor, kind: int = STORE_F32, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(
+        self, team: Team, rows: torch.Tensor, kind: int = STORE_F32, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The product of `rows` bf16, stored as `kind` says."""
         if out is None:
             dtype = torch.float32 if kind == STORE_F32 else torch.bfloat16

@@ -38,21 +38,45 @@ RESPONSES: Final[dict[str, Any]] = {
     "max_output_tokens": 5,
     "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
     "reasoning": {"effort": "low"},
-    "text": {"verbosity": "low", "format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+    "text": {
+        "verbosity": "low",
+        "format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}},
+    },
     "tool_choice": {"type": "function", "name": "f"},
     "metadata": {"a": "b"},
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "explicit", "ttl": "12h", "comparison_response_id": "resp_1"},
     "context_management": [{"type": "compaction", "compact_threshold": 1000}],
-    "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}, {"type": "custom", "name": "g"}],
+    "tools": [
+        {"type": "function", "name": "f", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "g"},
+    ],
     "input": [
         {"role": "developer", "content": "d"},
-        {"role": "user", "content": [{"type": "input_text", "text": "q", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "pcg1.eJzLyAUAAT8A1w=="},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "q", "prompt_cache_breakpoint": {"mode": "explicit"}}
+            ],
+        },
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "encrypted_content": "pcg1.eJzLyAUAAT8A1w==",
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "a", "annotations": []}],
+        },
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
-        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "r"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [{"type": "input_text", "text": "r"}],
+        },
         {"type": "custom_tool_call", "call_id": "e", "name": "g", "input": "x"},
         {"type": "custom_tool_call_output", "call_id": "e", "output": "y"},
     ],

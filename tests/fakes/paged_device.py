@@ -1,4 +1,5 @@
-"""A device's attention, graphs and copies on a processor: checks what callers owe them, and keeps promises no better."""
+"""A device's attention, graphs and copies on a processor: checks what callers owe them, and keeps
+promises no better."""
 
 from __future__ import annotations
 
@@ -27,14 +28,20 @@ def eager_varlen(
     block_table: torch.Tensor | None = None,
     num_splits: int | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.attention.varlen.varlen_attn` of torch 2.13 over pages, as its documentation says, in fp32 and row by row.
+    """`torch.nn.attention.varlen.varlen_attn` of torch 2.13 over pages, as its documentation says,
+    in fp32 and row by row.
 
-    Refuses what FlashAttention 2 and 3 refuse: other dtypes than int32 for counts, and heads that are not equal unsaid.
+    Refuses what FlashAttention 2 and 3 refuse: other dtypes than int32 for counts, and heads that
+    are not equal unsaid.
     """
     assert seqused_k is not None
     assert block_table is not None
     assert num_splits in (None, 1)
-    counts = (cu_seq_q, seqused_k, block_table) if cu_seq_k is None else (cu_seq_q, cu_seq_k, seqused_k, block_table)
+    counts = (
+        (cu_seq_q, seqused_k, block_table)
+        if cu_seq_k is None
+        else (cu_seq_q, cu_seq_k, seqused_k, block_table)
+    )
     assert all(one.dtype == torch.int32 and one.is_contiguous() for one in counts)
     assert enable_gqa == (query.shape[1] != key.shape[2])
     assert query.dtype == key.dtype == value.dtype
@@ -45,19 +52,27 @@ def eager_varlen(
         assert end - first <= max_q
         assert num_keys <= max_k
         pages = block_table[i, : -(-num_keys // key.shape[1])].long()
-        keys, values = (side[pages].flatten(0, 1)[:num_keys].float().repeat_interleave(group, 1) for side in (key, value))
+        keys, values = (
+            side[pages].flatten(0, 1)[:num_keys].float().repeat_interleave(group, 1)
+            for side in (key, value)
+        )
         for row in range(first, end):
             at = num_keys - (end - row)  # rows are a sequence's last tokens
             low = 0 if left < 0 else max(0, at - left)
             high = num_keys if right < 0 else at + right + 1
-            scores = torch.einsum("hd,khd->hk", query[row].float(), keys[low:high]) * (scale or query.shape[2] ** -0.5)
-            out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), values[low:high]).to(out.dtype)
+            scores = torch.einsum("hd,khd->hk", query[row].float(), keys[low:high]) * (
+                scale or query.shape[2] ** -0.5
+            )
+            out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), values[low:high]).to(
+                out.dtype
+            )
     return out
 
 
 @dataclass(slots=True)
 class FakeGraph:
-    """Implements `engine.model.paged.decode_graphs.Recorded`: the work once more, its result where the first one was."""
+    """Implements `engine.model.paged.decode_graphs.Recorded`: the work once more, its result where
+    the first one was."""
 
     work: Callable[[], torch.Tensor]
     output: torch.Tensor
@@ -70,8 +85,8 @@ class FakeGraph:
 
 @dataclass(slots=True)
 class FakeRecorder:
-    """Implements `engine.model.paged.decode_graphs.Recorder`. `free` is the memory left, and each graph takes `cost` of it;
-    what gives more rows than `most` cannot be recorded."""
+    """Implements `engine.model.paged.decode_graphs.Recorder`. `free` is the memory left, and each
+    graph takes `cost` of it; what gives more rows than `most` cannot be recorded."""
 
     free: int = 1 << 40
     cost: int = 0
@@ -91,7 +106,8 @@ class FakeRecorder:
 
 
 class FakeCopies:
-    """Implements `engine.model.paged.staging.Copies` with the laziest device there can be: nothing is done before it must be."""
+    """Implements `engine.model.paged.staging.Copies` with the laziest device there can be: nothing
+    is done before it must be."""
 
     def __init__(self) -> None:
         self._queue: list[Callable[[], None]] = []
@@ -129,6 +145,8 @@ class _FakeMark:
         return self.copies.num_done >= self.at
 
 
-def fake_kit(recorder: FakeRecorder | None = None, copies: FakeCopies | None = None) -> DeviceFeatures:
+def fake_kit(
+    recorder: FakeRecorder | None = None, copies: FakeCopies | None = None
+) -> DeviceFeatures:
     """A device with all of it."""
     return DeviceFeatures(eager_varlen, recorder or FakeRecorder(), copies or FakeCopies())

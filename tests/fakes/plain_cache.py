@@ -1,4 +1,5 @@
-"""What a prefix cache must do, as two dictionaries: which prefixes are kept until when, and which entries live until when."""
+"""What a prefix cache must do, as two dictionaries: which prefixes are kept until when, and which
+entries live until when."""
 
 from __future__ import annotations
 
@@ -11,14 +12,17 @@ Tokens = tuple[int, ...]
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 @dataclass
 class PlainCache:
-    """One tenant. Blocks are not modelled: what is kept is known to the token from below, and from above to the `unit` of
-    tokens that stay together: a block, or a span where there are lower tiers. `block` is the tokens of a block there: the
-    tail of an entry is found by itself and lives as long as the block it was part of, and so does what continues it."""
+    """One tenant. Blocks are not modelled: what is kept is known to the token from below, and from
+    above to the `unit` of tokens that stay together: a block, or a span where there are lower
+    tiers. `block` is the tokens of a block there: the tail of an entry is found by itself and lives
+    as long as the block it was part of, and so does what continues it."""
 
     unit: int
     block: int | None = None
@@ -31,13 +35,17 @@ class PlainCache:
         key = tuple(tokens)
         self.kept[key] = max(self.kept.get(key, -math.inf), until_s)
 
-    def must_skip(self, prompt: Sequence[int], now_s: float, in_use: Iterable[Sequence[int]]) -> int:
-        """Tokens that a cache which never runs out of room has to find; the prefixes `in_use` do not expire."""
+    def must_skip(
+        self, prompt: Sequence[int], now_s: float, in_use: Iterable[Sequence[int]]
+    ) -> int:
+        """Tokens that a cache which never runs out of room has to find; the prefixes `in_use` do
+        not expire."""
         kept = [tokens for tokens, until_s in self.kept.items() if until_s > now_s]
         return max((common(tokens, prompt[:-1]) for tokens in (*kept, *in_use)), default=0)
 
     def may_skip(self, prompt: Sequence[int], now_s: float, in_use: Iterable[Sequence[int]]) -> int:
-        """Tokens that any cache may find at most: a kept prefix keeps what else its last unit holds."""
+        """Tokens that any cache may find at most: a kept prefix keeps what else its last unit
+        holds."""
         best = max((common(tokens, prompt[:-1]) for tokens in in_use), default=0)
         for kept, until_s in self.kept.items():
             if until_s > now_s:
@@ -53,7 +61,10 @@ class PlainCache:
     def _end_of_part(self, tokens: Sequence[int], now_s: float) -> int:
         """Where the block ends in which these tokens leave what is kept."""
         assert self.block is not None
-        shared = max((common(tokens, kept) for kept, until_s in self.kept.items() if until_s > now_s), default=0)
+        shared = max(
+            (common(tokens, kept) for kept, until_s in self.kept.items() if until_s > now_s),
+            default=0,
+        )
         return -(-shared // self.block) * self.block
 
     def live(self, tokens: Sequence[int], salt: str, now_s: float) -> bool:

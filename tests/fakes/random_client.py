@@ -1,4 +1,5 @@
-"""The hardest client of a constraint: it takes any token that is allowed, whatever that leads to. Knows no model."""
+"""The hardest client of a constraint: it takes any token that is allowed, whatever that leads to.
+Knows no model."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Written:
 
 
 class RandomClient:
-    """Draws uniformly; every fourth token is, where it may be, one that closes something, as no model writes for ever."""
+    """Draws uniformly; every fourth token is, where it may be, one that closes something, as no
+    model writes for ever."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +40,9 @@ class RandomClient:
         while len(token_ids) < max_tokens:
             allowed = allowed_ids(constraint)
             closing = allowed[self._closing[allowed]]
-            token_id = int(dice.choice(closing if len(closing) and dice.random() < 0.25 else allowed))
+            token_id = int(
+                dice.choice(closing if len(closing) and dice.random() < 0.25 else allowed)
+            )
             constraint.advance(token_id)
             assert constraint.failure is None
             if token_id in self._tokenizer.stop_ids:

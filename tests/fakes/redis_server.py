@@ -1,4 +1,5 @@
-"""A real Valkey server for one test, and a proxy before it that refuses, hangs, dawdles or resets on demand."""
+"""A real Valkey server for one test, and a proxy before it that refuses, hangs, dawdles or resets
+on demand."""
 
 from __future__ import annotations
 
@@ -34,10 +35,16 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """A server on a Unix socket in `folder` (for a cluster: on a port), without persistence: restarted, it is empty."""
+    """A server on a Unix socket in `folder` (for a cluster: on a port), without persistence:
+    restarted, it is empty."""
 
     def __init__(
-        self, folder: Path, *, password: str | None = None, maxmemory: str | None = None, cluster: bool = False
+        self,
+        folder: Path,
+        *,
+        password: str | None = None,
+        maxmemory: str | None = None,
+        cluster: bool = False,
     ) -> None:
         self.path = folder / "redis.sock"
         self._folder = folder
@@ -50,7 +57,11 @@ class RedisServer:
     def url(self) -> str:
         """Where it listens, with its password."""
         password = f":{self._password}@" if self._password else ""
-        return f"redis+cluster://{password}127.0.0.1:{self._port}" if self._port else f"unix://{password}{self.path}"
+        return (
+            f"redis+cluster://{password}127.0.0.1:{self._port}"
+            if self._port
+            else f"unix://{password}{self.path}"
+        )
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -63,7 +74,8 @@ class RedisServer:
             self._process.send_signal(signal.SIGCONT)
 
     def start(self) -> None:
-        """Start it and return when it accepts connections (a cluster of one node: when it serves all slots)."""
+        """Start it and return when it accepts connections (a cluster of one node: when it serves
+        all slots)."""
         args = [
             str(BINARY),
             "--port",
@@ -77,7 +89,11 @@ class RedisServer:
         ]
         args += ["--bind", "127.0.0.1", "--daemonize", "no", "--appendonly", "no"]
         args += ["--requirepass", self._password] if self._password else []
-        args += ["--maxmemory", self._maxmemory, "--maxmemory-policy", "noeviction"] if self._maxmemory else []
+        args += (
+            ["--maxmemory", self._maxmemory, "--maxmemory-policy", "noeviction"]
+            if self._maxmemory
+            else []
+        )
         args += ["--cluster-enabled", "yes"] if self._port else []
         BINARY.chmod(0o755)
         self._process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -114,7 +130,12 @@ class RedisServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.kill()
 
     def _serve_all_slots(self) -> None:
@@ -134,11 +155,12 @@ Fault = Literal["none", "refuse", "hang", "slow", "reset", "garbage"]
 
 
 class FaultProxy:
-    """A TCP port before a server's Unix socket. `fault` may change at any time and holds for open connections too.
+    """A TCP port before a server's Unix socket. `fault` may change at any time and holds for open
+    connections too.
 
-    refuse: nobody listens, and connections are closed. hang: accepts, and no byte comes back. slow: every reply waits
-    `delay_s`, or until the fault changes. reset: `num_before_reset` bytes of the next reply come back, then a TCP reset.
-    garbage: replies are not RESP.
+    refuse: nobody listens, and connections are closed. hang: accepts, and no byte comes back. slow:
+    every reply waits `delay_s`, or until the fault changes. reset: `num_before_reset` bytes of the
+    next reply come back, then a TCP reset. garbage: replies are not RESP.
     """
 
     def __init__(self, target: Path) -> None:
@@ -177,7 +199,12 @@ class FaultProxy:
         self._listen()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.fault = "refuse"
 
     def _listen(self) -> None:
@@ -230,7 +257,9 @@ class FaultProxy:
         if fault == "reset":
             sink.sendall(data[: self.num_before_reset])
             sink.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            sink.shutdown(socket.SHUT_RD)  # the other thread lets go of it; closing sends the reset then
+            sink.shutdown(
+                socket.SHUT_RD
+            )  # the other thread lets go of it; closing sends the reset then
             raise OSError("reset on purpose")
         return True
 

@@ -1,7 +1,8 @@
-"""What the tests of public reports share: a gateway over an engine of real parts, one client of it, and small blocks to send.
+"""What the tests of public reports share: a gateway over an engine of real parts, one client of it,
+and small blocks to send.
 
-In this engine every byte of a prompt is a token and the model is a hash of all it can see, so that counts can be said by hand
-and a wrong answer shows.
+In this engine every byte of a prompt is a token and the model is a hash of all it can see, so that
+counts can be said by hand and a wrong answer shows.
 """
 
 from __future__ import annotations
@@ -33,11 +34,19 @@ def text(value: str, mark: Any = None) -> dict[str, Any]:
 
 
 def say(role: str, *blocks: Any) -> dict[str, Any]:
-    return {"role": role, "content": [text(block) if isinstance(block, str) else block for block in blocks]}
+    return {
+        "role": role,
+        "content": [text(block) if isinstance(block, str) else block for block in blocks],
+    }
 
 
 def tool(name: str, mark: Any = None, **more: Any) -> dict[str, Any]:
-    fields = {"name": name, "description": words(40, name), "input_schema": {"type": "object"}, "cache_control": mark}
+    fields = {
+        "name": name,
+        "description": words(40, name),
+        "input_schema": {"type": "object"},
+        "cache_control": mark,
+    }
     return fields | more
 
 
@@ -94,16 +103,24 @@ class Desk:
 
     async def ask(self, *messages: Any, headers: dict[str, str] | None = None, **body: Any) -> Told:
         """One request of one output token unless told otherwise."""
-        fields = {"model": MODEL, "max_tokens": 1, "messages": messages or [say("user", "hi")]} | body
+        fields = {
+            "model": MODEL,
+            "max_tokens": 1,
+            "messages": messages or [say("user", "hi")],
+        } | body
         return await self.send(orjson.dumps(fields), headers)
 
     async def send(self, body: bytes, headers: dict[str, str] | None = None) -> Told:
-        async with self.served.http.post("/v1/messages", data=body, headers=ANTHROPIC | (headers or {})) as response:
+        async with self.served.http.post(
+            "/v1/messages", data=body, headers=ANTHROPIC | (headers or {})
+        ) as response:
             return Told(response.status, orjson.loads(await response.read()), response.headers)
 
     async def count(self, *messages: Any, **body: Any) -> int:
         fields = {"model": MODEL, "messages": messages} | body
-        async with self.served.http.post("/v1/messages/count_tokens", json=fields, headers=ANTHROPIC) as response:
+        async with self.served.http.post(
+            "/v1/messages/count_tokens", json=fields, headers=ANTHROPIC
+        ) as response:
             return int((await response.json())["input_tokens"])
 
     def advance(self, seconds: float) -> None:

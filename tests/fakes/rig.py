@@ -26,17 +26,21 @@ def turn(index: int) -> Position:
 
 
 def marked(*marks: tuple[Position, float] | Position, **changes: Any) -> CachePlan:
-    """A plan that writes each marked position (for 300 s unless said) and reads them back, last first."""
+    """A plan that writes each marked position (for 300 s unless said) and reads them back, last
+    first."""
     pairs = [mark if isinstance(mark, tuple) else (mark, 300.0) for mark in marks]
     written = tuple(PlannedEntry(position, ttl_s) for position, ttl_s in pairs)
-    return CachePlan(**{"readable": tuple(p for p, _ in reversed(pairs)), "writable": written, **changes})
+    return CachePlan(
+        **{"readable": tuple(p for p, _ in reversed(pairs)), "writable": written, **changes}
+    )
 
 
 class Rig:
-    """`now_s` is the time of the next call. Every step is checked: invariants and the KV of every token.
+    """`now_s` is the time of the next call. Every step is checked: invariants and the KV of every
+    token.
 
-    With a `store` there is a tier `ram` below the device, read and written at once unless a `writer` decides, in spans of two
-    blocks.
+    With a `store` there is a tier `ram` below the device, read and written at once unless a
+    `writer` decides, in spans of two blocks.
     """
 
     def __init__(
@@ -54,8 +58,15 @@ class Rig:
             num_pages=num_pages,
             page_nbytes=self.device.page_nbytes,
             block_size=block_size,
-            tiers=None if store is None else manual_tiers(("ram", store, InlineIo(), writer or InlineIo()), clock=self.clock),
-            **{"fingerprint": "model", "root_secret": SECRET, "span_tokens": 2 * block_size, **options},
+            tiers=None
+            if store is None
+            else manual_tiers(("ram", store, InlineIo(), writer or InlineIo()), clock=self.clock),
+            **{
+                "fingerprint": "model",
+                "root_secret": SECRET,
+                "span_tokens": 2 * block_size,
+                **options,
+            },
         )
         self.now_s = START_S
 
@@ -69,11 +80,14 @@ class Rig:
         room: int = 1,
         preamble: int = 0,
     ) -> Lease:
-        """Admit a request that there is room for, and restore what it reads. Without `offsets` the prompt is one message."""
+        """Admit a request that there is room for, and restore what it reads. Without `offsets` the
+        prompt is one message."""
         rendered = RenderedPrompt(tuple(token_ids), offsets or {turn(0): len(token_ids)}, preamble)
         fetch = self.cache.seek(tenant, rendered, plan, self.now_s)
         assert fetch is None or fetch.is_over
-        lease = self.cache.admit(tenant, rendered, plan, self.now_s, num_reserve=len(token_ids) + room, fetch=fetch)
+        lease = self.cache.admit(
+            tenant, rendered, plan, self.now_s, num_reserve=len(token_ids) + room, fetch=fetch
+        )
         assert lease is not None
         self.cache.check()
         while lease.arrivals:
@@ -97,7 +111,8 @@ class Rig:
         self.cache.check()
 
     def release(self, lease: Lease, token_ids: Sequence[int]) -> None:
-        """End a request whose KV of all `token_ids` is there, and write down what the tier should have."""
+        """End a request whose KV of all `token_ids` is there, and write down what the tier should
+        have."""
         assert self.device.holds(lease.block_table, token_ids, len(token_ids))
         self.cache.release(lease, list(token_ids), len(token_ids))
         self.cache.check()
@@ -112,7 +127,8 @@ class Rig:
         output: Sequence[int] = (),
         **options: Any,
     ) -> CacheReport:
-        """One request from start to end; `output` are tokens whose KV is computed after the prompt."""
+        """One request from start to end; `output` are tokens whose KV is computed after the
+        prompt."""
         lease = self.admit(token_ids, plan, offsets, room=len(output) + 1, **options)
         self.prefill(lease)
         whole = [*token_ids, *output]

@@ -1,4 +1,5 @@
-"""A model without a model: every output depends on every KV slot it must read, so any wrong page shows."""
+"""A model without a model: every output depends on every KV slot it must read, so any wrong page
+shows."""
 
 from __future__ import annotations
 
@@ -17,15 +18,16 @@ Hook = Callable[[Seq[Slice]], None]
 class FakeRunner:
     """Implements `engine.schedule.runner.Runner` deterministically.
 
-    The KV of a token is 8 bytes hashed from the token, its position and the KV of all tokens before it, *as read through
-    the block table*. The next token is chosen from `alphabet` by a hash of the whole KV, so a stale, foreign, shifted or
-    missing slot changes the answer. A draft's tokens are computed along and verified like a real runner's. With
-    `reuse_decode_kv=False` a token computed in decode gets other bits than the same token prefilled, as in exact mode
-    with unequal row groups.
+    The KV of a token is 8 bytes hashed from the token, its position and the KV of all tokens before
+    it, *as read through the block table*. The next token is chosen from `alphabet` by a hash of the
+    whole KV, so a stale, foreign, shifted or missing slot changes the answer. A draft's tokens are
+    computed along and verified like a real runner's. With `reuse_decode_kv=False` a token computed
+    in decode gets other bits than the same token prefilled, as in exact mode with unequal row
+    groups.
 
-    A constraint is the alphabet where there is one. `script(sequence)` may give the tokens to emit instead (its end is
-    `script_end`); `before_step` is called first in every step, on the engine thread: it may block, or raise to make the step
-    fail.
+    A constraint is the alphabet where there is one. `script(sequence)` may give the tokens to emit
+    instead (its end is `script_end`); `before_step` is called first in every step, on the engine
+    thread: it may block, or raise to make the step fail.
     """
 
     exact = True
@@ -54,7 +56,8 @@ class FakeRunner:
         self._pages = [bytearray(b"\xee" * self.page_nbytes) for _ in range(num_pages)]
 
     def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
-        """See `Runner.step`. Also checks what every runner may rely on: no page is written that another slice can see."""
+        """See `Runner.step`. Also checks what every runner may rely on: no page is written that
+        another slice can see."""
         assert not self.is_closed
         if self.before_step is not None:
             self.before_step(slices)
@@ -65,7 +68,9 @@ class FakeRunner:
     def copy_page(self, source: int, target: int, num_tokens: int) -> None:
         """See `Runner.copy_page`. The other slots of the target become garbage."""
         nbytes = num_tokens * SLOT_NBYTES
-        self._pages[target][:] = self._pages[source][:nbytes] + b"\xdd" * (self.page_nbytes - nbytes)
+        self._pages[target][:] = self._pages[source][:nbytes] + b"\xdd" * (
+            self.page_nbytes - nbytes
+        )
 
     def read_pages(self, pages: Seq[int]) -> memoryview:
         """See `Runner.read_pages`."""
@@ -124,4 +129,6 @@ class FakeRunner:
             assert len(written) == last + 1 - first, "a page twice in one block table"
             for other in slices:
                 if other is not part:
-                    assert written.isdisjoint(other.sequence.block_table), "a step writes a page that another sequence reads"
+                    assert written.isdisjoint(other.sequence.block_table), (
+                        "a step writes a page that another sequence reads"
+                    )

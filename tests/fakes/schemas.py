@@ -1,4 +1,5 @@
-"""Random JSON Schemas of the kinds that requests ask for, all of them satisfiable and with finite answers."""
+"""Random JSON Schemas of the kinds that requests ask for, all of them satisfiable and with finite
+answers."""
 
 from __future__ import annotations
 
@@ -6,7 +7,22 @@ import random
 import string
 from typing import Any
 
-WORDS = ("name", "age", "city", "tags", "값", "is_open", "a b", 'say "hi"', "x/y", "<|im_end|>", "naïve", "unit", "0", "")
+WORDS = (
+    "name",
+    "age",
+    "city",
+    "tags",
+    "값",
+    "is_open",
+    "a b",
+    'say "hi"',
+    "x/y",
+    "<|im_end|>",
+    "naïve",
+    "unit",
+    "0",
+    "",
+)
 
 
 def random_schema(seed: int) -> dict[str, Any]:
@@ -44,8 +60,14 @@ def _string(dice: random.Random, depth: int) -> dict[str, Any]:
         (
             {"type": "string", "minLength": low, "maxLength": low + dice.randint(0, 8)},
             {"type": "string", "maxLength": 40},
-            {"type": "string", "pattern": rf"^[{dice.choice(string.ascii_lowercase)}-z]{{1,5}}-\d{{2}}$"},
-            {"type": "string", "format": dice.choice(("date", "time", "date-time", "uuid", "ipv4"))},
+            {
+                "type": "string",
+                "pattern": rf"^[{dice.choice(string.ascii_lowercase)}-z]{{1,5}}-\d{{2}}$",
+            },
+            {
+                "type": "string",
+                "format": dice.choice(("date", "time", "date-time", "uuid", "ipv4")),
+            },
         )
     )
 
@@ -57,7 +79,10 @@ def _integer(dice: random.Random, depth: int) -> dict[str, Any]:
 
 def _number(dice: random.Random, depth: int) -> dict[str, Any]:
     return dice.choice(
-        ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, {"type": "number", "minimum": -1.5, "maximum": 99})
+        (
+            {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+            {"type": "number", "minimum": -1.5, "maximum": 99},
+        )
     )
 
 
@@ -75,7 +100,12 @@ def _nothing(dice: random.Random, depth: int) -> dict[str, Any]:
 
 def _array(dice: random.Random, depth: int) -> dict[str, Any]:
     low = dice.randint(0, 2)
-    return {"type": "array", "items": _value(dice, depth - 1), "minItems": low, "maxItems": low + dice.randint(0, 3)}
+    return {
+        "type": "array",
+        "items": _value(dice, depth - 1),
+        "minItems": low,
+        "maxItems": low + dice.randint(0, 3),
+    }
 
 
 def _any_of(dice: random.Random, depth: int) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The default model's tokenizer and template around two small random layers: what it says is noise, what it costs is little.
+"""The default model's tokenizer and template around two small random layers: what it says is noise,
+what it costs is little.
 
 For tests of everything around a model: counts, bills, wire formats, processes. No torch.
 """
@@ -21,7 +22,8 @@ SEED: Final = 20_261_130
 
 
 def save_small_model(like: Path, folder: Path) -> Path:
-    """Write a Llama in fp32 that reads and renders as the model in `like` does; returns `folder`. Same seed, same weights."""
+    """Write a Llama in fp32 that reads and renders as the model in `like` does; returns `folder`.
+    Same seed, same weights."""
     config = json.loads((like / "config.json").read_text(encoding="utf-8"))
     config |= {
         "hidden_size": HIDDEN,
@@ -34,10 +36,17 @@ def save_small_model(like: Path, folder: Path) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
+    for name in (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "chat_template.jinja",
+    ):
         if (like / name).exists():
             shutil.copyfile(like / name, folder / name)
-    save_file(_weights(config["vocab_size"]), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        _weights(config["vocab_size"]), folder / "model.safetensors", metadata={"format": "pt"}
+    )
     return folder
 
 

@@ -82,7 +82,8 @@ class RealModel:
 class Stepper:
     """A `StepLoop` over a `FakeRunner` or a real one; every step ends with the cache's own check.
 
-    `store` is a memory store to be used at once, `tiers` any others. Spans are four blocks with a fake model.
+    `store` is a memory store to be used at once, `tiers` any others. Spans are four blocks with a
+    fake model.
     """
 
     def __init__(
@@ -148,9 +149,13 @@ class Stepper:
         constraint: Constraint | None = None,
         **sampling: object,
     ) -> Outcome:
-        """Hand a prompt in, with an entry after each of the token counts in `marks`; it reads from the longest one."""
+        """Hand a prompt in, with an entry after each of the token counts in `marks`; it reads from
+        the longest one."""
         request_id = str(next(self._serial))
-        positions = {Position("messages", i): offset for i, offset in enumerate((*sorted(marks), len(token_ids)))}
+        positions = {
+            Position("messages", i): offset
+            for i, offset in enumerate((*sorted(marks), len(token_ids)))
+        }
         if plan is None:
             planned = tuple(PlannedEntry(position, ttl_s) for position in list(positions)[:-1])
             plan = CachePlan(
@@ -169,7 +174,9 @@ class Stepper:
         )
         self.outcomes[request_id] = outcome = Outcome()
         rendered = RenderedPrompt(tuple(token_ids), positions, 0)
-        self.loop.accept(RenderedJob(submit, rendered, submitted_s=0.0, render_s=0.0, constraint=constraint))
+        self.loop.accept(
+            RenderedJob(submit, rendered, submitted_s=0.0, render_s=0.0, constraint=constraint)
+        )
         return outcome
 
     def id_of(self, outcome: Outcome) -> str:

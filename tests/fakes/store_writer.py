@@ -1,7 +1,8 @@
-"""A process that writes objects until it is killed: `python -m tests.fakes.store_writer disk PATH` or `redis URL`.
+"""A process that writes objects until it is killed: `python -m tests.fakes.store_writer disk PATH`
+or `redis URL`.
 
-Prints one line per object once its put has returned. Object n has `key_of(n)` and `payload_of(n)`; every tenth put
-refreshes an earlier object to `T0 + REFRESHED_S`.
+Prints one line per object once its put has returned. Object n has `key_of(n)` and `payload_of(n)`;
+every tenth put refreshes an earlier object to `T0 + REFRESHED_S`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def write(store: BlockStore) -> None:
 
 
 def main(kind: str, where: str) -> None:
-    store = DiskStore(Path(where), nbytes=1 << 30) if kind == "disk" else RedisStore(where, timeout_s=5.0, prefix="w:")
+    store = (
+        DiskStore(Path(where), nbytes=1 << 30)
+        if kind == "disk"
+        else RedisStore(where, timeout_s=5.0, prefix="w:")
+    )
     with store:
         write(store)
 

@@ -1,4 +1,5 @@
-"""The step loop over one store whose reads and writes wait for the test, and what an engine without any cache answers."""
+"""The step loop over one store whose reads and writes wait for the test, and what an engine without
+any cache answers."""
 
 from __future__ import annotations
 
@@ -18,11 +19,15 @@ PROMPT = [i * 7 % 251 for i in range(150)]
 class Bench:
     """A loop over one store whose reads and writes wait for the test when it says so."""
 
-    def __init__(self, store: BlockStore, *, name: str = "ssd", num_pages: int = 200, **options: object) -> None:
+    def __init__(
+        self, store: BlockStore, *, name: str = "ssd", num_pages: int = 200, **options: object
+    ) -> None:
         self.clock = StillClock()
         self.reader, self.writer = ManualIo(), ManualIo()
         self.tiers = manual_tiers((name, store, self.reader, self.writer), clock=self.clock)
-        self.stepper = Stepper(FakeRunner(num_pages=num_pages), tiers=self.tiers, context=400, **options)  # type: ignore[arg-type]
+        self.stepper = Stepper(
+            FakeRunner(num_pages=num_pages), tiers=self.tiers, context=400, **options
+        )  # type: ignore[arg-type]
         self.cache = self.stepper.cache
 
     def settle(self) -> None:
@@ -44,9 +49,18 @@ class Bench:
 
 def truth(prompt: list[int], **options: object) -> list[int]:
     """The answer of an engine that has never seen anything."""
-    return Stepper(FakeRunner(num_pages=200), context=400).answer(prompt, plan=NO_CACHE, **options).token_ids
+    return (
+        Stepper(FakeRunner(num_pages=200), context=400)
+        .answer(prompt, plan=NO_CACHE, **options)
+        .token_ids
+    )
 
 
 def bill(report: CacheReport) -> CacheReport:
     """The report without what may differ: where the KV came from, and that more of it was known."""
-    return CacheReport(report.num_prompt, hit=report.hit, boundaries=report.boundaries, broken_tokens=report.broken_tokens)
+    return CacheReport(
+        report.num_prompt,
+        hit=report.hit,
+        boundaries=report.boundaries,
+        broken_tokens=report.broken_tokens,
+    )

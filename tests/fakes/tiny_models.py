@@ -44,9 +44,13 @@ _CONFIGS: Final[dict[str, Callable[[], PreTrainedConfig]]] = {
     "llama": lambda: LlamaConfig(**_SHAPE),
     "qwen3": lambda: Qwen3Config(**_SHAPE),
     "gemma3": lambda: Gemma3TextConfig(
-        **_SHAPE, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+        **_SHAPE,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
-    "mixtral": lambda: MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    "mixtral": lambda: MixtralConfig(
+        **_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
+    ),
 }
 
 _LEAN_ONLY: Final[dict[str, Callable[[], PreTrainedConfig]]] = {

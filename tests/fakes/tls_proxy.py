@@ -16,7 +16,8 @@ import trustme
 
 @contextmanager
 def tls_proxy(target: Path, authority: Path) -> Iterator[int]:
-    """A port that speaks TLS for the server on the Unix socket `target`. Who vouches for it is written to `authority`."""
+    """A port that speaks TLS for the server on the Unix socket `target`. Who vouches for it is
+    written to `authority`."""
     maker = trustme.CA()
     maker.cert_pem.write_to_path(str(authority))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -1,4 +1,5 @@
-"""A vocabulary without merges: every byte is a token, and a few control tokens follow. Knows no files."""
+"""A vocabulary without merges: every byte is a token, and a few control tokens follow. Knows no
+files."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ CHATML_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 
 class ByteTokenizer:
-    """Implements `engine.prompt.tokenizer.Tokenizer`: ids 0-255 are bytes, `special` tokens come after them, then `added` ones.
+    """Implements `engine.prompt.tokenizer.Tokenizer`: ids 0-255 are bytes, `special` tokens come
+    after them, then `added` ones.
 
     The ids of a text are as easy to say as its bytes, so tests can count on their fingers.
     """
@@ -25,11 +27,17 @@ class ByteTokenizer:
         stops: Iterable[str] = ("<|im_end|>", "<|endoftext|>"),
     ) -> None:
         special, added = tuple(special), tuple(added)
-        self.added_tokens: Mapping[str, int] = {text: 256 + i for i, text in enumerate((*special, *added))}
+        self.added_tokens: Mapping[str, int] = {
+            text: 256 + i for i, text in enumerate((*special, *added))
+        }
         self.special_tokens: Mapping[str, int] = {text: self.added_tokens[text] for text in special}
         self.template_tokens: Mapping[str, str] = dict(template_tokens or {})
-        self.stop_ids = frozenset(self.added_tokens[text] for text in stops if text in self.added_tokens)
-        self.fingerprint = hashlib.sha256(repr(sorted(self.added_tokens.items())).encode()).hexdigest()
+        self.stop_ids = frozenset(
+            self.added_tokens[text] for text in stops if text in self.added_tokens
+        )
+        self.fingerprint = hashlib.sha256(
+            repr(sorted(self.added_tokens.items())).encode()
+        ).hexdigest()
         self._pattern = any_of(self.added_tokens)
         self._texts = {token_id: text.encode() for text, token_id in self.added_tokens.items()}
 

@@ -1,4 +1,5 @@
-"""An upstream that answers as it is told, over a real socket, and keeps what it got byte for byte."""
+"""An upstream that answers as it is told, over a real socket, and keeps what it got byte for
+byte."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Got:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """An answer in pieces. `before_head` and `before_piece` hold it until set; with `cut` the connection breaks after the
-    pieces, before the head where there are none."""
+    """An answer in pieces. `before_head` and `before_piece` hold it until set; with `cut` the
+    connection breaks after the pieces, before the head where there are none."""
 
     pieces: tuple[bytes, ...] = ()
     status: int = 200
@@ -47,7 +48,11 @@ Script: TypeAlias = Callable[[Got], Say]
 
 def say_json(content: object, status: int = 200, **headers: str) -> Say:
     """A whole answer."""
-    return Say((orjson.dumps(content),), status, JSON | {name.replace("_", "-"): text for name, text in headers.items()})
+    return Say(
+        (orjson.dumps(content),),
+        status,
+        JSON | {name.replace("_", "-"): text for name, text in headers.items()},
+    )
 
 
 def say_events(*events: bytes, **more: object) -> Say:
@@ -56,7 +61,8 @@ def say_events(*events: bytes, **more: object) -> Say:
 
 
 class FakeUpstream:
-    """`held` is set when an answer waits at a gate, `left` when the other side closed a connection before the answer's end."""
+    """`held` is set when an answer waits at a gate, `left` when the other side closed a connection
+    before the answer's end."""
 
     def __init__(self, script: Script | Say) -> None:
         self._script: Script = script if callable(script) else lambda got: script
@@ -70,7 +76,13 @@ class FakeUpstream:
         """On a free port of this machine, for the length of the block."""
         app = web.Application(client_max_size=64 * 1024**2)
         app.router.add_route("*", "/{path:.*}", self._serve)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, auto_decompress=False)
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=1.0,
+            auto_decompress=False,
+        )
         await runner.setup()
         try:
             site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -1,8 +1,9 @@
-"""An engine worker without an engine: it speaks the frames and does what the last message's text says. Loads no model.
+"""An engine worker without an engine: it speaks the frames and does what the last message's text
+says. Loads no model.
 
-Run as `fake_worker.py MODE SOCKET`. Modes: `good`; `version` (another protocol); `refuse` (cannot load); `exit` (dies at
-once); `once` (the first process is good, later ones cannot load); `slow` (says Hello when the FIFO `<model_path>/go` has
-been written).
+Run as `fake_worker.py MODE SOCKET`. Modes: `good`; `version` (another protocol); `refuse` (cannot
+load); `exit` (dies at once); `once` (the first process is good, later ones cannot load); `slow`
+(says Hello when the FIFO `<model_path>/go` has been written).
 """
 
 from __future__ import annotations
@@ -76,7 +77,13 @@ class FakeWorker:
             case Flush(request_id):
                 self.say(Flushed(request_id, 7))
             case Snapshot(request_id):
-                self.say(EngineStats(request_id, self.counters, {"open": float(len(self.open)), "now_s": self.now_s}))
+                self.say(
+                    EngineStats(
+                        request_id,
+                        self.counters,
+                        {"open": float(len(self.open)), "now_s": self.now_s},
+                    )
+                )
 
     def generate(self, request_id: str, order: str) -> None:
         if order.startswith("fail:"):

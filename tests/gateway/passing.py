@@ -28,7 +28,9 @@ class Passed:
     async def post(self, path: str, body: bytes | dict[str, Any], **headers: str) -> Answer:
         """One request, answered whole."""
         data = body if isinstance(body, bytes) else orjson.dumps(body)
-        sent = {"content-type": "application/json"} | {name.replace("_", "-"): text for name, text in headers.items()}
+        sent = {"content-type": "application/json"} | {
+            name.replace("_", "-"): text for name, text in headers.items()
+        }
         async with self.served.http.post(path, data=data, headers=sent) as response:
             return Answer(response.status, await response.read(), response.headers)
 
@@ -55,15 +57,18 @@ async def passing(
     claude: str = "",
     gpt: str = "",
 ) -> AsyncIterator[Passed]:
-    """Model ids `claude-*` go to one upstream and `gpt-*` to the other. `claude` and `gpt` are more lines of their entries."""
+    """Model ids `claude-*` go to one upstream and `gpt-*` to the other. `claude` and `gpt` are more
+    lines of their entries."""
     first, second = FakeUpstream(anthropic or Say()), FakeUpstream(openai or Say())
     async with AsyncExitStack() as stack:
         for upstream in (first, second):
             await stack.enter_async_context(upstream.listening())
         backends = (
             f"models: []\nbackends:\n"
-            f"  - {{name: claudes, api: anthropic, base_url: '{first.url}', models: [{{match: 'claude-*'}}]{claude}}}\n"
-            f"  - {{name: gpts, api: openai, base_url: '{second.url}/v1', models: [{{match: 'gpt-*'}}]{gpt}}}\n"
+            f"  - {{name: claudes, api: anthropic, base_url: '{first.url}', models: [{{match: "
+            f"'claude-*'}}]{claude}}}\n"
+            f"  - {{name: gpts, api: openai, base_url: '{second.url}/v1', models: [{{match: "
+            f"'gpt-*'}}]{gpt}}}\n"
         )
         served = await stack.enter_async_context(serving(ScriptedBackend(), backends + policy))
         yield Passed(served, first, second)

@@ -1,4 +1,5 @@
-"""A gateway as production runs it, on a free port of this machine, over whatever backend a test gives it."""
+"""A gateway as production runs it, on a free port of this machine, over whatever backend a test
+gives it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ OPENAI = {"content-type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running gateway and an HTTP client pointed at it. `records` are those of all requests that are over, newest last."""
+    """A running gateway and an HTTP client pointed at it. `records` are those of all requests that
+    are over, newest last."""
 
     gateway: Gateway
     listener: Listener
@@ -39,7 +41,9 @@ class Served:
 
 def make_policy(text: str = "") -> Policy:
     """The shipped policy with `text` on top, listening on a free port."""
-    return parse_policy(text, file="test.yaml", environ={}, folder=Path(), overrides={"server": {"port": 0}})
+    return parse_policy(
+        text, file="test.yaml", environ={}, folder=Path(), overrides={"server": {"port": 0}}
+    )
 
 
 @asynccontextmanager
@@ -51,7 +55,8 @@ async def serving(
     root_secret: bytes | None = None,
     batches: Path | None = None,
 ) -> AsyncIterator[Served]:
-    """`backend` behind a real socket for the length of the block. `batches` is a folder for message batches, worked through."""
+    """`backend` behind a real socket for the length of the block. `batches` is a folder for message
+    batches, worked through."""
     clock, records = FakeClock(), list[Record]()
     effective = make_policy(policy)
     backends = {model.name: backend for model in effective.models}
@@ -79,7 +84,11 @@ async def serving(
 
 def anthropic_body(**more: object) -> dict[str, object]:
     """A minimal body of Anthropic's format."""
-    return {"model": "claude-sonnet-5", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]} | more
+    return {
+        "model": "claude-sonnet-5",
+        "max_tokens": 5,
+        "messages": [{"role": "user", "content": "Hi"}],
+    } | more
 
 
 def openai_body(**more: object) -> dict[str, object]:

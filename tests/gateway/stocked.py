@@ -1,4 +1,5 @@
-"""Tiers with known contents: objects as an engine writes them, in a real folder, for tests of what reads them."""
+"""Tiers with known contents: objects as an engine writes them, in a real folder, for tests of what
+reads them."""
 
 from __future__ import annotations
 
@@ -24,18 +25,34 @@ CAP = 64 * 1024**2
 SPAN_NBYTES = 300_000
 
 
-def objects(tenant: str, expires_at_s: float, *, num_spans: int = 2, secret: bytes = SECRET) -> list[Item]:
-    """What one cached prompt of a tenant leaves behind: spans of KV, and one entry that ends at token 700."""
+def objects(
+    tenant: str, expires_at_s: float, *, num_spans: int = 2, secret: bytes = SECRET
+) -> list[Item]:
+    """What one cached prompt of a tenant leaves behind: spans of KV, and one entry that ends at
+    token 700."""
     seal = ObjectNamespace(namespace(secret, tenant), b"r" * 32, b"a-model")
     items = []
     for i in range(num_spans):
         key = span_key(seal, bytes([i]) * 32)
-        items.append(Item(key, encode_object(ObjectKey(key, bytes(1024)), seal, bytes([i]) * SPAN_NBYTES), expires_at_s))
+        items.append(
+            Item(
+                key,
+                encode_object(ObjectKey(key, bytes(1024)), seal, bytes([i]) * SPAN_NBYTES),
+                expires_at_s,
+            )
+        )
     entry = StoredEntry(
-        ancestor=b"a" * 32, ttl_s=300.0, expires_at_s=expires_at_s, refresh_on_read=True, position="system/0", offset=700
+        ancestor=b"a" * 32,
+        ttl_s=300.0,
+        expires_at_s=expires_at_s,
+        refresh_on_read=True,
+        position="system/0",
+        offset=700,
     )
     key = stored_entry_key(seal, b"e" * 32)
-    items.append(Item(key, encode_object(ObjectKey(key, bytes(16)), seal, encode_entry(entry)), expires_at_s))
+    items.append(
+        Item(key, encode_object(ObjectKey(key, bytes(16)), seal, encode_entry(entry)), expires_at_s)
+    )
     return items
 
 

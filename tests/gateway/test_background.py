@@ -1,4 +1,5 @@
-"""Responses made in the background, through the unmodified SDK: polled, followed, cancelled, and bounded."""
+"""Responses made in the background, through the unmodified SDK: polled, followed, cancelled, and
+bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ MODEL = "gpt-5.6"
 
 
 @asynccontextmanager
-async def opened(script: Script | None = None, policy: str = "") -> AsyncIterator[tuple[Served, openai.AsyncOpenAI]]:
+async def opened(
+    script: Script | None = None, policy: str = ""
+) -> AsyncIterator[tuple[Served, openai.AsyncOpenAI]]:
     """A gateway over a script, and a client of it."""
     async with (
         serving(ScriptedBackend(script), policy) as served,
@@ -39,10 +42,13 @@ async def ended(gpt: openai.AsyncOpenAI, response_id: str) -> Any:
 
 
 async def test_polling() -> None:
-    """Queued at once, in progress once there are events, completed with the answer and its usage; billed once."""
+    """Queued at once, in progress once there are events, completed with the answer and its usage;
+    billed once."""
     started, text = asyncio.Event(), asyncio.Event()
     async with opened(Script(before_started=started, before_text={1: text})) as (served, gpt):
-        response = await gpt.responses.create(model=MODEL, input="Hi", background=True, metadata={"a": "b"})
+        response = await gpt.responses.create(
+            model=MODEL, input="Hi", background=True, metadata={"a": "b"}
+        )
         assert (response.status, response.background, response.output) == ("queued", True, [])
         assert (await gpt.responses.retrieve(response.id)).status == "queued"
         started.set()
@@ -51,17 +57,27 @@ async def test_polling() -> None:
                 pass
         text.set()
         done = await ended(gpt, response.id)
-        assert (done.id, done.status, done.output_text, done.metadata) == (response.id, "completed", "Hello world", {"a": "b"})
+        assert (done.id, done.status, done.output_text, done.metadata) == (
+            response.id,
+            "completed",
+            "Hello world",
+            {"a": "b"},
+        )
         assert (done.background, done.usage.input_tokens, done.usage.output_tokens) == (True, 10, 2)
-        assert [record.route for record in served.records if record.bill is not None] == ["background"]
+        assert [record.route for record in served.records if record.bill is not None] == [
+            "background"
+        ]
         items = await gpt.responses.input_items.list(response.id)
         assert items.data[0].content[0].text == "Hi"  # type: ignore[union-attr]
-        more = await gpt.responses.create(model=MODEL, input="More", previous_response_id=response.id)
+        more = await gpt.responses.create(
+            model=MODEL, input="More", previous_response_id=response.id
+        )
         assert more.status == "completed"
 
 
 async def test_a_stream_that_was_left_is_taken_up_again() -> None:
-    """The answer goes on without its client, which later reads from the event it knows on; every event has its number."""
+    """The answer goes on without its client, which later reads from the event it knows on; every
+    event has its number."""
     gate = asyncio.Event()
     async with opened(Script(before_text={1: gate})) as (_, gpt):
         stream = await gpt.responses.create(model=MODEL, input="Hi", background=True, stream=True)
@@ -73,7 +89,9 @@ async def test_a_stream_that_was_left_is_taken_up_again() -> None:
         await stream.close()
         gate.set()
         response_id = seen[0].response.id  # type: ignore[union-attr]
-        rest = await gpt.responses.retrieve(response_id, stream=True, starting_after=seen[-1].sequence_number)
+        rest = await gpt.responses.retrieve(
+            response_id, stream=True, starting_after=seen[-1].sequence_number
+        )
         seen += [event async for event in rest]
         assert [event.sequence_number for event in seen] == list(range(len(seen)))
         assert seen[-1].type == "response.completed"
@@ -83,7 +101,8 @@ async def test_a_stream_that_was_left_is_taken_up_again() -> None:
 
 
 async def test_a_stream_that_is_followed_is_billed_once() -> None:
-    """By the answer in the background, and not again by the request that watched it; what that took is counted once, too."""
+    """By the answer in the background, and not again by the request that watched it; what that took
+    is counted once, too."""
     async with opened() as (served, gpt):
         stream = await gpt.responses.create(
             model=MODEL, input="Hi", background=True, stream=True, tools=[{"type": "web_search"}]
@@ -105,7 +124,8 @@ async def test_a_stream_that_is_followed_is_billed_once() -> None:
 
 
 async def test_cancelling() -> None:
-    """What runs stops and says so, for good; what is over stays; a client that waited for its answer cannot cancel."""
+    """What runs stops and says so, for good; what is over stays; a client that waited for its
+    answer cannot cancel."""
     gate = asyncio.Event()
     async with opened(Script(before_text={1: gate})) as (served, gpt):
         running = await gpt.responses.create(model=MODEL, input="Hi", background=True)
@@ -117,7 +137,9 @@ async def test_cancelling() -> None:
         assert (await gpt.responses.cancel(running.id)).status == "cancelled"
         assert len(served.gateway.in_flight) == 0
         gate.set()
-        done = await ended(gpt, (await gpt.responses.create(model=MODEL, input="Hi", background=True)).id)
+        done = await ended(
+            gpt, (await gpt.responses.create(model=MODEL, input="Hi", background=True)).id
+        )
         assert (await gpt.responses.cancel(done.id)).output_text == "Hello world"
         plain = await gpt.responses.create(model=MODEL, input="Hi")
         with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
@@ -135,12 +157,18 @@ async def test_what_fails_says_why(error_after: int | None) -> None:
     async with opened(Script(error=Overloaded("full"), error_after=error_after)) as (served, gpt):
         response = await gpt.responses.create(model=MODEL, input="Hi", background=True)
         failed = await ended(gpt, response.id)
-        assert (failed.status, failed.error.code, failed.error.message) == ("failed", "server_error", "full")
+        assert (failed.status, failed.error.code, failed.error.message) == (
+            "failed",
+            "server_error",
+            "full",
+        )
         seen: list[Any] = []
         with pytest.raises(openai.APIError, match="full"):
             await read_into(seen, await gpt.responses.retrieve(response.id, stream=True))
         assert seen[-1].type == "response.failed"
-        assert [record.error for record in served.records if record.route == "background"] == ["Overloaded"]
+        assert [record.error for record in served.records if record.route == "background"] == [
+            "Overloaded"
+        ]
 
 
 async def read_into(seen: list[Any], stream: Any) -> None:
@@ -149,7 +177,8 @@ async def read_into(seen: list[Any], stream: Any) -> None:
 
 
 async def test_what_is_refused_at_once() -> None:
-    """A body, model or conversation that is wrong is told to the client that waits; so is a wish to keep nothing."""
+    """A body, model or conversation that is wrong is told to the client that waits; so is a wish to
+    keep nothing."""
     async with opened() as (_, gpt):
         with pytest.raises(openai.BadRequestError) as told:
             await gpt.responses.create(model=MODEL, input="Hi", background=True, store=False)
@@ -157,7 +186,9 @@ async def test_what_is_refused_at_once() -> None:
         with pytest.raises(openai.NotFoundError):
             await gpt.responses.create(model="llama", input="Hi", background=True)
         with pytest.raises(openai.BadRequestError):
-            await gpt.responses.create(model=MODEL, input="Hi", background=True, previous_response_id="resp_none")
+            await gpt.responses.create(
+                model=MODEL, input="Hi", background=True, previous_response_id="resp_none"
+            )
         done = await gpt.responses.create(model=MODEL, input="Hi", background=True)
         await ended(gpt, done.id)
         with pytest.raises(openai.BadRequestError, match="starting_after"):
@@ -170,9 +201,15 @@ async def test_tenants_do_not_see_each_others() -> None:
     policy = "tenants: [{name: a, keys: [k]}, {name: b, keys: [kb]}]"
     async with opened(Script(before_started=gate), policy) as (served, gpt):
         mine = (await gpt.responses.create(model=MODEL, input="Hi", background=True)).id
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="kb", max_retries=0) as other:
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="kb", max_retries=0
+        ) as other:
             for _ in range(2):
-                for reach in (other.responses.retrieve, other.responses.cancel, other.responses.delete):
+                for reach in (
+                    other.responses.retrieve,
+                    other.responses.cancel,
+                    other.responses.delete,
+                ):
                     with pytest.raises(openai.NotFoundError):
                         await reach(mine)
                 with pytest.raises(openai.NotFoundError):
@@ -182,9 +219,12 @@ async def test_tenants_do_not_see_each_others() -> None:
 
 
 async def test_a_failure_of_the_prompt() -> None:
-    """What only the engine finds out is the response's error, not the client's that asked for it."""
+    """What only the engine finds out is the response's error, not the client's that asked for
+    it."""
     async with opened(Script(error=ContextExceeded(9000, 8192))) as (_, gpt):
-        failed = await ended(gpt, (await gpt.responses.create(model=MODEL, input="Hi", background=True)).id)
+        failed = await ended(
+            gpt, (await gpt.responses.create(model=MODEL, input="Hi", background=True)).id
+        )
         assert failed.error.code == "invalid_prompt"
 
 

@@ -25,11 +25,15 @@ START = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n"
     ],
     ids=["chunk", "chunk size", "control character", "too long", "path", "no request"],
 )
-async def test_what_cannot_be_read_is_not_logged(request_bytes: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_cannot_be_read_is_not_logged(
+    request_bytes: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """It may hold a prompt or a key; what kind of error it was is."""
     with capture_logs() as told, caplog.at_level("DEBUG"):
         async with serving(ScriptedBackend()) as served:
-            reader, writer = await asyncio.open_connection(served.listener.host, served.listener.port)
+            reader, writer = await asyncio.open_connection(
+                served.listener.host, served.listener.port
+            )
             writer.write(request_bytes)
             async with asyncio.timeout(20):
                 assert (await reader.read()).split(b" ", 2)[1] == b"400"
@@ -38,4 +42,10 @@ async def test_what_cannot_be_read_is_not_logged(request_bytes: bytes, caplog: p
     assert "secret" not in caplog.text
     assert "secret" not in str(told)
     assert [(line["event"], line["log_level"]) for line in told] == [("http", "error")]
-    assert told[0]["error"] in ("BadHttpMessage", "BadStatusLine", "BadHttpMethod", "InvalidURLError", "LineTooLong")
+    assert told[0]["error"] in (
+        "BadHttpMessage",
+        "BadStatusLine",
+        "BadHttpMethod",
+        "InvalidURLError",
+        "LineTooLong",
+    )

@@ -1,4 +1,5 @@
-"""The operators' routes about what is stored: who may ask, what is answered, and errors by RFC 9457."""
+"""The operators' routes about what is stored: who may ask, what is answered, and errors by RFC
+9457."""
 
 from __future__ import annotations
 
@@ -57,20 +58,28 @@ class FlushableBackend(ScriptedBackend):
 
 
 @asynccontextmanager
-async def stocked(folder: Path, policy: str = "", *, tenants: str = "ab") -> AsyncIterator[tuple[Served, FlushableBackend]]:
+async def stocked(
+    folder: Path, policy: str = "", *, tenants: str = "ab"
+) -> AsyncIterator[tuple[Served, FlushableBackend]]:
     """A gateway whose SSD tier holds one prompt of each tenant."""
     fill(folder, [item for tenant in tenants for item in objects(tenant, EXPIRES_AT_S)])
     backend = FlushableBackend()
-    engine = EngineConfig(model="m", model_path="", root_secret=SECRET, ssd_path=str(folder), ssd_nbytes=CAP)
+    engine = EngineConfig(
+        model="m", model_path="", root_secret=SECRET, ssd_path=str(folder), ssd_nbytes=CAP
+    )
     with open_inventory([engine]) as inventory:
         async with serving(backend, policy, inventory=inventory, root_secret=SECRET) as served:
             yield served, backend
 
 
-async def ask(served: Served, method: str, name: str, *, key: str | None = None, **more: Any) -> tuple[int, Any, str]:
+async def ask(
+    served: Served, method: str, name: str, *, key: str | None = None, **more: Any
+) -> tuple[int, Any, str]:
     """Status, JSON (the last line of several) and media type of an answer."""
     headers = {"x-api-key": key} if key else {}
-    async with served.http.request(method, f"/admin/cache/{name}", headers=headers, **more) as response:
+    async with served.http.request(
+        method, f"/admin/cache/{name}", headers=headers, **more
+    ) as response:
         lines = (await response.read()).splitlines()
         return response.status, msgspec.json.decode(lines[-1]), response.content_type
 
@@ -86,9 +95,9 @@ async def test_on_loopback_without_tenants_everything_is_told(tmp_path: Path) ->
         assert engine["counters"] == {"cache_hits_total": 5.0}
         status, told, _ = await ask(served, "GET", "entries")
         assert (status, told["truncated"]) == (200, False)
-        assert [(line["position"], line["offset"], line["ttl_left_s"]) for line in told["entries"]] == [
-            ("system/0", 700, 60)
-        ] * 2
+        assert [
+            (line["position"], line["offset"], line["ttl_left_s"]) for line in told["entries"]
+        ] == [("system/0", 700, 60)] * 2
 
 
 async def test_everything_stored_is_verified(tmp_path: Path) -> None:
@@ -124,9 +133,13 @@ async def test_the_operators_key_reaches_everyone(tmp_path: Path) -> None:
         _, stat, _ = await ask(served, "GET", "stat", key=operator_key(SECRET))
         assert [len(place["tenants"]) for place in stat["contents"]] == [2]
         for body in ({}, {"tenant": "b"}):
-            assert (await ask(served, "POST", "flush", key=operator_key(SECRET), json=body))[0] == 200
+            assert (await ask(served, "POST", "flush", key=operator_key(SECRET), json=body))[
+                0
+            ] == 200
         assert backend.flushed == [None, "b"]
-        status, _, _ = await ask(served, "GET", "stat", key=operator_key(b"another secret of a gateway"))
+        status, _, _ = await ask(
+            served, "GET", "stat", key=operator_key(b"another secret of a gateway")
+        )
         assert status == 401
 
 
@@ -147,8 +160,11 @@ async def test_strangers_are_refused(method: str, name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("verb", "pinned"), [("pin", True), ("unpin", False)])
-async def test_an_entry_is_pinned_by_the_first_digits_of_its_key(verb: str, pinned: bool, tmp_path: Path) -> None:
-    """The engine gets the whole key, whatever the case of the digits. Only the operator pins: it takes from everyone."""
+async def test_an_entry_is_pinned_by_the_first_digits_of_its_key(
+    verb: str, pinned: bool, tmp_path: Path
+) -> None:
+    """The engine gets the whole key, whatever the case of the digits. Only the operator pins: it
+    takes from everyone."""
     stored = objects("b", EXPIRES_AT_S)[-1].key
     async with stocked(tmp_path, TENANTS, tenants="b") as (served, backend):
         _, told, _ = await ask(served, "GET", "entries", key="key-of-b")
@@ -158,7 +174,10 @@ async def test_an_entry_is_pinned_by_the_first_digits_of_its_key(verb: str, pinn
         wanted = {"key": digits, "used_nbytes": 1000, "budget_nbytes": 4000}
         assert (await ask(served, "POST", verb, key="key-of-b", json=body))[0] == 403
         assert backend.pins == []
-        assert (await ask(served, "POST", verb, key=operator_key(SECRET), json=body))[:2] == (200, wanted)
+        assert (await ask(served, "POST", verb, key=operator_key(SECRET), json=body))[:2] == (
+            200,
+            wanted,
+        )
         assert backend.pins == [(stored, pinned)]
 
 
@@ -172,7 +191,9 @@ async def test_an_entry_is_pinned_by_the_first_digits_of_its_key(verb: str, pinn
         ({}, 400, "InvalidRequest"),
     ],
 )
-async def test_no_entry_or_several_are_refused(body: dict[str, str], status: int, title: str, tmp_path: Path) -> None:
+async def test_no_entry_or_several_are_refused(
+    body: dict[str, str], status: int, title: str, tmp_path: Path
+) -> None:
     """Nothing is pinned by guess: the entries of both tenants have the same key here."""
     async with stocked(tmp_path) as (served, backend):
         told = await ask(served, "POST", "pin", json=body)
@@ -181,15 +202,20 @@ async def test_no_entry_or_several_are_refused(body: dict[str, str], status: int
 
 
 @pytest.mark.parametrize(
-    ("outcome", "title"), [("absent", "NotOnDevice"), ("unknown", "NotOnDevice"), ("over_budget", "OverBudget")]
+    ("outcome", "title"),
+    [("absent", "NotOnDevice"), ("unknown", "NotOnDevice"), ("over_budget", "OverBudget")],
 )
-async def test_what_the_engine_refuses_is_said(outcome: PinOutcome, title: str, tmp_path: Path) -> None:
+async def test_what_the_engine_refuses_is_said(
+    outcome: PinOutcome, title: str, tmp_path: Path
+) -> None:
     """With what to do about it."""
     async with stocked(tmp_path, tenants="a") as (served, backend):
         backend.outcome = outcome
         status, error, _ = await ask(served, "POST", "pin", json={"key": SAME})
         assert (status, error["title"]) == (409, title)
-        assert ("send a request that reads it" if title == "NotOnDevice" else "1000 of 4000 bytes") in error["detail"]
+        assert (
+            "send a request that reads it" if title == "NotOnDevice" else "1000 of 4000 bytes"
+        ) in error["detail"]
 
 
 class Pinning:
@@ -211,11 +237,15 @@ class Pinning:
         (("absent", "unknown"), "NotOnDevice"),
     ],
 )
-async def test_every_worker_that_has_an_entry_pins_it(outcomes: tuple[PinOutcome, ...], wanted: object) -> None:
+async def test_every_worker_that_has_an_entry_pins_it(
+    outcomes: tuple[PinOutcome, ...], wanted: object
+) -> None:
     """What is told is the sum over those that did; only where none did, why."""
     line = EntryLine("ssd", "00" * 8, "system/0", 9, 300.0, 200.0, 500, key="ab" * 8)
     told = await change(line, [Pinning(outcome) for outcome in outcomes], pinned=True)
-    assert (told.title if isinstance(told, Refusal) else (told.used_nbytes, told.budget_nbytes)) == wanted
+    assert (
+        told.title if isinstance(told, Refusal) else (told.used_nbytes, told.budget_nbytes)
+    ) == wanted
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"tenant": 1}', b'{"tennant": "a"}'])
@@ -237,21 +267,30 @@ async def test_a_body_may_come_in_pieces(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
 
     async with stocked(tmp_path) as (served, backend):
-        assert (await ask(served, "POST", "flush", data=pieces(b'{"tenant"', b': "b', b'"}')))[0] == 200
+        assert (await ask(served, "POST", "flush", data=pieces(b'{"tenant"', b': "b', b'"}')))[
+            0
+        ] == 200
         status, error, _ = await ask(served, "POST", "flush", data=pieces(b"{", b" " * 4096))
         assert (status, "exceeds" in error["detail"]) == (413, True)
         assert backend.flushed == ["b"]
 
 
-@pytest.mark.parametrize(("method", "name", "wanted"), [("GET", "flush", 405), ("POST", "stat", 405), ("GET", "nothing", 404)])
-async def test_what_is_not_there_is_no_providers_error(method: str, name: str, wanted: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "name", "wanted"),
+    [("GET", "flush", 405), ("POST", "stat", 405), ("GET", "nothing", 404)],
+)
+async def test_what_is_not_there_is_no_providers_error(
+    method: str, name: str, wanted: int, tmp_path: Path
+) -> None:
     """Unknown paths and methods below `/admin` answer by RFC 9457, too."""
     async with stocked(tmp_path) as (served, _):
         status, error, kind = await ask(served, method, name)
         assert (status, kind, error["status"]) == (wanted, "application/problem+json", wanted)
 
 
-async def test_without_tenants_only_loopback_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_tenants_only_loopback_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`server.allow_anonymous` opens the API to others, not these routes."""
     monkeypatch.setattr("aiohttp.web.BaseRequest.remote", "192.0.2.1")
     async with stocked(tmp_path) as (served, _):

@@ -29,7 +29,8 @@ tenants: [{name: acme, keys: [key-of-acme]}, {name: zeta, keys: [key-of-zeta]}]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with a policy, whose SSD tier holds one prompt of each tenant; no gateway runs at the policy's address."""
+    """A home with a policy, whose SSD tier holds one prompt of each tenant; no gateway runs at the
+    policy's address."""
     for name in ("PORT", "PCG_HOST", "PCG_TEST_CLOCK", "PCG_SECRET_FILE", "PCG_REDIS_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PCG_HOME", str(tmp_path))
@@ -74,7 +75,9 @@ def test_stat_shows_sizes_and_tenants(home: Path, capsys: pytest.CaptureFixture[
 
 def test_stat_says_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A disk with too little room, and a Redis that does not answer."""
-    (home / "policy.yaml").write_text(POLICY + "tiers: {ssd: {min_free: 1000TiB}, redis: {url: 'redis://127.0.0.1:1'}}")
+    (home / "policy.yaml").write_text(
+        POLICY + "tiers: {ssd: {min_free: 1000TiB}, redis: {url: 'redis://127.0.0.1:1'}}"
+    )
     assert run("stat") == 0
     lines = capsys.readouterr().out.splitlines()
     assert ["min_free" in line for line in lines if line.strip().startswith("ssd")] == [True]
@@ -89,7 +92,9 @@ def test_ls_shows_entries(home: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert all(line.split()[3:5] == ["700", "5m"] for line in lines)
 
 
-def test_nothing_is_cut_off(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_cut_off(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a narrow terminal, or in a pipe, the key is whole, and names go on in the next line."""
     monkeypatch.setenv("COLUMNS", "60")
     for verb in ("ls", "stat"):
@@ -111,7 +116,9 @@ def test_verify_ends_by_what_it_finds(home: Path, capsys: pytest.CaptureFixture[
     assert "1 damaged" in shown
 
 
-def test_flush_forgets_a_tenant_and_verify_proves_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flush_forgets_a_tenant_and_verify_proves_it(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Then everything, folders of models that are no longer served included."""
     assert run("flush", "--tenant", "acme") == 0
     assert "forgot 3 objects of acme" in capsys.readouterr().out
@@ -146,7 +153,9 @@ async def test_a_running_gateway_pins(home: Path, capsys: pytest.CaptureFixture[
     capsys.readouterr()
     backend = FlushableBackend()
     stored = contents("zeta")[-1]
-    async with serving(backend, POLICY, inventory=Inventory((FolderObjects(folder(home)),)), root_secret=secret()) as served:
+    async with serving(
+        backend, POLICY, inventory=Inventory((FolderObjects(folder(home)),)), root_secret=secret()
+    ) as served:
         options = ["--url", served.url]
         assert await asyncio.to_thread(run, "ls", *options) == 0
         (line,) = (line for line in capsys.readouterr().out.splitlines() if "system/0" in line)
@@ -154,7 +163,10 @@ async def test_a_running_gateway_pins(home: Path, capsys: pytest.CaptureFixture[
         assert stored.key[8:].hex().startswith(key)
         for verb in ("pin", "unpin"):
             assert await asyncio.to_thread(run, verb, key, *options) == 0
-            assert capsys.readouterr().out == f"{verb}ned {key}; pinned entries take 1.0 kB of 4.0 kB\n"
+            assert (
+                capsys.readouterr().out
+                == f"{verb}ned {key}; pinned entries take 1.0 kB of 4.0 kB\n"
+            )
         assert await asyncio.to_thread(run, "pin", "00000000", *options) == 1
         assert "no live entry" in capsys.readouterr().err
     assert backend.pins == [(stored.key, True), (stored.key, False)]
@@ -165,17 +177,27 @@ def test_ls_shows_what_is_pinned(home: Path, capsys: pytest.CaptureFixture[str])
     fill(folder(home), objects("acme", PINNED_UNTIL_S, secret=secret()))
     assert run("ls") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "system/0" in line]
-    assert sorted((line[1], line[5] == "pinned") for line in lines) == [("acme", True), ("zeta", False)]
+    assert sorted((line[1], line[5] == "pinned") for line in lines) == [
+        ("acme", True),
+        ("zeta", False),
+    ]
 
 
 @pytest.mark.parametrize("key", [None, "key-of-acme"])
-async def test_a_running_gateway_is_asked(home: Path, capsys: pytest.CaptureFixture[str], key: str | None) -> None:
-    """With the operator's key from the secret file, or with a tenant's: then about that tenant alone."""
+async def test_a_running_gateway_is_asked(
+    home: Path, capsys: pytest.CaptureFixture[str], key: str | None
+) -> None:
+    """With the operator's key from the secret file, or with a tenant's: then about that tenant
+    alone."""
     backend = FlushableBackend()
     inventory = Inventory((FolderObjects(folder(home)),))
     more = ["--key", key] if key else []
     async with serving(backend, POLICY, inventory=inventory, root_secret=secret()) as served:
-        for verb, number in (("stat", "cache_hits_total"), ("ls", "system/0"), ("verify", f"{3 if key else 6} objects whole")):
+        for verb, number in (
+            ("stat", "cache_hits_total"),
+            ("ls", "system/0"),
+            ("verify", f"{3 if key else 6} objects whole"),
+        ):
             assert await asyncio.to_thread(run, verb, "--url", served.url, *more) == 0
             shown = capsys.readouterr().out
             assert number in shown
@@ -185,8 +207,11 @@ async def test_a_running_gateway_is_asked(home: Path, capsys: pytest.CaptureFixt
     assert backend.flushed == ["acme" if key else None]
 
 
-async def test_no_proxy_stands_between(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gateway on this machine is asked itself, whatever proxy the environment names: it would see the operator's key."""
+async def test_no_proxy_stands_between(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway on this machine is asked itself, whatever proxy the environment names: it would see
+    the operator's key."""
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     async with serving(FlushableBackend(), POLICY, root_secret=secret()) as served:
@@ -196,7 +221,8 @@ async def test_no_proxy_stands_between(home: Path, capsys: pytest.CaptureFixture
 
 
 async def test_what_is_no_gateway_is_said(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another server at the address, whatever it speaks, and an address that is none; at the policy's own, files are read."""
+    """Another server at the address, whatever it speaks, and an address that is none; at the
+    policy's own, files are read."""
     replies = [b"-ERR unknown command\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"]
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -220,7 +246,9 @@ async def test_what_is_no_gateway_is_said(home: Path, capsys: pytest.CaptureFixt
     assert "secret" not in capsys.readouterr().err
 
 
-def test_what_an_ssd_tier_left_behind_is_forgotten(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_ssd_tier_left_behind_is_forgotten(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Once the policy has none any more its folder is still shown, and emptied by a flush."""
     (home / "policy.yaml").write_text(POLICY + "tiers: {ssd: {bytes: 0}}")
     assert run("ls") == 0
@@ -230,8 +258,11 @@ def test_what_an_ssd_tier_left_behind_is_forgotten(home: Path, capsys: pytest.Ca
 
 
 def test_a_policy_of_upstreams_alone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What models left behind that are no longer served is shown and forgotten; no folder is made for a model."""
-    (home / "policy.yaml").write_text("server: {port: 1}\nmodels: []\nbackends: [{}]\n" + POLICY.splitlines()[-1])
+    """What models left behind that are no longer served is shown and forgotten; no folder is made
+    for a model."""
+    (home / "policy.yaml").write_text(
+        "server: {port: 1}\nmodels: []\nbackends: [{}]\n" + POLICY.splitlines()[-1]
+    )
     assert run("ls") == 0
     assert "system/0" in capsys.readouterr().out
     assert run("flush") == 0

@@ -22,7 +22,9 @@ from tests.gateway.serving import openai_body, serving
 
 def a_request(num_choices: int, seed: int | None = 7) -> Request:
     """A parsed request of `num_choices` answers."""
-    return OpenAIWire().parse(orjson.dumps(openai_body(n=num_choices, seed=seed)), {}, request_id="r")
+    return OpenAIWire().parse(
+        orjson.dumps(openai_body(n=num_choices, seed=seed)), {}, request_id="r"
+    )
 
 
 def number(request: Request) -> int:
@@ -32,11 +34,14 @@ def number(request: Request) -> int:
 
 def scripts() -> ScriptedBackend:
     """Answer number i says `i` i + 1 times."""
-    return ScriptedBackend(lambda request: Script(texts=(str(number(request)),) * (number(request) + 1)))
+    return ScriptedBackend(
+        lambda request: Script(texts=(str(number(request)),) * (number(request) + 1))
+    )
 
 
 async def test_every_answer_is_whole_and_the_prompt_starts_once() -> None:
-    """The others are asked for when the first has its first token: what they share is cached by then."""
+    """The others are asked for when the first has its first token: what they share is cached by
+    then."""
     backend, texts, events = scripts(), defaultdict(str), []
     async for event in merge_choices(backend, a_request(3)):
         events.append(event)
@@ -64,7 +69,11 @@ async def test_one_failure_ends_them_all() -> None:
 
     def script(request: Request) -> Script:
         fails = number(request) == 1
-        return Script(error=EngineFailed("x") if fails else None, error_after=1, before_text={} if fails else {1: gate})
+        return Script(
+            error=EngineFailed("x") if fails else None,
+            error_after=1,
+            before_text={} if fails else {1: gate},
+        )
 
     backend = ScriptedBackend(script)
     with pytest.raises(EngineFailed):
@@ -100,12 +109,18 @@ async def test_leaving_aborts_them_all() -> None:
 
 def several(num_prompts: int, num_choices: int) -> Request:
     """A parsed request of several raw prompts, each of which names itself."""
-    body = {"model": "gpt-5.6", "prompt": [f"p{i}" for i in range(num_prompts)], "n": num_choices, "seed": 7}
+    body = {
+        "model": "gpt-5.6",
+        "prompt": [f"p{i}" for i in range(num_prompts)],
+        "n": num_choices,
+        "seed": 7,
+    }
     return CompletionsWire().parse(orjson.dumps(body), {}, request_id="r")
 
 
 async def test_several_prompts_are_asked_each_once_and_then_for_more() -> None:
-    """Every prompt starts once, the first one first; its further answers begin when it has its first token."""
+    """Every prompt starts once, the first one first; its further answers begin when it has its
+    first token."""
     asked: list[tuple[str, int | None]] = []
 
     def script(request: Request) -> Script:
@@ -140,7 +155,8 @@ async def test_many_prompts_leave_room_for_others() -> None:
 
 
 def halved(request: Request) -> Script:
-    """Prompt number i has 10 (i + 1) tokens, all but one of which are written, or read where i is odd."""
+    """Prompt number i has 10 (i + 1) tokens, all but one of which are written, or read where i is
+    odd."""
     assert isinstance(request.prompt.raw, str)
     number = int(request.prompt.raw[1:])
     size = 10 * (number + 1)
@@ -149,9 +165,12 @@ def halved(request: Request) -> Script:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_prompts_are_one_bill(stream: bool) -> None:
-    """Counts of all prompts and answers are summed, in the body, the headers and the ledger: one request."""
+    """Counts of all prompts and answers are summed, in the body, the headers and the ledger: one
+    request."""
     async with (
-        serving(ScriptedBackend(halved), "dialects: [{match: '*', preset: openai, min_tokens: 1}]") as served,
+        serving(
+            ScriptedBackend(halved), "dialects: [{match: '*', preset: openai, min_tokens: 1}]"
+        ) as served,
         openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as client,
     ):
         more: Any = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
@@ -175,7 +194,11 @@ async def test_several_prompts_are_one_bill(stream: bool) -> None:
         assert (details.cached_tokens, details.cache_write_tokens) == (19, 38)
         (record,) = served.records
         assert record.bill is not None
-        assert (record.bill.usage.num_prompt, record.bill.usage.output, record.bill.report.skipped) == (60, 6, 19)
+        assert (
+            record.bill.usage.num_prompt,
+            record.bill.usage.output,
+            record.bill.report.skipped,
+        ) == (60, 6, 19)
 
 
 async def test_the_sdk_reads_several_answers() -> None:
@@ -184,8 +207,14 @@ async def test_the_sdk_reads_several_answers() -> None:
         serving(scripts()) as served,
         openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as client,
     ):
-        whole = await client.chat.completions.create(model="gpt-5.6", n=3, messages=[{"role": "user", "content": "Hi"}])
-        assert [(c.index, c.message.content) for c in whole.choices] == [(0, "0"), (1, "11"), (2, "222")]
+        whole = await client.chat.completions.create(
+            model="gpt-5.6", n=3, messages=[{"role": "user", "content": "Hi"}]
+        )
+        assert [(c.index, c.message.content) for c in whole.choices] == [
+            (0, "0"),
+            (1, "11"),
+            (2, "222"),
+        ]
         assert whole.usage is not None
         assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (10, 6)
         stream = await client.chat.completions.create(

@@ -1,4 +1,5 @@
-"""The `pcg` command: what it prints, and that what the operator can mend is said in words with exit status 1."""
+"""The `pcg` command: what it prints, and that what the operator can mend is said in words with exit
+status 1."""
 
 from __future__ import annotations
 
@@ -15,8 +16,16 @@ from gateway.operate.admin import package_version
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home of its own, and none of the settings of whoever runs the tests; logging as before afterwards."""
-    for name in ("PCG_POLICY", "PORT", "PCG_HOST", "PCG_TEST_CLOCK", "PCG_SECRET_FILE", "PCG_REDIS_URL"):
+    """A home of its own, and none of the settings of whoever runs the tests; logging as before
+    afterwards."""
+    for name in (
+        "PCG_POLICY",
+        "PORT",
+        "PCG_HOST",
+        "PCG_TEST_CLOCK",
+        "PCG_SECRET_FILE",
+        "PCG_REDIS_URL",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PCG_HOME", str(tmp_path))
     yield tmp_path
@@ -38,7 +47,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count(package_version()) == 2
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["check", "--help"], ["model", "fetch", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["serve", "--help"], ["check", "--help"], ["model", "fetch", "--help"]],
+)
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Every command explains itself."""
     assert run(*arguments) == 0
@@ -55,7 +67,9 @@ def test_a_fine_policy_is_summed_up(home: Path, capsys: pytest.CaptureFixture[st
     assert "my-model" in shown
 
 
-def test_a_policy_is_summed_up_as_it_is_written(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_is_summed_up_as_it_is_written(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Brackets in a text are no markup."""
     file = home / "policy.yaml"
     file.write_text('prices: {version: "[/draft] [red]"}')
@@ -63,10 +77,15 @@ def test_a_policy_is_summed_up_as_it_is_written(home: Path, capsys: pytest.Captu
     assert "prices [/draft] [red]" in capsys.readouterr().out
 
 
-def test_a_policy_is_summed_up_without_passwords(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_is_summed_up_without_passwords(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Where KV is kept: the folder and its cap, and of Redis the host alone."""
     file = home / "policy.yaml"
-    file.write_text("tiers: {ssd: {path: /disk/kv, bytes: 3GiB}, redis: {url: 'rediss://me:opensesame@cache:7000'}}")
+    file.write_text(
+        "tiers: {ssd: {path: /disk/kv, bytes: 3GiB}, redis: {url: "
+        "'rediss://me:opensesame@cache:7000'}}"
+    )
     assert run("check", str(file)) == 0
     shown = capsys.readouterr().out
     assert "/disk/kv, at most 3GiB" in shown

@@ -85,7 +85,8 @@ def test_the_system_clock_never_steps_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_secret_is_made_once(tmp_path: Path) -> None:
-    """Sixteen starts at one moment agree on one secret, readable by its owner only, with nothing left beside it."""
+    """Sixteen starts at one moment agree on one secret, readable by its owner only, with nothing
+    left beside it."""
     settings = read_settings({"PCG_HOME": str(tmp_path / "home")})
     with ThreadPoolExecutor(16) as pool:
         secrets = set(pool.map(lambda _: root_secret(settings), range(16)))
@@ -96,7 +97,8 @@ def test_the_secret_is_made_once(tmp_path: Path) -> None:
 
 
 def test_a_given_secret_file(tmp_path: Path) -> None:
-    """`PCG_SECRET_FILE` is used as it is and never made; a short or missing one is an error that names it."""
+    """`PCG_SECRET_FILE` is used as it is and never made; a short or missing one is an error that
+    names it."""
     file = tmp_path / "given"
     settings = read_settings({"PCG_HOME": str(tmp_path), "PCG_SECRET_FILE": str(file)})
     with pytest.raises(ConfigError, match="given"):
@@ -123,29 +125,53 @@ def test_the_engine_is_set_up_as_the_policy_says(tmp_path: Path) -> None:
     policy = make_policy(
         "models: [{name: m, dtype: float32, context: 100, template: model, "
         "engine: {exact: 'on', kv_bytes: 50%, block_size: 8, max_sequences: 2, "
-        "max_step_tokens: 64, max_mixed_tokens: 16, speculation: 'off', max_queue: 3, num_threads: 1}}]\n"
+        "max_step_tokens: 64, max_mixed_tokens: 16, speculation: 'off', max_queue: 3, "
+        "num_threads: 1}}]\n"
         "eviction: {score: lru}\ntiers: {ram: {bytes: 1MiB, force: true}}"
     )
     (config,) = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
     assert (config.kv_nbytes, config.kv_share) == (machine_memory_nbytes() // 2, 0.5)
-    assert (config.model, config.model_path, config.dtype, config.context) == ("m", str(tmp_path), "float32", 100)
-    assert (config.template, config.exact, config.block_size, config.num_threads) == ("model", "on", 8, 1)
+    assert (config.model, config.model_path, config.dtype, config.context) == (
+        "m",
+        str(tmp_path),
+        "float32",
+        100,
+    )
+    assert (config.template, config.exact, config.block_size, config.num_threads) == (
+        "model",
+        "on",
+        8,
+        1,
+    )
     assert (config.max_sequences, config.max_step_tokens, config.max_queue) == (2, 64, 3)
     assert (config.mixed_tokens, config.speculation) == (16, "off")
     assert (config.eviction, config.ram_nbytes, config.force_ram) == ("lru", 1024**2, True)
 
 
 def test_the_tiers_are_set_up_as_the_policy_says(tmp_path: Path) -> None:
-    """The cap is shared by the models, each in a folder of its own; the Redis URL reaches the engine with its password."""
+    """The cap is shared by the models, each in a folder of its own; the Redis URL reaches the
+    engine with its password."""
     policy = make_policy(
-        f"models: [{{name: a}}, {{name: org/b}}]\ntiers: {{ssd: {{path: {tmp_path}, bytes: 4MiB, min_free: 1MiB, "
+        f"models: [{{name: a}}, {{name: org/b}}]\ntiers: {{ssd: {{path: {tmp_path}, bytes: 4MiB, "
+        "min_free: 1MiB, "
         "encrypt: true}, redis: {url: 'redis://:word@host', timeout: 20ms, prefix: 'x:'}}"
     )
-    configs = [config for model in policy.models for config in engine_configs(policy, model, tmp_path, b"s" * 32)]
-    assert [config.ssd_path for config in configs] == [str(tmp_path / "a"), str(tmp_path / "org%2Fb")]
+    configs = [
+        config
+        for model in policy.models
+        for config in engine_configs(policy, model, tmp_path, b"s" * 32)
+    ]
+    assert [config.ssd_path for config in configs] == [
+        str(tmp_path / "a"),
+        str(tmp_path / "org%2Fb"),
+    ]
     assert {config.ssd_nbytes for config in configs} == {2 * 1024**2}
     assert (configs[0].ssd_min_free_nbytes, configs[0].encrypt) == (1024**2, True)
-    assert (configs[0].redis_url, configs[0].redis_timeout_s, configs[0].redis_prefix) == ("redis://:word@host", 0.02, "x:")
+    assert (configs[0].redis_url, configs[0].redis_timeout_s, configs[0].redis_prefix) == (
+        "redis://:word@host",
+        0.02,
+        "x:",
+    )
 
 
 def test_tiers_can_be_off(tmp_path: Path) -> None:
@@ -156,8 +182,11 @@ def test_tiers_can_be_off(tmp_path: Path) -> None:
 
 
 def test_what_else_lies_in_the_folder_counts_against_the_cap(tmp_path: Path) -> None:
-    """Folders of models that are no longer served leave less for those that are, down to nothing."""
-    policy = make_policy(f"models: [{{name: m}}]\ntiers: {{ssd: {{path: {tmp_path}, bytes: 1MiB}}}}")
+    """Folders of models that are no longer served leave less for those that are, down to
+    nothing."""
+    policy = make_policy(
+        f"models: [{{name: m}}]\ntiers: {{ssd: {{path: {tmp_path}, bytes: 1MiB}}}}"
+    )
     old, own = tmp_path / "old", tmp_path / "m"
     for folder in (old, own):
         folder.mkdir()
@@ -171,26 +200,35 @@ def test_what_else_lies_in_the_folder_counts_against_the_cap(tmp_path: Path) -> 
 
 
 def test_workers_share_what_a_model_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory of the same device, threads, pins and SSD are dealt out; each has a folder of its own, the first the model's."""
+    """Memory of the same device, threads, pins and SSD are dealt out; each has a folder of its own,
+    the first the model's."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(7))
     policy = make_policy(
-        "models: [{name: m, engine: {workers: 3, kv_bytes: 6MiB, device: ['cuda:0', 'cuda:1']}}, {name: other}]\n"
-        f"tiers: {{ram: {{bytes: 3MiB}}, ssd: {{path: {tmp_path}, bytes: 12MiB}}}}\neviction: {{pinned: 3MiB}}"
+        "models: [{name: m, engine: {workers: 3, kv_bytes: 6MiB, device: ['cuda:0', 'cuda:1']}}, "
+        "{name: other}]\n"
+        f"tiers: {{ram: {{bytes: 3MiB}}, ssd: {{path: {tmp_path}, bytes: 12MiB}}}}\neviction: "
+        f"{{pinned: 3MiB}}"
     )
     configs = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
     assert [config.device for config in configs] == ["cuda:0", "cuda:1", "cuda:0"]
     assert [config.kv_nbytes for config in configs] == [3 * 1024**2, 6 * 1024**2, 3 * 1024**2]
     assert {config.kv_share for config in configs} == {0.0}
-    assert [config.ssd_path for config in configs] == [str(tmp_path / name) for name in ("m", "m#1", "m#2")]
+    assert [config.ssd_path for config in configs] == [
+        str(tmp_path / name) for name in ("m", "m#1", "m#2")
+    ]
     assert {config.ssd_nbytes for config in configs} == {2 * 1024**2}
-    assert {(config.ram_nbytes, config.pin_nbytes, config.num_threads) for config in configs} == {(1024**2, 1024**2, 2)}
+    assert {(config.ram_nbytes, config.pin_nbytes, config.num_threads) for config in configs} == {
+        (1024**2, 1024**2, 2)
+    }
     (alone,) = engine_configs(policy, policy.models[1], tmp_path, b"s" * 32)
     assert (alone.num_threads, alone.ssd_nbytes, alone.device) == (0, 6 * 1024**2, "auto")
 
 
 def test_workers_share_a_share_of_their_device(tmp_path: Path) -> None:
     """What is left of a share on each device, whatever memory it turns out to have."""
-    policy = make_policy("models: [{name: m, engine: {workers: 3, kv_bytes: 30%, device: ['cuda:0', 'cuda:1']}}]")
+    policy = make_policy(
+        "models: [{name: m, engine: {workers: 3, kv_bytes: 30%, device: ['cuda:0', 'cuda:1']}}]"
+    )
     configs = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
     assert [config.kv_share for config in configs] == [0.15, 0.3, 0.15]
 
@@ -211,7 +249,8 @@ def test_more_devices_than_workers_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "a_b", "org/model:1"])
 def test_folder_names_stay_in_the_folder(name: str, tmp_path: Path) -> None:
-    """Whatever a model is called, its folder lies directly below the root, and belongs to no other model."""
+    """Whatever a model is called, its folder lies directly below the root, and belongs to no other
+    model."""
     assert (tmp_path / folder_name(name)).resolve().parent == tmp_path.resolve()
     assert folder_name(name) != folder_name(name.replace("/", "_") + "_")
 

@@ -1,4 +1,5 @@
-"""Requests compared with earlier ones: what changed, how much of the prompt follows, and that memory is bounded."""
+"""Requests compared with earlier ones: what changed, how much of the prompt follows, and that
+memory is bounded."""
 
 from __future__ import annotations
 
@@ -21,12 +22,29 @@ def text(value: str, mark: Any = None) -> dict[str, Any]:
 
 
 def a_request(
-    name: str, previous: str | None, *, tenant: str = "t", at_s: float = 0.0, betas: str = "", **changes: Any
+    name: str,
+    previous: str | None,
+    *,
+    tenant: str = "t",
+    at_s: float = 0.0,
+    betas: str = "",
+    **changes: Any,
 ) -> Request:
-    turns = [{"role": "user", "content": [text("q1"), text("q2")]}, {"role": "assistant", "content": "a"}]
-    fields: dict[str, Any] = {"model": "m", "max_tokens": 1, "tools": [TOOL], "system": [text("s")], "messages": turns}
+    turns = [
+        {"role": "user", "content": [text("q1"), text("q2")]},
+        {"role": "assistant", "content": "a"},
+    ]
+    fields: dict[str, Any] = {
+        "model": "m",
+        "max_tokens": 1,
+        "tools": [TOOL],
+        "system": [text("s")],
+        "messages": turns,
+    }
     body = fields | {"diagnostics": {"previous_message_id": previous}} | changes
-    parsed = AnthropicWire().parse(orjson.dumps(body), {"anthropic-beta": betas}, request_id=f"req_{name}")
+    parsed = AnthropicWire().parse(
+        orjson.dumps(body), {"anthropic-beta": betas}, request_id=f"req_{name}"
+    )
     return msgspec.structs.replace(parsed, tenant=tenant, started_at_s=at_s)
 
 
@@ -65,25 +83,40 @@ def test_what_changed(kind: str | None, changes: dict[str, Any]) -> None:
     assert reason(diagnoses, a_request("1", None)) is None
     found = reason(diagnoses, a_request("2", "msg_1", **changes))
     assert (None if found is None else found["type"]) == kind
-    assert ("cache_missed_input_tokens" in (found or {})) is (kind is not None and kind.endswith("_changed"))
+    assert ("cache_missed_input_tokens" in (found or {})) is (
+        kind is not None and kind.endswith("_changed")
+    )
 
 
 def test_tokens_after_the_difference() -> None:
     """An estimate from bytes: a change further ahead costs more."""
     diagnoses = Diagnoses()
     words = "word " * 400
-    turns = [{"role": "user", "content": words}, {"role": "assistant", "content": "a"}, {"role": "user", "content": words}]
+    turns = [
+        {"role": "user", "content": words},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": words},
+    ]
     diagnoses.diagnose(a_request("1", None, messages=turns))
     late = [*turns[:2], {"role": "user", "content": words + "!"}]
     early = [{"role": "user", "content": words + "!"}, *turns[1:]]
-    costs = [reason(diagnoses, a_request("2", "msg_1", messages=m))["cache_missed_input_tokens"] for m in (late, early)]
+    costs = [
+        reason(diagnoses, a_request("2", "msg_1", messages=m))["cache_missed_input_tokens"]
+        for m in (late, early)
+    ]
     assert 400 < costs[0] < 600
     assert 900 < costs[1] < 1200
-    assert reason(diagnoses, a_request("3", "msg_1", messages=turns, tools=[]))["cache_missed_input_tokens"] > costs[0]
+    assert (
+        reason(diagnoses, a_request("3", "msg_1", messages=turns, tools=[]))[
+            "cache_missed_input_tokens"
+        ]
+        > costs[0]
+    )
 
 
 def test_who_may_ask_and_for_how_long() -> None:
-    """Another tenant's message is not found, nor one that is an hour old, nor one that was never answered."""
+    """Another tenant's message is not found, nor one that is an hour old, nor one that was never
+    answered."""
     diagnoses = Diagnoses()
     diagnoses.diagnose(a_request("1", None))
     unknown = {"type": "previous_message_not_found"}
@@ -94,7 +127,8 @@ def test_who_may_ask_and_for_how_long() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """The oldest requests go first, by number and by size; one that comes again takes its own place."""
+    """The oldest requests go first, by number and by size; one that comes again takes its own
+    place."""
     few, small = Diagnoses(max_requests=3), Diagnoses(max_hashes=14)
     for diagnoses in (few, small):
         for name in "12345":

@@ -18,35 +18,47 @@ MESSAGES = "/v1/messages"
 
 
 async def test_a_drain_lets_answers_finish() -> None:
-    """While it drains the gateway is alive and not ready; a stream that had begun ends as it would have."""
+    """While it drains the gateway is alive and not ready; a stream that had begun ends as it would
+    have."""
     gate = asyncio.Event()
     async with serving(ScriptedBackend(Script(before_text={1: gate}))) as served:
         async with served.http.get("/readyz") as ready:
             assert ready.status == 200
-        async with served.http.post(MESSAGES, json=anthropic_body(stream=True), headers=ANTHROPIC) as response:
-            draining = asyncio.create_task(drain(served.gateway, served.listener, delay_s=60.0, hurry=asyncio.Event()))
+        async with served.http.post(
+            MESSAGES, json=anthropic_body(stream=True), headers=ANTHROPIC
+        ) as response:
+            draining = asyncio.create_task(
+                drain(served.gateway, served.listener, delay_s=60.0, hurry=asyncio.Event())
+            )
             await asyncio.sleep(0)
             async with served.http.get("/readyz") as ready:
                 assert (ready.status, ready.headers["Connection"]) == (503, "close")
             async with served.http.get("/livez") as alive:
                 assert alive.status == 200
             gate.set()
-            async with served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC) as still:
+            async with served.http.post(
+                MESSAGES, json=anthropic_body(), headers=ANTHROPIC
+            ) as still:
                 assert (still.status, still.headers["Connection"]) == (200, "close")
             assert b"message_stop" in await response.read()
         draining.cancel()
 
 
 async def test_after_the_delay_nothing_new_is_taken() -> None:
-    """New connections are refused, requests on open ones are told to go elsewhere, and the drain ends with the last."""
+    """New connections are refused, requests on open ones are told to go elsewhere, and the drain
+    ends with the last."""
     gate = asyncio.Event()
     backend = ScriptedBackend(Script(before_text={0: gate}))
     async with serving(backend) as served:
-        answer = asyncio.create_task(served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC))
+        answer = asyncio.create_task(
+            served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC)
+        )
         await backend.held.wait()
         async with served.http.get("/livez") as kept_open:
             await kept_open.read()
-        draining = asyncio.create_task(drain(served.gateway, served.listener, delay_s=0.0, hurry=asyncio.Event()))
+        draining = asyncio.create_task(
+            drain(served.gateway, served.listener, delay_s=0.0, hurry=asyncio.Event())
+        )
         while served.listener.open:
             await asyncio.sleep(0)
         async with served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC) as refused:
@@ -70,7 +82,9 @@ async def test_a_drain_waits_for_what_nobody_waits_for() -> None:
         async with served.http.post("/v1/responses", json=body, headers=OPENAI) as response:
             name = (await response.json())["id"]
         await backend.held.wait()
-        draining = asyncio.create_task(drain(served.gateway, served.listener, delay_s=0.0, hurry=asyncio.Event()))
+        draining = asyncio.create_task(
+            drain(served.gateway, served.listener, delay_s=0.0, hurry=asyncio.Event())
+        )
         while served.listener.open:
             await asyncio.sleep(0)
         assert not draining.done()
@@ -85,7 +99,9 @@ async def test_a_second_signal_hurries() -> None:
     hurry = asyncio.Event()
     backend = ScriptedBackend(Script(before_started=asyncio.Event()))
     async with serving(backend) as served:
-        answer = asyncio.create_task(served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC))
+        answer = asyncio.create_task(
+            served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC)
+        )
         await backend.held.wait()
         hurry.set()
         await drain(served.gateway, served.listener, delay_s=3600.0, hurry=hurry)
@@ -97,7 +113,9 @@ async def test_a_drain_has_an_end() -> None:
     """After `drain.timeout` the drain returns with requests still in flight."""
     backend = ScriptedBackend(Script(before_started=asyncio.Event()))
     async with serving(backend, "server: {drain: {timeout: 10ms}}") as served:
-        answer = asyncio.create_task(served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC))
+        answer = asyncio.create_task(
+            served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC)
+        )
         await backend.held.wait()
         await drain(served.gateway, served.listener, delay_s=0.0, hurry=asyncio.Event())
         assert len(served.gateway.in_flight) == 1
@@ -126,7 +144,10 @@ async def test_readiness_follows_the_backend() -> None:
         async with served.http.get("/health") as response:
             assert (await response.json())["status"] == "loading"
         async with served.http.get("/metrics") as response:
-            assert 'pcg_worker_up{model="smollm2-135m-instruct",worker="0"} 0.0' in await response.text()
+            assert (
+                'pcg_worker_up{model="smollm2-135m-instruct",worker="0"} 0.0'
+                in await response.text()
+            )
 
 
 async def test_health_needs_a_key_where_there_are_tenants() -> None:

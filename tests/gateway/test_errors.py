@@ -1,4 +1,5 @@
-"""What goes wrong is told in the caller's own format, with the provider's status, and never as a 500."""
+"""What goes wrong is told in the caller's own format, with the provider's status, and never as a
+500."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from typing import Any
 import pytest
 from anthropic._error_classes import ERROR_CLASSES
 
-from gateway.errors import BadFormat, BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
+from gateway.errors import (
+    BadFormat,
+    BadPrompt,
+    ContextExceeded,
+    EngineFailed,
+    GatewayError,
+    Overloaded,
+)
 from tests.fakes.backend import Script, ScriptedBackend
 from tests.gateway.serving import ANTHROPIC, OPENAI, Served, anthropic_body, openai_body, serving
 
@@ -30,7 +38,9 @@ def error_of(path: str, content: Any) -> tuple[str, str]:
     return content["error"]["type"], content["error"]["message"]
 
 
-async def post(served: Served, path: str, body: object, **headers: str) -> tuple[int, tuple[str, str], Any]:
+async def post(
+    served: Served, path: str, body: object, **headers: str
+) -> tuple[int, tuple[str, str], Any]:
     """Status, (type, message), headers of a request that is refused."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     async with served.http.post(path, data=data, headers=HEADERS[path] | headers) as response:
@@ -51,7 +61,8 @@ async def post(served: Served, path: str, body: object, **headers: str) -> tuple
         b"\xff\xfe",
         b'{"model": "claude-sonnet-5", "max_tokens": 5, "messages": []}',
         b'{"model": "claude-sonnet-5", "max_tokens": "5", "messages": "Hi"}',
-        b'{"model": "claude-sonnet-5", "max_tokens": 5, "messages": [{"role": "user", "content": 5}]}',
+        b'{"model": "claude-sonnet-5", "max_tokens": 5, "messages": [{"role": "user", "content": '
+        b"5}]}",
     ],
 )
 async def test_bad_bodies(path: str, body: bytes) -> None:
@@ -65,11 +76,16 @@ async def test_bad_bodies(path: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"mod'])
-@pytest.mark.parametrize("path", [MESSAGES, CHAT, "/v1/messages/count_tokens", "/admin/cache/flush"])
+@pytest.mark.parametrize(
+    "path", [MESSAGES, CHAT, "/v1/messages/count_tokens", "/admin/cache/flush"]
+)
 async def test_a_body_that_does_not_end(path: str, sent: bytes) -> None:
     """Nobody waits for the rest of it longer than the policy says."""
     request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode() + sent
-    async with serving(ScriptedBackend(), "server: {body_timeout: 20ms}") as served, asyncio.timeout(20):
+    async with (
+        serving(ScriptedBackend(), "server: {body_timeout: 20ms}") as served,
+        asyncio.timeout(20),
+    ):
         reader, writer = await asyncio.open_connection(served.listener.host, served.listener.port)
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -104,8 +120,11 @@ async def test_unknown_model(path: str) -> None:
         (ValueError("a bug that quotes the prompt"), 500, 500),
     ],
 )
-async def test_errors_before_the_answer(path: str, stream: bool, error: Exception, anthropic: int, openai: int) -> None:
-    """Errors before `Started` have their real status, streamed or not; bugs are not quoted to the client."""
+async def test_errors_before_the_answer(
+    path: str, stream: bool, error: Exception, anthropic: int, openai: int
+) -> None:
+    """Errors before `Started` have their real status, streamed or not; bugs are not quoted to the
+    client."""
     async with serving(ScriptedBackend(Script(error=error))) as served:
         status, (_, message), headers = await post(served, path, BODIES[path] | {"stream": stream})
         assert status == (anthropic if path == MESSAGES else openai)
@@ -134,7 +153,9 @@ async def test_oversized_bodies(path: str) -> None:
     async with serving(ScriptedBackend(), "server: {max_body: 1000}") as served:
         large = json.dumps(BODIES[path] | {"metadata": {"x": "y" * 2000}}).encode()
         assert (await post(served, path, large))[0] == 413
-        assert (await post(served, path, gzip.compress(large), **{"Content-Encoding": "gzip"}))[0] == 413
+        assert (await post(served, path, gzip.compress(large), **{"Content-Encoding": "gzip"}))[
+            0
+        ] == 413
 
         async def chunks() -> Any:
             yield large[:700]
@@ -152,7 +173,12 @@ async def test_compressed_bodies(path: str) -> None:
         headers = HEADERS[path] | {"Content-Encoding": "gzip"}
         async with served.http.post(path, data=packed, headers=headers) as response:
             assert response.status == 200
-        for data, encoding in ((packed[:-9], "gzip"), (b"no gzip", "gzip"), (packed + b"x", "gzip"), (packed, "br")):
+        for data, encoding in (
+            (packed[:-9], "gzip"),
+            (b"no gzip", "gzip"),
+            (packed + b"x", "gzip"),
+            (packed, "br"),
+        ):
             status, (kind, _), _ = await post(served, path, data, **{"Content-Encoding": encoding})
             assert (status, kind) == (400, "invalid_request_error")
 
@@ -165,7 +191,9 @@ async def test_compressed_bodies(path: str) -> None:
         (gzip.compress(b" " * 2000), "gzip", "request_body_too_large_after_decoding"),
     ],
 )
-async def test_errors_of_encodings_have_classes_of_their_own(data: bytes, encoding: str, code: str) -> None:
+async def test_errors_of_encodings_have_classes_of_their_own(
+    data: bytes, encoding: str, code: str
+) -> None:
     """The SDK tells them by status and `details.error_code`."""
     async with serving(ScriptedBackend(), "server: {max_body: 1000}") as served:
         headers = ANTHROPIC | {"Content-Encoding": encoding}
@@ -188,9 +216,14 @@ async def test_errors_of_encodings_have_classes_of_their_own(data: bytes, encodi
         ("GET", "/v1/models/llama", {"x-api-key": "k"}, 404, MESSAGES),
     ],
 )
-async def test_unknown_paths_and_methods(method: str, path: str, headers: dict[str, str], status: int, shape: str) -> None:
+async def test_unknown_paths_and_methods(
+    method: str, path: str, headers: dict[str, str], status: int, shape: str
+) -> None:
     """404 and 405 speak the format that path or headers show."""
-    async with serving(ScriptedBackend()) as served, served.http.request(method, path, headers=headers) as response:
+    async with (
+        serving(ScriptedBackend()) as served,
+        served.http.request(method, path, headers=headers) as response,
+    ):
         assert response.status == status
         error_of(shape, await response.json())
         assert status != 405 or response.headers["Allow"]
@@ -212,7 +245,8 @@ TENANTS = "tenants: [{name: a, keys: [key-of-a]}, {name: b, keys: [key-of-b]}]"
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
 @pytest.mark.parametrize(
-    "headers", [{}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}, {"Authorization": "Basic a"}]
+    "headers",
+    [{}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}, {"Authorization": "Basic a"}],
 )
 async def test_keys_are_needed_where_there_are_tenants(path: str, headers: dict[str, str]) -> None:
     """No key and an unknown key are a 401, before the body is looked at."""

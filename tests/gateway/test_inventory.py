@@ -1,4 +1,5 @@
-"""Reading what is stored without an engine: sizes, entries, damage, and forgetting, on real folders."""
+"""Reading what is stored without an engine: sizes, entries, damage, and forgetting, on real
+folders."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ NOW_S = 1_700_000_000.0
 
 def config(folder: Path, **more: object) -> EngineConfig:
     """An engine whose SSD tier is `folder`."""
-    engine = EngineConfig(model="m", model_path="", root_secret=SECRET, ssd_path=str(folder), ssd_nbytes=CAP)
+    engine = EngineConfig(
+        model="m", model_path="", root_secret=SECRET, ssd_path=str(folder), ssd_nbytes=CAP
+    )
     return msgspec.structs.replace(engine, **more)
 
 
@@ -36,8 +39,11 @@ def problems(inventory: Inventory) -> dict[str, str]:
 
 @pytest.mark.parametrize("encrypt", [False, True])
 def test_contents_are_told_by_tenant(tmp_path: Path, encrypt: bool) -> None:
-    """Objects and bytes of each tenant, under a hash that only the secret connects with the name."""
-    fill(tmp_path, objects("a", NOW_S + 60) + objects("b", NOW_S + 60, num_spans=1), encrypt=encrypt)
+    """Objects and bytes of each tenant, under a hash that only the secret connects with the
+    name."""
+    fill(
+        tmp_path, objects("a", NOW_S + 60) + objects("b", NOW_S + 60, num_spans=1), encrypt=encrypt
+    )
     with open_inventory([config(tmp_path, encrypt=encrypt)]) as inventory:
         (place,) = inventory.contents()
     a, b = tenant_hash(SECRET, "a"), tenant_hash(SECRET, "b")
@@ -59,7 +65,13 @@ def test_entries_are_listed_without_text(tmp_path: Path, encrypt: bool) -> None:
         lines = {line.tenant: line for line in inventory.entries(NOW_S)}
     assert set(lines) == {tenant_hash(SECRET, "a"), tenant_hash(SECRET, "b")}
     line = lines[tenant_hash(SECRET, "a")]
-    assert (line.tier, line.position, line.offset, line.ttl_s, line.ttl_left_s) == ("ssd", "system/0", 700, 300.0, 60.0)
+    assert (line.tier, line.position, line.offset, line.ttl_s, line.ttl_left_s) == (
+        "ssd",
+        "system/0",
+        700,
+        300.0,
+        60.0,
+    )
     assert lines[tenant_hash(SECRET, "b")].ttl_left_s == -1
 
 
@@ -69,7 +81,9 @@ def test_a_whole_folder_verifies(tmp_path: Path, encrypt: bool) -> None:
     fill(tmp_path, objects("a", NOW_S + 60), encrypt=encrypt)
     told: list[tuple[int, int]] = []
     with open_inventory([config(tmp_path, encrypt=encrypt)]) as inventory:
-        found = inventory.verify(lambda done_nbytes, total_nbytes: told.append((done_nbytes, total_nbytes)))
+        found = inventory.verify(
+            lambda done_nbytes, total_nbytes: told.append((done_nbytes, total_nbytes))
+        )
     assert (found.num_whole, found.damaged) == (3, ())
     assert told[0][0] == 0
     assert told[-1][0] == told[-1][1] == found.nbytes > 2 * SPAN_NBYTES
@@ -87,7 +101,8 @@ def test_one_changed_bit_is_found(tmp_path: Path, at: int, encrypt: bool) -> Non
 
 
 def test_other_damage_is_found(tmp_path: Path) -> None:
-    """A truncated file, another object's file under a name, something that no engine wrote, something encrypted for others."""
+    """A truncated file, another object's file under a name, something that no engine wrote,
+    something encrypted for others."""
     items = objects("a", NOW_S + 60)
     fill(tmp_path, items)
     first, second = path_of(tmp_path, items[0].key), path_of(tmp_path, items[1].key)
@@ -102,7 +117,9 @@ def test_other_damage_is_found(tmp_path: Path) -> None:
             alien.key.hex(): "not what this gateway stores under this key",
         }
     fill(tmp_path / "sealed", objects("b", NOW_S + 60, num_spans=0), encrypt=True)
-    with open_inventory([config(tmp_path / "sealed", root_secret=b"another secret!!")]) as inventory:
+    with open_inventory(
+        [config(tmp_path / "sealed", root_secret=b"another secret!!")]
+    ) as inventory:
         assert list(problems(inventory).values()) == ["not what this gateway stores under this key"]
 
 
@@ -135,7 +152,9 @@ def test_a_tenant_is_forgotten_and_nobody_else(tmp_path: Path, encrypt: bool) ->
     engines = [config(tmp_path, encrypt=encrypt)]
     assert forget(engines, "a") == 3
     with open_inventory(engines) as inventory:
-        assert [set(place.tenants) for place in inventory.contents()] == [{tenant_hash(SECRET, "b")}]
+        assert [set(place.tenants) for place in inventory.contents()] == [
+            {tenant_hash(SECRET, "b")}
+        ]
         assert inventory.verify(quiet).num_whole == 3
     assert forget(engines, "nobody") == 0
     assert forget(engines, None) == 3

@@ -1,4 +1,5 @@
-"""The local backend against a worker process that speaks the frames: order, failures, cancellation, restarts."""
+"""The local backend against a worker process that speaks the frames: order, failures, cancellation,
+restarts."""
 
 from __future__ import annotations
 
@@ -28,9 +29,13 @@ FAKE = Path(__file__).with_name("fake_worker.py")
 
 def make_backend(folder: Path, mode: str = "good", **options: object) -> LocalBackend:
     """A backend whose workers are `fake_worker.py MODE`."""
-    config = EngineConfig(model="fake", model_path=str(folder), root_secret=b"0123456789abcdef", context=100)
+    config = EngineConfig(
+        model="fake", model_path=str(folder), root_secret=b"0123456789abcdef", context=100
+    )
     options.setdefault("patience", WorkerTimeouts(ready_s=20.0, tick_s=0.01, backoff_s=(0.0,)))
-    return LocalBackend(config, FakeClock(1000.0), command=(sys.executable, str(FAKE), mode), **options)  # type: ignore[arg-type]
+    return LocalBackend(
+        config, FakeClock(1000.0), command=(sys.executable, str(FAKE), mode), **options
+    )  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -49,7 +54,13 @@ def prompt(order: str) -> Prompt:
 
 
 def request(order: str, request_id: str = "r") -> Request:
-    return Request(id=request_id, wire="openai", model="m", prompt=prompt(order), sampling=Sampling(max_tokens=5))
+    return Request(
+        id=request_id,
+        wire="openai",
+        model="m",
+        prompt=prompt(order),
+        sampling=Sampling(max_tokens=5),
+    )
 
 
 async def collect(backend: LocalBackend, order: str) -> tuple[int, str, str]:
@@ -69,7 +80,8 @@ async def collect(backend: LocalBackend, order: str) -> tuple[int, str, str]:
 
 
 async def test_an_answer_arrives_in_order(tmp_path: Path) -> None:
-    """Started, text, Finished; then counting, flushing, pinning and statistics on the same connection."""
+    """Started, text, Finished; then counting, flushing, pinning and statistics on the same
+    connection."""
     async with running(make_backend(tmp_path)) as backend:
         assert await collect(backend, "abc") == (3, "Hello world", "stop")
         assert await backend.count(prompt("12345")) == 5
@@ -100,7 +112,9 @@ async def test_the_worker_is_told_the_time(tmp_path: Path) -> None:
         ("wrong kind", EngineFailed),
     ],
 )
-async def test_failures_of_the_engine_are_named(tmp_path: Path, order: str, error: type[GatewayError]) -> None:
+async def test_failures_of_the_engine_are_named(
+    tmp_path: Path, order: str, error: type[GatewayError]
+) -> None:
     """Each kind of `Failed` is the gateway error of the same situation."""
     async with running(make_backend(tmp_path)) as backend:
         with pytest.raises(error):
@@ -117,7 +131,8 @@ async def test_repeated_request_ids_do_not_mix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["hang", "silence"])
 async def test_cancelling_aborts_and_leaks_nothing(tmp_path: Path, order: str) -> None:
-    """1,000 cancelled requests, before and after Started: the worker heard 1,000 aborts, nothing is left on either side."""
+    """1,000 cancelled requests, before and after Started: the worker heard 1,000 aborts, nothing is
+    left on either side."""
     async with running(make_backend(tmp_path)) as backend:
         for _ in range(10):
             tasks = [asyncio.create_task(collect(backend, order)) for _ in range(100)]
@@ -147,7 +162,8 @@ async def test_closing_the_iterator_aborts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["die", "garbage"])
 async def test_a_worker_that_dies_is_replaced(tmp_path: Path, order: str) -> None:
-    """The request in flight is told to try again, others in flight too; the next one is served by a new process."""
+    """The request in flight is told to try again, others in flight too; the next one is served by a
+    new process."""
     restarts: list[None] = []
     async with running(make_backend(tmp_path, on_restart=lambda: restarts.append(None))) as backend:
         first = backend.pid
@@ -165,7 +181,8 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path, order: str) -> Non
 
 
 async def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
-    """Alive and connected but getting nowhere: its requests are told to try again, and the next one is served."""
+    """Alive and connected but getting nowhere: its requests are told to try again, and the next one
+    is served."""
     patience = WorkerTimeouts(ready_s=20.0, tick_s=0.01, watch_s=0.05, hang_s=1.5, backoff_s=(0.0,))
     backend = make_backend(tmp_path, patience=patience, limits=ProcessTimeouts(term_s=0.1))
     async with running(backend):
@@ -194,7 +211,9 @@ async def test_killed_from_outside(tmp_path: Path) -> None:
         ("version", rf"speaks protocol {PROTOCOL_VERSION + 1}, this gateway {PROTOCOL_VERSION}"),
     ],
 )
-async def test_a_first_worker_that_cannot_load_is_said(tmp_path: Path, mode: str, text: str) -> None:
+async def test_a_first_worker_that_cannot_load_is_said(
+    tmp_path: Path, mode: str, text: str
+) -> None:
     """`run` ends with the reason, so that the command can print it and exit."""
     with pytest.raises(ModelError, match=text):
         await make_backend(tmp_path, mode).run()
@@ -229,8 +248,11 @@ async def test_waiting_for_a_start_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_replacement_that_cannot_load_leaves_the_gateway_up(tmp_path: Path) -> None:
-    """Only the first failure to load ends `run`; later ones are retried while requests are told to wait."""
-    backend = make_backend(tmp_path, "once", patience=WorkerTimeouts(ready_s=0.3, tick_s=1.0, backoff_s=(0.0,)))
+    """Only the first failure to load ends `run`; later ones are retried while requests are told to
+    wait."""
+    backend = make_backend(
+        tmp_path, "once", patience=WorkerTimeouts(ready_s=0.3, tick_s=1.0, backoff_s=(0.0,))
+    )
     async with running(backend):
         with pytest.raises(Overloaded):
             await collect(backend, "die")
@@ -241,9 +263,13 @@ async def test_a_replacement_that_cannot_load_leaves_the_gateway_up(tmp_path: Pa
             await backend.wait_loaded()
 
 
-async def test_a_replacement_that_cannot_start_leaves_the_gateway_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replacement_that_cannot_start_leaves_the_gateway_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A system that has no process or no folder to give is asked again, as after any death."""
-    backend = make_backend(tmp_path, patience=WorkerTimeouts(ready_s=0.3, tick_s=1.0, backoff_s=(0.0, 0.01)))
+    backend = make_backend(
+        tmp_path, patience=WorkerTimeouts(ready_s=0.3, tick_s=1.0, backoff_s=(0.0, 0.01))
+    )
     async with running(backend):
         with monkeypatch.context() as full:
             full.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
@@ -255,7 +281,9 @@ async def test_a_replacement_that_cannot_start_leaves_the_gateway_up(tmp_path: P
             await backend.wait_loaded()
 
 
-async def test_stopping_leaves_no_process_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopping_leaves_no_process_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After `run` is cancelled the worker is gone and so is the private folder of its socket."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with running(make_backend(tmp_path)) as backend:

@@ -1,4 +1,5 @@
-"""Several prompts' reports as one: counts add up, and what one word says of all of them is true of all of them."""
+"""Several prompts' reports as one: counts add up, and what one word says of all of them is true of
+all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def report(num_prompt: int, *, warm: bool) -> CacheReport:
     return CacheReport(num_prompt, num_prompt - 1, hit, (boundary,), {"device": num_prompt - 1})
 
 
-reports = st.lists(st.builds(report, st.integers(2, 500), warm=st.booleans()), min_size=1, max_size=6)
+reports = st.lists(
+    st.builds(report, st.integers(2, 500), warm=st.booleans()), min_size=1, max_size=6
+)
 
 
 @given(reports)

@@ -44,19 +44,31 @@ async def status(served: Served, request: bytes) -> int:
 
 @pytest.mark.parametrize("value", ODD)
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-async def test_a_field_that_is_no_text_is_as_good_as_not_sent(path: str, body: dict[str, Any], value: bytes) -> None:
-    """Whatever it would have said; also where whole answers are kept, whose keys hold some of them."""
+async def test_a_field_that_is_no_text_is_as_good_as_not_sent(
+    path: str, body: dict[str, Any], value: bytes
+) -> None:
+    """Whatever it would have said; also where whole answers are kept, whose keys hold some of
+    them."""
     data = orjson.dumps(body)
-    async with serving(ScriptedBackend(), "caching: {responses: {enabled: true, sampled: true}}") as served:
+    async with serving(
+        ScriptedBackend(), "caching: {responses: {enabled: true, sampled: true}}"
+    ) as served:
         for name in READ:
-            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(data)}\r\n".encode()
-            assert await status(served, head + name + b": " + value + b"\r\n\r\n" + data) == 200, name
+            head = (
+                f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
+                f"{len(data)}\r\n"
+            ).encode()
+            assert await status(served, head + name + b": " + value + b"\r\n\r\n" + data) == 200, (
+                name
+            )
 
 
 @pytest.mark.parametrize("path", ["/health", "/admin/cache/stat", "/v1/models"])
 async def test_a_key_that_is_no_text_is_none(path: str) -> None:
     """For clients and for operators alike."""
-    async with serving(ScriptedBackend(), "tenants: [{name: a, keys: [key-of-a]}]", root_secret=b"s" * 32) as served:
+    async with serving(
+        ScriptedBackend(), "tenants: [{name: a, keys: [key-of-a]}]", root_secret=b"s" * 32
+    ) as served:
         head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode()
         assert await status(served, head + b"x-api-key: \xff\r\n\r\n") == 401
         assert await status(served, head + b"x-api-key: key-of-a\r\n\r\n") == 200

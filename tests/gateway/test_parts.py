@@ -38,10 +38,15 @@ from tests.gateway.serving import make_policy
 def make_record(**more: object) -> Record:
     """A billed request of 1,000 tokens: 600 read, 300 written for 5 minutes, 7 generated."""
     policy = make_policy()
-    rules, prices = policy.rules_for("claude-sonnet-5", "anthropic"), policy.prices_for("claude-sonnet-5")
+    rules, prices = (
+        policy.rules_for("claude-sonnet-5", "anthropic"),
+        policy.prices_for("claude-sonnet-5"),
+    )
     usage = Usage(input=100, cache_read=600, cache_write=((300.0, 300),), output=7)
     report = CacheReport(num_prompt=1000, skipped=610)
-    bill = Bill(CachePlan(), report, rules, usage, charge(usage, prices), prices.version, final=True)
+    bill = Bill(
+        CachePlan(), report, rules, usage, charge(usage, prices), prices.version, final=True
+    )
     fields: dict[str, object] = {
         "request_id": "r",
         "route": "messages",
@@ -60,7 +65,7 @@ def make_record(**more: object) -> Record:
     return Record(**fields | more)  # type: ignore[arg-type]
 
 
-# Ids ------------------------------------------------------------------------------------------------------------------
+# Ids ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("client", ["abc", "A-1_2.3:4", "x" * 128])
@@ -107,7 +112,7 @@ def test_whose_format(path: str, headers: dict[str, str], wire: str) -> None:
     assert wire_for(path, headers) == wire
 
 
-# Limits and waits -----------------------------------------------------------------------------------------------------
+# Limits and waits ---------------------------------------------------------------------------------
 
 
 async def test_places_are_bounded_and_given_back() -> None:
@@ -124,7 +129,8 @@ async def test_places_are_bounded_and_given_back() -> None:
 
 
 async def test_first_of_leaves_nothing_behind() -> None:
-    """The losers are cancelled and over when the winner's result is returned, and when the wait itself is cancelled."""
+    """The losers are cancelled and over when the winner's result is returned, and when the wait
+    itself is cancelled."""
     ended: list[str] = []
 
     async def never(name: str) -> None:
@@ -148,7 +154,7 @@ async def test_first_of_leaves_nothing_behind() -> None:
     assert sorted(ended) == ["a", "b", "c"]
 
 
-# Feeds ----------------------------------------------------------------------------------------------------------------
+# Feeds --------------------------------------------------------------------------------------------
 
 
 async def test_a_deadline_does_not_disturb_the_backend() -> None:
@@ -185,7 +191,7 @@ async def test_closing_a_feed_closes_the_backend() -> None:
     assert closed.is_set()
 
 
-# Catalogue ------------------------------------------------------------------------------------------------------------
+# Catalogue ----------------------------------------------------------------------------------------
 
 
 def test_models_by_name_and_alias() -> None:
@@ -207,17 +213,22 @@ def test_models_by_name_and_alias() -> None:
 
 
 def test_the_list_says_of_each_id_which_model_answers() -> None:
-    """An alias shows the model it finds, not the first one; patterns are not shown, and no id twice."""
+    """An alias shows the model it finds, not the first one; patterns are not shown, and no id
+    twice."""
     aliases = ("['claude-*', mine, 'gpt-?']", "[b, mine, claude-x, 'o[0-9]', yours]")
-    policy = make_policy(f"models: [{{name: a, aliases: {aliases[0]}}}, {{name: b, aliases: {aliases[1]}}}]")
+    policy = make_policy(
+        f"models: [{{name: a, aliases: {aliases[0]}}}, {{name: b, aliases: {aliases[1]}}}]"
+    )
     first, second = ScriptedBackend(), ScriptedBackend()
     catalogue = ModelCatalog(policy, {"a": first, "b": second})
     shown = {"a": first, "b": second, "mine": first, "claude-x": first, "yours": second}
     listed = catalogue.listed("openai")
-    assert [(name, id(info)) for name, info in listed.items()] == [(name, id(b.model)) for name, b in shown.items()]
+    assert [(name, id(info)) for name, info in listed.items()] == [
+        (name, id(b.model)) for name, b in shown.items()
+    ]
 
 
-# Ledger, metrics, logs ------------------------------------------------------------------------------------------------
+# Ledger, metrics, logs ----------------------------------------------------------------------------
 
 
 def test_the_ledger_adds_up_exactly() -> None:
@@ -230,7 +241,12 @@ def test_the_ledger_adds_up_exactly() -> None:
     (totals,) = ledger.totals.values()
     assert totals.cost_usd == record.bill.charge.total * 10
     assert isinstance(totals.cost_usd, Decimal)
-    assert (totals.num_requests, totals.input, totals.cache_read, totals.cache_write) == (10, 1000, 6000, 3000)
+    assert (totals.num_requests, totals.input, totals.cache_read, totals.cache_write) == (
+        10,
+        1000,
+        6000,
+        3000,
+    )
 
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -259,24 +275,37 @@ def test_metrics_count_what_was_billed() -> None:
 def test_failed_requests_are_counted_and_not_billed() -> None:
     """An error is one more request of its class, and no tokens."""
     metrics = Metrics()
-    metrics.add(make_record(outcome="failed", status=529, error="Overloaded", bill=None, ttft_s=None))
+    metrics.add(
+        make_record(outcome="failed", status=529, error="Overloaded", bill=None, ttft_s=None)
+    )
     shown = samples(metrics.scrape({}, 0))
-    labels = (("api", "anthropic"), ("error_type", "Overloaded"), ("route", "messages"), ("status_class", "5xx"))
+    labels = (
+        ("api", "anthropic"),
+        ("error_type", "Overloaded"),
+        ("route", "messages"),
+        ("status_class", "5xx"),
+    )
     assert shown["pcg_requests_total", labels] == 1
     assert shown["pcg_output_tokens_total", ()] == 0
 
 
 def test_every_number_of_the_engine_is_shown_once() -> None:
-    """Each counter and gauge of `engine/stats.py` appears as exactly one sample, for each model that serves."""
+    """Each counter and gauge of `engine/stats.py` appears as exactly one sample, for each model
+    that serves."""
     stats = EngineStats(
         "s",
         {name: float(i) for i, name in enumerate(COUNTERS, start=1000)},
         {name: float(i) for i, name in enumerate(GAUGES, start=2000)},
     )
     shown = samples(Metrics().scrape({("a", 1): stats, ("down", 0): None}, 0))
-    of_engine = [value for (_, labels), value in shown.items() if ("model", "a") in labels and value >= 1000]
+    of_engine = [
+        value for (_, labels), value in shown.items() if ("model", "a") in labels and value >= 1000
+    ]
     assert sorted(of_engine) == sorted([*stats.counters.values(), *stats.gauges.values()])
-    assert shown["pcg_kv_bytes", (("model", "a"), ("tier", "device"), ("worker", "1"))] == stats.gauges["cache_device_nbytes"]
+    assert (
+        shown["pcg_kv_bytes", (("model", "a"), ("tier", "device"), ("worker", "1"))]
+        == stats.gauges["cache_device_nbytes"]
+    )
     assert shown["pcg_worker_up", (("model", "a"), ("worker", "1"))] == 1
     assert shown["pcg_worker_up", (("model", "down"), ("worker", "0"))] == 0
 
@@ -284,7 +313,9 @@ def test_every_number_of_the_engine_is_shown_once() -> None:
 def test_a_tier_that_is_not_there_has_no_series() -> None:
     """Its numbers are unknown, not 0; those of the others are shown."""
     gauges = dict.fromkeys(GAUGES, 1.0) | {"tier_redis_up": -1.0, "tier_ssd_up": 0.0}
-    shown = samples(Metrics().scrape({("a", 1): EngineStats("s", dict.fromkeys(COUNTERS, 1.0), gauges)}, 0))
+    shown = samples(
+        Metrics().scrape({("a", 1): EngineStats("s", dict.fromkeys(COUNTERS, 1.0), gauges)}, 0)
+    )
     tiers = {value for _, labels in shown for name, value in labels if name in ("tier", "store")}
     assert tiers == {"device", "ram", "ssd", "all"}
     assert shown["pcg_store_up", (("model", "a"), ("store", "ssd"), ("worker", "1"))] == 0
@@ -310,14 +341,20 @@ def test_logs_are_json_without_prompts() -> None:
     finally:
         structlog.reset_defaults()
     billed, refused = (json.loads(line) for line in out.getvalue().splitlines())
-    assert (billed["read"], billed["write"], billed["input"], billed["output"]) == (600, 300, 100, 7)
+    assert (billed["read"], billed["write"], billed["input"], billed["output"]) == (
+        600,
+        300,
+        100,
+        7,
+    )
     assert billed["ttft_ms"] == 200.0
     assert Decimal(billed["usd"]) > 0
     assert {"read", "usd", "tenant", "ttft_ms"}.isdisjoint(refused)
 
 
 def test_a_log_that_cannot_be_written_costs_its_lines_alone() -> None:
-    """A full disk, or a pipe that nobody reads: no error reaches the request, and later lines are written again."""
+    """A full disk, or a pipe that nobody reads: no error reaches the request, and later lines are
+    written again."""
 
     class Full(io.StringIO):
         is_full = True

@@ -30,18 +30,28 @@ TAPE: list[Any] = [
 
 TEXTS = st.builds(TextDelta, st.just("r"), st.text(max_size=3), st.just((1, 2)), st.booleans())
 ARGUMENTS = st.builds(
-    ToolCallDelta, st.just("r"), st.integers(0, 1), st.sampled_from(["find", None]), st.text(max_size=3), st.just((3,))
+    ToolCallDelta,
+    st.just("r"),
+    st.integers(0, 1),
+    st.sampled_from(["find", None]),
+    st.text(max_size=3),
+    st.just((3,)),
 )
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), TEXTS | ARGUMENTS)))
 def test_joined_deltas_say_what_the_deltas_said(tape: list[Any]) -> None:
-    """Every text and every call is whole and in its place, no token is lost, and no two neighbours could be one."""
+    """Every text and every call is whole and in its place, no token is lost, and no two neighbours
+    could be one."""
     short = list(joined(tape))
 
     def kind(step: tuple[int, Any]) -> tuple[object, ...]:
         index, event = step
-        return (index, event.thinking) if isinstance(event, TextDelta) else (index, event.index, "call")
+        return (
+            (index, event.thinking)
+            if isinstance(event, TextDelta)
+            else (index, event.index, "call")
+        )
 
     def said(steps: list[Any]) -> dict[tuple[object, ...], str]:
         told: dict[tuple[object, ...], str] = {}
@@ -51,7 +61,9 @@ def test_joined_deltas_say_what_the_deltas_said(tape: list[Any]) -> None:
         return told
 
     assert said(short) == said(tape)
-    assert [token for _, event in short for token in event.token_ids] == [t for _, event in tape for t in event.token_ids]
+    assert [token for _, event in short for token in event.token_ids] == [
+        t for _, event in tape for t in event.token_ids
+    ]
     assert all(kind(one) != kind(other) for one, other in pairwise(short))
 
 
@@ -66,7 +78,8 @@ def keep(cache: ResponseCache, now_s: float, words: str) -> None:
 
 
 def test_what_has_expired_does_not_stay() -> None:
-    """Nobody asks for it again, and it is plain text: it is gone when others are kept, a while later at most."""
+    """Nobody asks for it again, and it is plain text: it is gone when others are kept, a while
+    later at most."""
     cache = ResponseCache(ResponseCachePolicy(enabled=True, ttl=100.0))
     for now_s in (1000.0, 1050.0, 1099.0):
         keep(cache, now_s, f"at {now_s}")

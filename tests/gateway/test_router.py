@@ -1,4 +1,5 @@
-"""Several workers of one model: what prompts have in common, who gets a request, and what happens when somebody cannot."""
+"""Several workers of one model: what prompts have in common, who gets a request, and what happens
+when somebody cannot."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from engine.messages import Finished, TextDelta
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart, ThinkingPart, Tool
 from engine.types import CachePlan, PlannedEntry, Sampling
 from gateway.backends.affinity import LOAD_FACTOR, PATIENCE, Affinity, Holder, Why, choose
-from gateway.backends.prefixes import MAX_PREFIXES, SLICE_NBYTES, Prefix, PrefixTrace, trace_prefixes
+from gateway.backends.prefixes import (
+    MAX_PREFIXES,
+    SLICE_NBYTES,
+    Prefix,
+    PrefixTrace,
+    trace_prefixes,
+)
 from gateway.backends.router import Router
 from gateway.errors import EngineFailed, InvalidRequest, Overloaded
 from gateway.request import Request
@@ -29,7 +36,9 @@ def said(*texts: str, role: Any = "user", mark: bool = False) -> Message:
     return Message(role, tuple(TextPart(text, MARK if mark else None) for text in texts))
 
 
-def asked(*messages: Message, system: str = "", tools: tuple[Tool, ...] = (), **more: Any) -> Request:
+def asked(
+    *messages: Message, system: str = "", tools: tuple[Tool, ...] = (), **more: Any
+) -> Request:
     """A request in which nothing is too short to be cached."""
     prompt = Prompt(messages, (TextPart(system),) if system else (), tools)
     return Request(id="r", wire="openai", model="m", prompt=prompt, sampling=Sampling(5), **more)
@@ -39,26 +48,40 @@ def digests(request: Request) -> list[bytes]:
     return [prefix.digest for prefix in trace_prefixes(request).prefixes]
 
 
-# What prompts have in common ------------------------------------------------------------------------------------------------
+# What prompts have in common ----------------------------------------------------------------------
 
 
 def test_a_conversation_keeps_its_prefixes() -> None:
     """Every turn begins with all of the turn before it, whether marks move or not."""
     first = asked(said("one", mark=True), system="Be brief.")
-    second = asked(said("one"), said("two", role="assistant"), said("three", mark=True), system="Be brief.")
+    second = asked(
+        said("one"), said("two", role="assistant"), said("three", mark=True), system="Be brief."
+    )
     before, after = digests(first), digests(second)
     assert after[: len(before)] == before
     assert len(after) > len(before)
 
 
-CONTENT = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.sampled_from(["a", "b", "ab", ""])), max_size=6)
+CONTENT = st.lists(
+    st.tuples(st.sampled_from(["user", "assistant"]), st.sampled_from(["a", "b", "ab", ""])),
+    max_size=6,
+)
 
 
 @given(CONTENT, CONTENT)
-def test_prefixes_are_equal_where_the_content_is(one: list[tuple[str, str]], other: list[tuple[str, str]]) -> None:
-    """Two prompts have as many hashes in common as their equal beginnings have, and none after that."""
-    told = [digests(asked(*(said(text, role=role) for role, text in turns), said("end"))) for turns in (one, other)]
-    common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def test_prefixes_are_equal_where_the_content_is(
+    one: list[tuple[str, str]], other: list[tuple[str, str]]
+) -> None:
+    """Two prompts have as many hashes in common as their equal beginnings have, and none after
+    that."""
+    told = [
+        digests(asked(*(said(text, role=role) for role, text in turns), said("end")))
+        for turns in (one, other)
+    ]
+    common = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
     assert len(set(told[0]) & set(told[1])) == (len(told[0]) if one == other else common)
 
 
@@ -72,7 +95,11 @@ def test_prefixes_are_equal_where_the_content_is(one: list[tuple[str, str]], oth
 )
 def test_what_comes_first_changes_everything(change: dict[str, Any]) -> None:
     """Tenant, tools and system text stand before all messages."""
-    base: dict[str, Any] = {"tenant": "one", "tools": (Tool("find", "Finds.", {"a": 2, "b": 1}),), "system": "Be brief."}
+    base: dict[str, Any] = {
+        "tenant": "one",
+        "tools": (Tool("find", "Finds.", {"a": 2, "b": 1}),),
+        "system": "Be brief.",
+    }
     one, other = digests(asked(said("hi"), **base)), digests(asked(said("hi"), **(base | change)))
     assert one[-1] != other[-1]
     assert one[0] != other[0] or "system" in change
@@ -82,16 +109,22 @@ def test_a_long_part_is_hashed_in_slices() -> None:
     """Questions about one document in one part share the document; so do raw texts."""
     document = "word " * SLICE_NBYTES
     one, other = (trace_prefixes(asked(said(document + question))) for question in ("Why?", "How?"))
-    shared = {prefix.digest for prefix in one.prefixes} & {prefix.digest for prefix in other.prefixes}
+    shared = {prefix.digest for prefix in one.prefixes} & {
+        prefix.digest for prefix in other.prefixes
+    }
     assert len(shared) >= 5
     assert one.home == other.home
-    raw = [msgspec.structs.replace(asked(said("")), prompt=Prompt((said(""),), raw=document + end)) for end in "ab"]
+    raw = [
+        msgspec.structs.replace(asked(said("")), prompt=Prompt((said(""),), raw=document + end))
+        for end in "ab"
+    ]
     assert trace_prefixes(raw[0]).home == trace_prefixes(raw[1]).home
     assert digests(raw[0])[-1] != digests(raw[1])[-1]
 
 
 def test_of_a_long_prompt_the_first_prefix_and_the_last_are_kept() -> None:
-    """The number is bounded; what many prompts share, and what the next turn will look for, are there."""
+    """The number is bounded; what many prompts share, and what the next turn will look for, are
+    there."""
     turns = [said(f"turn {i}") for i in range(200)]
     told, shorter = digests(asked(*turns, system="s")), digests(asked(*turns[:-1], system="s"))
     assert len(told) == MAX_PREFIXES
@@ -121,12 +154,21 @@ def test_promised_is_what_a_planned_entry_ends_in() -> None:
         (asked(said("a"), said("b")), asked(said("a"), said("c")), True),
         (asked(said("a"), routing_key=b"k"), asked(said("b"), routing_key=b"k"), True),
         (asked(said("a"), routing_key=b"k"), asked(said("a"), routing_key=b"l"), False),
-        (asked(said("a"), system="s", tools=(Tool("t", "", {}, MARK),)), asked(said("a"), tools=(Tool("t", "", {}),)), True),
-        (asked(said("a"), system="s", tools=(Tool("t", "", {}),)), asked(said("a"), tools=(Tool("t", "", {}),)), False),
+        (
+            asked(said("a"), system="s", tools=(Tool("t", "", {}, MARK),)),
+            asked(said("a"), tools=(Tool("t", "", {}),)),
+            True,
+        ),
+        (
+            asked(said("a"), system="s", tools=(Tool("t", "", {}),)),
+            asked(said("a"), tools=(Tool("t", "", {}),)),
+            False,
+        ),
     ],
 )
 def test_where_requests_start_from(one: Request, other: Request, alike: bool) -> None:
-    """The client's key; else what is marked in the head, the head, or the beginning of the conversation."""
+    """The client's key; else what is marked in the head, the head, or the beginning of the
+    conversation."""
     assert (trace_prefixes(one).home == trace_prefixes(other).home) == alike
 
 
@@ -145,8 +187,11 @@ def test_reasoning_and_empty_messages_have_hashes() -> None:
         ({"x-session-id": "other"}, {}, False),
     ],
 )
-def test_a_session_has_one_key(headers: dict[str, str], parameters: dict[str, str], alike: bool) -> None:
-    """The body's key counts before headers; a tenant's keys are its own; nothing of the name is in the hash."""
+def test_a_session_has_one_key(
+    headers: dict[str, str], parameters: dict[str, str], alike: bool
+) -> None:
+    """The body's key counts before headers; a tenant's keys are its own; nothing of the name is in
+    the hash."""
     key = routing_key("t", headers, parameters)
     assert (key == routing_key("t", {}, {"prompt_cache_key": "s"})) == alike
     assert key != routing_key("u", headers, parameters)
@@ -154,7 +199,7 @@ def test_a_session_has_one_key(headers: dict[str, str], parameters: dict[str, st
     assert routing_key("t", {"x-user": "me"}, {}) == b""
 
 
-# Who gets a request -------------------------------------------------------------------------------------------------------
+# Who gets a request -------------------------------------------------------------------------------
 
 
 A, B, C = (Holder(i, 1) for i in range(3))
@@ -162,7 +207,9 @@ A, B, C = (Holder(i, 1) for i in range(3))
 
 def traced(*sizes: int, home: str = "home", promised: bool = False) -> PrefixTrace:
     """A prompt with prefixes of these sizes, which are their names as well."""
-    return PrefixTrace(tuple(Prefix(str(nbytes).encode(), nbytes, promised) for nbytes in sizes), home.encode())
+    return PrefixTrace(
+        tuple(Prefix(str(nbytes).encode(), nbytes, promised) for nbytes in sizes), home.encode()
+    )
 
 
 def believed(held: dict[str, tuple[Holder, ...]]) -> Affinity:
@@ -185,12 +232,25 @@ def believed(held: dict[str, tuple[Holder, ...]]) -> Affinity:
         ({"3000": (A, B), "home": (A,)}, {A: 1, B: 1, C: 0}, A),
         ({"home": (C,)}, {A: 0, B: 0, C: 0}, C),
     ],
-    ids=["longest", "it is gone", "a little busy", "too busy", "all busy", "least busy", "its like go there", "only its like"],
+    ids=[
+        "longest",
+        "it is gone",
+        "a little busy",
+        "too busy",
+        "all busy",
+        "least busy",
+        "its like go there",
+        "only its like",
+    ],
 )
-def test_the_holder_of_most_gets_it(held: dict[str, tuple[Holder, ...]], loads: dict[Holder, int], expected: Holder) -> None:
+def test_the_holder_of_most_gets_it(
+    held: dict[str, tuple[Holder, ...]], loads: dict[Holder, int], expected: Holder
+) -> None:
     """Unless others have so much less to do that it is computed sooner there."""
     pick = choose(traced(1000, 3000), loads, believed(held), 10.0)
-    told: Why = "like" if "home" in held and len(held) == 1 else "spilled" if expected == C else "held"
+    told: Why = (
+        "like" if "home" in held and len(held) == 1 else "spilled" if expected == C else "held"
+    )
     assert (pick.holder, pick.why) == (expected, told)
 
 
@@ -227,7 +287,12 @@ def test_what_was_promised_is_worth_more() -> None:
     for promised, expected in ((True, A), (False, B)):
         loads = {A: 3, B: 0}
         assert (
-            choose(traced(1000, home="b", promised=promised), loads, believed({"1000": (A,), "b": (B,)}), 1.0).holder
+            choose(
+                traced(1000, home="b", promised=promised),
+                loads,
+                believed({"1000": (A,), "b": (B,)}),
+                1.0,
+            ).holder
             == expected
         )
 
@@ -239,13 +304,25 @@ def test_few_are_never_too_many_for_a_long_prefix() -> None:
     assert choose(traced(100_000), {A: PATIENCE} | idle, holds, 1.0).holder != A
 
 
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.sets(st.integers(0, 5)), st.booleans(), st.binary())
-def test_nobody_is_overloaded(numbers: list[int], holding: set[int], promised: bool, home: bytes) -> None:
-    """Whoever is chosen has less than so many times the mean, or few; who has nothing of the prompt, never more than the mean
-    asks for."""
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    st.sets(st.integers(0, 5)),
+    st.booleans(),
+    st.binary(),
+)
+def test_nobody_is_overloaded(
+    numbers: list[int], holding: set[int], promised: bool, home: bytes
+) -> None:
+    """Whoever is chosen has less than so many times the mean, or few; who has nothing of the
+    prompt, never more than the mean asks for."""
     loads = {Holder(i, 1): load for i, load in enumerate(numbers)}
     holders = tuple(holder for holder in loads if holder.index in holding)
-    chosen = choose(PrefixTrace((Prefix(b"9000", 9000, promised),), home), loads, believed({"9000": holders}), 1.0).holder
+    chosen = choose(
+        PrefixTrace((Prefix(b"9000", 9000, promised),), home),
+        loads,
+        believed({"9000": holders}),
+        1.0,
+    ).holder
     bound = LOAD_FACTOR * (sum(numbers) + 1) / len(numbers) + 1
     assert loads[chosen] < (max(bound, PATIENCE) if chosen in holders else bound)
 
@@ -256,11 +333,13 @@ def test_keys_spread_and_stay() -> None:
     homes = [str(i) for i in range(300)]
     before = {home: choose(traced(1000, home=home), loads, affinity, 0.0).holder for home in homes}
     assert all(70 <= list(before.values()).count(holder) <= 130 for holder in loads)
-    after = {home: choose(traced(1000, home=home), {A: 0, B: 0}, affinity, 0.0).holder for home in homes}
+    after = {
+        home: choose(traced(1000, home=home), {A: 0, B: 0}, affinity, 0.0).holder for home in homes
+    }
     assert all(after[home] == before[home] for home in homes if before[home] != C)
 
 
-# The router ---------------------------------------------------------------------------------------------------------------
+# The router ---------------------------------------------------------------------------------------
 
 
 async def answered(router: Router, request: Request) -> str:
@@ -286,7 +365,8 @@ async def first_choice(workers: list[ScriptedBackend], request: Request) -> int:
 
 
 async def test_who_refuses_before_the_answer_began_is_passed_over() -> None:
-    """A queue that is full or a process that has just died: another worker answers, and gets the next turn, too."""
+    """A queue that is full or a process that has just died: another worker answers, and gets the
+    next turn, too."""
     workers, request = named("0", "1", "2"), asked(said("hi"))
     first = await first_choice(workers, request)
     workers[first] = ScriptedBackend(refusing(Overloaded("full")))
@@ -342,7 +422,8 @@ async def test_requests_wait_for_the_first_worker_that_is_ready() -> None:
 
 
 async def test_nothing_is_served_before_all_workers_have_loaded_once() -> None:
-    """A conversation from before the start would be sent to another worker than the one whose SSD has it."""
+    """A conversation from before the start would be sent to another worker than the one whose SSD
+    has it."""
     workers = named("0", "1")
     workers[0].die()
     workers[0].life = 0
@@ -368,7 +449,8 @@ async def test_counts_go_to_whoever_is_free() -> None:
 
 
 async def test_who_cannot_count_is_passed_over() -> None:
-    """A process that dies while it counts costs its request nothing, as long as there is another; then its refusal is told."""
+    """A process that dies while it counts costs its request nothing, as long as there is another;
+    then its refusal is told."""
 
     class Dying(ScriptedBackend):
         async def count(self, prompt: Prompt) -> int:
@@ -383,11 +465,15 @@ async def test_who_cannot_count_is_passed_over() -> None:
 
 
 async def test_a_hot_key_spills_over() -> None:
-    """Unmarked and short: one key's requests at once are spread, none of the workers has more than its bound."""
+    """Unmarked and short: one key's requests at once are spread, none of the workers has more than
+    its bound."""
     gate = asyncio.Event()
     workers = [ScriptedBackend(Script(before_started=gate)) for _ in range(4)]
     router = Router(workers)
-    tasks = [asyncio.create_task(answered(router, asked(said("hi"), routing_key=b"hot"))) for _ in range(16)]
+    tasks = [
+        asyncio.create_task(answered(router, asked(said("hi"), routing_key=b"hot")))
+        for _ in range(16)
+    ]
     while sum(worker.num_open for worker in workers) < 16:
         await asyncio.sleep(0)
     assert max(worker.num_open for worker in workers) <= 5

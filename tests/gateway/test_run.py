@@ -1,4 +1,5 @@
-"""The gateway as a whole process would run it, over a worker without an engine: start, failure to start, end."""
+"""The gateway as a whole process would run it, over a worker without an engine: start, failure to
+start, end."""
 
 from __future__ import annotations
 
@@ -27,30 +28,44 @@ class Run:
 
     def __init__(self, folder: Path, mode: str = "good", policy: Policy | None = None) -> None:
         policy = policy or make_policy("server: {drain: {delay: 0s}}")
-        config = EngineConfig(model=policy.models[0].name, model_path=str(folder), root_secret=b"s" * 16, context=8192)
+        config = EngineConfig(
+            model=policy.models[0].name, model_path=str(folder), root_secret=b"s" * 16, context=8192
+        )
         self.url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         engines = {policy.models[0].name: [config] * policy.models[0].engine.workers}
         command = (sys.executable, str(FAKE), mode)
-        self.task = asyncio.create_task(serve(policy, engines, FakeClock(), self.url.set_result, command=command))
+        self.task = asyncio.create_task(
+            serve(policy, engines, FakeClock(), self.url.set_result, command=command)
+        )
 
 
 async def test_from_start_to_sigterm(tmp_path: Path) -> None:
-    """Ready once the model is loaded, answers in both formats, returns on SIGTERM with the worker gone."""
+    """Ready once the model is loaded, answers in both formats, returns on SIGTERM with the worker
+    gone."""
     run = Run(tmp_path)
     async with aiohttp.ClientSession(await run.url) as http:
         async with http.post("/v1/messages", json=anthropic_body(), headers=ANTHROPIC) as response:
             assert (await response.json())["content"][0]["text"] == "Hello world"
-        async with http.post("/v1/chat/completions", json=openai_body(), headers=OPENAI) as response:
+        async with http.post(
+            "/v1/chat/completions", json=openai_body(), headers=OPENAI
+        ) as response:
             assert (await response.json())["choices"][0]["message"]["content"] == "Hello world"
         async with http.get("/metrics") as response:
-            assert 'pcg_worker_up{model="smollm2-135m-instruct",worker="0"} 1.0' in await response.text()
+            assert (
+                'pcg_worker_up{model="smollm2-135m-instruct",worker="0"} 1.0'
+                in await response.text()
+            )
     os.kill(os.getpid(), signal.SIGTERM)
     await run.task
 
 
 async def test_two_workers_of_one_model(tmp_path: Path) -> None:
-    """Both are started, shown, flushed and pinned in; one that dies is replaced while the other one answers."""
-    run = Run(tmp_path, policy=make_policy("models: [{engine: {workers: 2}}]\nserver: {drain: {delay: 0s}}"))
+    """Both are started, shown, flushed and pinned in; one that dies is replaced while the other one
+    answers."""
+    run = Run(
+        tmp_path,
+        policy=make_policy("models: [{engine: {workers: 2}}]\nserver: {drain: {delay: 0s}}"),
+    )
 
     async def ask(text: str, **more: object) -> tuple[int, str]:
         body = anthropic_body(messages=[{"role": "user", "content": text}], **more)
@@ -59,10 +74,16 @@ async def test_two_workers_of_one_model(tmp_path: Path) -> None:
 
     async with aiohttp.ClientSession(await run.url) as http:
         async with http.get("/health") as response:
-            assert (await response.json())["models"]["smollm2-135m-instruct"]["workers"] == [True, True]
+            assert (await response.json())["models"]["smollm2-135m-instruct"]["workers"] == [
+                True,
+                True,
+            ]
         async with http.get("/metrics") as response:
             text = await response.text()
-            assert [f'pcg_worker_up{{model="smollm2-135m-instruct",worker="{i}"}} 1.0' in text for i in (0, 1)] == [True] * 2
+            assert [
+                f'pcg_worker_up{{model="smollm2-135m-instruct",worker="{i}"}} 1.0' in text
+                for i in (0, 1)
+            ] == [True] * 2
         async with http.post("/admin/cache/flush") as response:
             assert (await response.json())["num_blocks"] == 14
         assert (await ask("die", stream=True))[1].count("overloaded_error") == 1

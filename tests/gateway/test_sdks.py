@@ -1,4 +1,5 @@
-"""The official SDKs, unmodified, against the gateway: answers, counts and bills agree in body, headers and metrics."""
+"""The official SDKs, unmodified, against the gateway: answers, counts and bills agree in body,
+headers and metrics."""
 
 from __future__ import annotations
 
@@ -32,11 +33,15 @@ async def metric(served: Served, name: str) -> Decimal:
     """One sample of `/metrics` by its full name, 0 when it is not there."""
     async with served.http.get("/metrics") as response:
         lines = (await response.text()).splitlines()
-    return next((Decimal(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " ")), Decimal(0))
+    return next(
+        (Decimal(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " ")),
+        Decimal(0),
+    )
 
 
 async def test_anthropic_cold_then_warm() -> None:
-    """Written once, read the second time; the body's parts add up to the prompt and the headers say the same."""
+    """Written once, read the second time; the body's parts add up to the prompt and the headers say
+    the same."""
     async with (
         serving(caching_backend()) as served,
         anthropic.AsyncAnthropic(base_url=served.url, api_key="k", max_retries=0) as client,
@@ -44,7 +49,10 @@ async def test_anthropic_cold_then_warm() -> None:
         seen = []
         for _ in range(2):
             raw = await client.messages.with_raw_response.create(
-                model="claude-sonnet-5", max_tokens=5, system=SYSTEM, messages=[{"role": "user", "content": "Hi"}]
+                model="claude-sonnet-5",
+                max_tokens=5,
+                system=SYSTEM,
+                messages=[{"role": "user", "content": "Hi"}],
             )
             message = await raw.parse()
             assert message.content[0].text == "Hello world"
@@ -55,7 +63,12 @@ async def test_anthropic_cold_then_warm() -> None:
             assert usage.input_tokens == int(raw.headers["pcg-uncached-tokens"])
             assert raw.headers["request-id"].startswith("req_")
             seen.append(
-                (usage.cache_creation_input_tokens, usage.cache_read_input_tokens, usage.input_tokens, usage.output_tokens)
+                (
+                    usage.cache_creation_input_tokens,
+                    usage.cache_read_input_tokens,
+                    usage.input_tokens,
+                    usage.output_tokens,
+                )
             )
         assert seen == [(OFFSET, 0, 10, 2), (0, OFFSET, 10, 2)]
         assert await metric(served, 'pcg_prompt_tokens_total{kind="write_5m"}') == OFFSET
@@ -66,7 +79,8 @@ async def test_anthropic_cold_then_warm() -> None:
 
 
 async def test_the_bill_is_one_number_everywhere() -> None:
-    """The cost header of each answer, the ledger's total and the metric's sum are the same money."""
+    """The cost header of each answer, the ledger's total and the metric's sum are the same
+    money."""
     async with (
         serving(caching_backend()) as served,
         anthropic.AsyncAnthropic(base_url=served.url, api_key="k", max_retries=0) as client,
@@ -74,7 +88,10 @@ async def test_the_bill_is_one_number_everywhere() -> None:
         costs = []
         for _ in range(2):
             raw = await client.messages.with_raw_response.create(
-                model="claude-sonnet-5", max_tokens=5, system=SYSTEM, messages=[{"role": "user", "content": "Hi"}]
+                model="claude-sonnet-5",
+                max_tokens=5,
+                system=SYSTEM,
+                messages=[{"role": "user", "content": "Hi"}],
             )
             costs.append(Decimal(raw.headers["pcg-cost-usd"]))
         assert costs[0] > costs[1] > 0
@@ -92,7 +109,10 @@ async def test_anthropic_streams() -> None:
         serving(caching_backend()) as served,
         anthropic.AsyncAnthropic(base_url=served.url, api_key="k", max_retries=0) as client,
         client.messages.stream(
-            model="claude-sonnet-5", max_tokens=5, system=SYSTEM, messages=[{"role": "user", "content": "Hi"}]
+            model="claude-sonnet-5",
+            max_tokens=5,
+            system=SYSTEM,
+            messages=[{"role": "user", "content": "Hi"}],
         ) as stream,
     ):
         assert [text async for text in stream.text_stream] == ["Hello", " world"]
@@ -111,7 +131,9 @@ async def test_openai_whole_and_streamed() -> None:
         openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as client,
     ):
         raw = await client.chat.completions.with_raw_response.create(
-            model="gpt-5.6", messages=[{"role": "user", "content": "Hi"}], extra_headers={"x-request-id": "mine-1"}
+            model="gpt-5.6",
+            messages=[{"role": "user", "content": "Hi"}],
+            extra_headers={"x-request-id": "mine-1"},
         )
         completion = raw.parse()
         assert completion.choices[0].message.content == "Hello world"
@@ -126,7 +148,9 @@ async def test_openai_whole_and_streamed() -> None:
             stream_options={"include_usage": True},
         )
         chunks = [chunk async for chunk in stream]
-        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello world"
+        assert (
+            "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hello world"
+        )
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.total_tokens == 12
 
@@ -138,7 +162,9 @@ async def test_the_sdks_count_and_list() -> None:
         anthropic.AsyncAnthropic(base_url=served.url, api_key="k", max_retries=0) as claude,
         openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as gpt,
     ):
-        counted = await claude.messages.count_tokens(model="claude-sonnet-5", messages=[{"role": "user", "content": "Hi"}])
+        counted = await claude.messages.count_tokens(
+            model="claude-sonnet-5", messages=[{"role": "user", "content": "Hi"}]
+        )
         assert counted.input_tokens == 7
         assert "smollm2-135m-instruct" in [model.id async for model in claude.models.list()]
         assert "smollm2-135m-instruct" in [model.id async for model in gpt.models.list()]
@@ -156,10 +182,14 @@ async def test_sdk_errors() -> None:
         openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as gpt,
     ):
         with pytest.raises(anthropic.NotFoundError):
-            await claude.messages.create(model="llama", max_tokens=5, messages=[{"role": "user", "content": "Hi"}])
+            await claude.messages.create(
+                model="llama", max_tokens=5, messages=[{"role": "user", "content": "Hi"}]
+            )
         with pytest.raises(anthropic.BadRequestError):
             await claude.messages.create(model="claude-sonnet-5", max_tokens=5, messages=[])
         with pytest.raises(openai.NotFoundError):
-            await gpt.chat.completions.create(model="llama", messages=[{"role": "user", "content": "Hi"}])
+            await gpt.chat.completions.create(
+                model="llama", messages=[{"role": "user", "content": "Hi"}]
+            )
         with pytest.raises(openai.BadRequestError):
             await gpt.chat.completions.create(model="gpt-5.6", messages=[])

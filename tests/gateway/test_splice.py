@@ -20,13 +20,23 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     max_leaves=8,
 )
 BODIES = st.tuples(
-    st.dictionaries(KEYS.filter(lambda key: key != "model"), VALUES, max_size=3), st.dictionaries(st.just("z"), VALUES)
+    st.dictionaries(KEYS.filter(lambda key: key != "model"), VALUES, max_size=3),
+    st.dictionaries(st.just("z"), VALUES),
 )
 
 
-@given(parts=BODIES, model=st.text(max_size=9), new=st.text(max_size=9), ascii=st.booleans(), indent=st.sampled_from([None, 1]))
-def test_only_the_model_changes(parts: tuple[Any, Any], model: str, new: str, ascii: bool, indent: int | None) -> None:
-    """Whatever else is in a body, and however it is written: what is read is the model, and the rest keeps its bytes."""
+@given(
+    parts=BODIES,
+    model=st.text(max_size=9),
+    new=st.text(max_size=9),
+    ascii=st.booleans(),
+    indent=st.sampled_from([None, 1]),
+)
+def test_only_the_model_changes(
+    parts: tuple[Any, Any], model: str, new: str, ascii: bool, indent: int | None
+) -> None:
+    """Whatever else is in a body, and however it is written: what is read is the model, and the
+    rest keeps its bytes."""
     content = parts[0] | {"model": model} | parts[1]
     body = json.dumps(content, ensure_ascii=ascii, indent=indent).encode("utf-8", "replace")
     asked = summarize(body)
@@ -34,9 +44,13 @@ def test_only_the_model_changes(parts: tuple[Any, Any], model: str, new: str, as
         return
     assert asked.model == orjson.loads(body)["model"]
     spliced = with_model(body, new.encode("utf-8", "replace").decode())
-    assert orjson.loads(spliced) == orjson.loads(body) | {"model": new.encode("utf-8", "replace").decode()}
+    assert orjson.loads(spliced) == orjson.loads(body) | {
+        "model": new.encode("utf-8", "replace").decode()
+    }
     old = json.dumps(model, ensure_ascii=ascii).encode("utf-8", "replace")
-    assert len(spliced) - len(body) == len(orjson.dumps(new.encode("utf-8", "replace").decode())) - len(old)
+    assert len(spliced) - len(body) == len(
+        orjson.dumps(new.encode("utf-8", "replace").decode())
+    ) - len(old)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Upstreams over real sockets: what goes there and comes back, what goes wrong on the way, and who may use them."""
+"""Upstreams over real sockets: what goes there and comes back, what goes wrong on the way, and who
+may use them."""
 
 from __future__ import annotations
 
@@ -29,16 +30,22 @@ from tests.fakes.backend import ScriptedBackend
 from tests.fakes.clock import FakeClock
 from tests.fakes.upstream import FakeUpstream, Say, say_events, say_json
 from tests.gateway.passing import CLAUDE, GPT, Answer, passing
-from tests.gateway.serving import ANTHROPIC, Served, anthropic_body, make_policy, openai_body, serving
+from tests.gateway.serving import (
+    ANTHROPIC,
+    Served,
+    anthropic_body,
+    make_policy,
+    openai_body,
+    serving,
+)
 
 MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
 ROUTES = [(MESSAGES, CLAUDE), (CHAT, GPT), (RESPONSES, GPT), ("/v1/completions", GPT)]
 QUESTION: Any = [{"role": "user", "content": "Hi"}]
-CHUNK = (
-    b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"gpt-5.6","choices":[{"index":0,"delta":{}}]}\n\n'
-)
+CHUNK = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"gpt-5.6","choices":[{"index":0,"delta":{}}]}\n\n'
 START = (
-    b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","type":"message","role":"assistant",'
+    b"event: message_start\ndata: "
+    b'{"type":"message_start","message":{"id":"m","type":"message","role":"assistant",'
     b'"model":"claude-sonnet-5","content":[],"stop_reason":null,"usage":{"input_tokens":7,"cache_read_input_tokens":90,'
     b'"output_tokens":1}}}\n\n'
 )
@@ -65,16 +72,19 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-# What goes wrong before the answer ------------------------------------------------------------------------------------
+# What goes wrong before the answer ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("path", "model"), ROUTES)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nobody_listens(path: str, model: str, stream: bool) -> None:
-    """A refused connection is a 502 in the caller's format, which names the upstream and not its address."""
+    """A refused connection is a 502 in the caller's format, which names the upstream and not its
+    address."""
     port = free_port()
     api = "anthropic" if path == MESSAGES else "openai"
-    policy = f"models: []\nbackends: [{{name: gone, api: {api}, base_url: 'http://127.0.0.1:{port}'}}]"
+    policy = (
+        f"models: []\nbackends: [{{name: gone, api: {api}, base_url: 'http://127.0.0.1:{port}'}}]"
+    )
     async with serving(ScriptedBackend(), policy) as served:
         async with served.http.post(path, json=asking(model, stream=stream)) as response:
             answer = Answer(response.status, await response.read(), response.headers)
@@ -84,7 +94,12 @@ async def test_nobody_listens(path: str, model: str, stream: bool) -> None:
         assert "gone" in message
         assert str(port) not in message
         record = served.records[-1]
-        assert (record.error, record.bill, record.notes, record.upstream) == ("UpstreamFailed", None, (), "gone")
+        assert (record.error, record.bill, record.notes, record.upstream) == (
+            "UpstreamFailed",
+            None,
+            (),
+            "gone",
+        )
 
 
 @pytest.mark.parametrize(("path", "model"), ROUTES)
@@ -103,7 +118,9 @@ async def test_an_answer_that_does_not_come(stream: bool) -> None:
     async with passing(Say(before_head=never), claude=", timeouts: {answer: 200ms}") as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE, stream=stream))
         assert (answer.status, error_of(MESSAGES, answer)[0]) == (504, "timeout_error")
-        if passed.anthropic.held.is_set():  # on a busy machine the time may be over before the request has arrived
+        if (
+            passed.anthropic.held.is_set()
+        ):  # on a busy machine the time may be over before the request has arrived
             async with asyncio.timeout(20):
                 await passed.anthropic.left.wait()
 
@@ -112,10 +129,13 @@ async def test_an_answer_that_breaks_off() -> None:
     """A whole answer of which the end is missing is a 502: half of a JSON text helps nobody."""
     async with passing(Say((b'{"usage": {"input_', b"tokens"), cut=True)) as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE))
-        assert (answer.status, error_of(MESSAGES, answer)[1]) == (502, "upstream claudes broke off the rest of an answer")
+        assert (answer.status, error_of(MESSAGES, answer)[1]) == (
+            502,
+            "upstream claudes broke off the rest of an answer",
+        )
 
 
-# What goes wrong in a stream ------------------------------------------------------------------------------------------
+# What goes wrong in a stream ----------------------------------------------------------------------
 
 
 async def test_a_stream_that_breaks_off() -> None:
@@ -124,10 +144,14 @@ async def test_a_stream_that_breaks_off() -> None:
     async with (
         passing(claude, say_events(CHUNK, b"data: {", cut=True)) as passed,
         anthropic.AsyncAnthropic(base_url=passed.served.url, api_key="k", max_retries=0) as first,
-        openai.AsyncOpenAI(base_url=f"{passed.served.url}/v1", api_key="k", max_retries=0) as second,
+        openai.AsyncOpenAI(
+            base_url=f"{passed.served.url}/v1", api_key="k", max_retries=0
+        ) as second,
     ):
         with pytest.raises(anthropic.APIStatusError, match="broke off"):
-            async with first.messages.stream(model=CLAUDE, max_tokens=5, messages=QUESTION) as stream:
+            async with first.messages.stream(
+                model=CLAUDE, max_tokens=5, messages=QUESTION
+            ) as stream:
                 await stream.get_final_text()
         chunks = await second.chat.completions.create(model=GPT, stream=True, messages=QUESTION)
         with pytest.raises(openai.APIError, match="broke off"):
@@ -136,13 +160,21 @@ async def test_a_stream_that_breaks_off() -> None:
         with pytest.raises(openai.APIError, match="broke off"):
             _ = [event async for event in events]
         records = passed.served.records
-        assert [(r.outcome, r.status, r.error) for r in records] == [("failed", 200, "UpstreamFailed")] * 3
+        assert [(r.outcome, r.status, r.error) for r in records] == [
+            ("failed", 200, "UpstreamFailed")
+        ] * 3
 
 
 async def test_half_an_event_is_never_sent() -> None:
-    """What came before the break has passed and is billed; of the event it cut in two the client sees nothing."""
+    """What came before the break has passed and is billed; of the event it cut in two the client
+    sees nothing."""
     gate = asyncio.Event()
-    say = say_events(START, b'event: content_block_delta\ndata: {"type":"content_', before_piece={1: gate}, cut=True)
+    say = say_events(
+        START,
+        b'event: content_block_delta\ndata: {"type":"content_',
+        before_piece={1: gate},
+        cut=True,
+    )
     async with passing(say) as passed:
         async with passed.served.http.post(MESSAGES, json=asking(CLAUDE, stream=True)) as response:
             assert await response.content.readexactly(len(START)) == START
@@ -166,10 +198,16 @@ async def test_a_stream_that_falls_silent() -> None:
 
 async def test_an_error_in_the_stream_is_an_error_in_the_record() -> None:
     """The upstream's own error event passes as it is, and the request counts as failed."""
-    error = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"x"}}\n\n'
+    error = (
+        b"event: error\ndata: "
+        b'{"type":"error","error":{"type":"overloaded_error","message":"x"}}\n\n'
+    )
     async with passing(say_events(START, error)) as passed:
         assert (await passed.post(MESSAGES, asking(CLAUDE, stream=True))).body == START + error
-        assert (passed.served.records[-1].outcome, passed.served.records[-1].error) == ("failed", "UpstreamRefused")
+        assert (passed.served.records[-1].outcome, passed.served.records[-1].error) == (
+            "failed",
+            "UpstreamRefused",
+        )
 
 
 async def test_a_client_that_leaves_a_waiting_upstream() -> None:
@@ -177,8 +215,13 @@ async def test_a_client_that_leaves_a_waiting_upstream() -> None:
     never = asyncio.Event()
     async with passing(Say(before_head=never)) as passed:
         data = orjson.dumps(asking(CLAUDE))
-        _, writer = await asyncio.open_connection(passed.served.listener.host, passed.served.listener.port)
-        writer.write(f"POST {MESSAGES} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        _, writer = await asyncio.open_connection(
+            passed.served.listener.host, passed.served.listener.port
+        )
+        writer.write(
+            f"POST {MESSAGES} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+            + data
+        )
         await passed.anthropic.held.wait()
         writer.close()
         await writer.wait_closed()
@@ -186,14 +229,18 @@ async def test_a_client_that_leaves_a_waiting_upstream() -> None:
             await passed.anthropic.left.wait()
             while not passed.served.records:
                 await asyncio.sleep(0)
-        assert (passed.served.records[-1].outcome, passed.served.records[-1].status) == ("cancelled", 499)
+        assert (passed.served.records[-1].outcome, passed.served.records[-1].status) == (
+            "cancelled",
+            499,
+        )
 
 
-# What goes there ------------------------------------------------------------------------------------------------------
+# What goes there ----------------------------------------------------------------------------------
 
 
 async def test_what_headers_an_upstream_gets() -> None:
-    """The provider's own fields and the client's name pass; what belongs to the connection, or is meant for us, does not."""
+    """The provider's own fields and the client's name pass; what belongs to the connection, or is
+    meant for us, does not."""
     sent = {
         "anthropic-version": "2026-10-21",
         "anthropic-beta": "a-1,b-2",
@@ -221,11 +268,22 @@ async def test_what_headers_an_upstream_gets() -> None:
         ) as response:
             await response.read()
         (got,) = passed.anthropic.got
-        expected = {name: sent[name] for name in ("anthropic-version", "anthropic-beta", "x-stainless-lang", "user-agent")}
+        expected = {
+            name: sent[name]
+            for name in ("anthropic-version", "anthropic-beta", "x-stainless-lang", "user-agent")
+        }
         length = str(len(got.body))
-        more = {"x-api-key": "up-key", "accept-encoding": "identity", "content-length": length, "accept": "*/*"}
+        more = {
+            "x-api-key": "up-key",
+            "accept-encoding": "identity",
+            "content-length": length,
+            "accept": "*/*",
+        }
         host = passed.anthropic.url.removeprefix("http://")
-        assert got.headers == expected | more | {"host": host, "content-type": "application/octet-stream"}
+        assert got.headers == expected | more | {
+            "host": host,
+            "content-type": "application/octet-stream",
+        }
         assert got.target == f"{MESSAGES}?beta=true"
 
 
@@ -233,25 +291,47 @@ async def test_what_headers_an_upstream_gets() -> None:
     ("claude", "gpt", "expected"),
     [
         (", api_key: k1", ", api_key: k2", [(None, "k1"), ("Bearer k2", None)]),
-        (", api_key: k1, key_header: bearer", ", api_key: k2, key_header: x-api-key", [("Bearer k1", None), (None, "k2")]),
+        (
+            ", api_key: k1, key_header: bearer",
+            ", api_key: k2, key_header: x-api-key",
+            [("Bearer k1", None), (None, "k2")],
+        ),
         ("", "", [(None, None), (None, None)]),
-        (", pass_client_key: true", ", pass_client_key: true", [("Bearer mine", None), ("Bearer mine", None)]),
+        (
+            ", pass_client_key: true",
+            ", pass_client_key: true",
+            [("Bearer mine", None), ("Bearer mine", None)],
+        ),
     ],
     ids=["auto", "turned round", "none", "the client's"],
 )
-async def test_which_key_an_upstream_gets(claude: str, gpt: str, expected: list[tuple[str | None, str | None]]) -> None:
+async def test_which_key_an_upstream_gets(
+    claude: str, gpt: str, expected: list[tuple[str | None, str | None]]
+) -> None:
     """The policy's, in the header its API reads; the client's only where the policy says so."""
     async with passing(say_json({}), say_json({}), claude=claude, gpt=gpt) as passed:
         for path, model in ((MESSAGES, CLAUDE), (CHAT, GPT)):
             await passed.post(path, asking(model), authorization="Bearer mine")
         seen = [got.headers for got in (*passed.anthropic.got, *passed.openai.got)]
-        assert [(headers.get("authorization"), headers.get("x-api-key")) for headers in seen] == expected
+        assert [
+            (headers.get("authorization"), headers.get("x-api-key")) for headers in seen
+        ] == expected
 
 
 async def test_a_renamed_model_changes_only_its_bytes() -> None:
-    """The requested id makes room for the upstream's; prices follow that one; everything else arrives as it was sent."""
-    body = b'{ "a": {"model":"x"}, "model" : "fast" ,"messages":[{"content":"\\u00e9 model","role":"user"}]}'
-    answer = {"usage": {"prompt_tokens": 1_000_000, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0}}}
+    """The requested id makes room for the upstream's; prices follow that one; everything else
+    arrives as it was sent."""
+    body = (
+        b'{ "a": {"model":"x"}, "model" : "fast" ,"messages":[{"content":"\\u00e9 '
+        b'model","role":"user"}]}'
+    )
+    answer = {
+        "usage": {
+            "prompt_tokens": 1_000_000,
+            "completion_tokens": 0,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+    }
     policy = "prices: {models: [{match: 'Big/Model-é', input: 7}]}"
     gpt = ", models: [{match: fast, model: Big/Model-é}]"
     renamed = "models: []\nbackends: [{{name: up, base_url: '{}'{}}}]\n{}"
@@ -268,7 +348,10 @@ async def test_a_compressed_body_arrives_decoded() -> None:
     body = orjson.dumps(asking(CLAUDE))
     async with passing(say_json({})) as passed:
         await passed.post(MESSAGES, gzip.compress(body), content_encoding="gzip")
-        assert (passed.anthropic.got[0].body, "content-encoding" in passed.anthropic.got[0].headers) == (body, False)
+        assert (
+            passed.anthropic.got[0].body,
+            "content-encoding" in passed.anthropic.got[0].headers,
+        ) == (body, False)
 
 
 async def test_a_large_body_arrives_whole() -> None:
@@ -277,14 +360,18 @@ async def test_a_large_body_arrives_whole() -> None:
     async with passing(openai=say_json({})) as passed:
         async with passed.served.http.post(CHAT, data=io.BytesIO(body)) as response:
             assert response.status == 200
-        assert (passed.openai.got[0].body == body, passed.openai.got[0].headers["content-length"]) == (True, str(len(body)))
+        assert (
+            passed.openai.got[0].body == body,
+            passed.openai.got[0].headers["content-length"],
+        ) == (True, str(len(body)))
 
 
-# What comes back ------------------------------------------------------------------------------------------------------
+# What comes back ----------------------------------------------------------------------------------
 
 
 async def test_what_headers_a_client_gets() -> None:
-    """Request ids, limits and hints pass; cookies, the upstream's own bills and what belongs to the connection do not."""
+    """Request ids, limits and hints pass; cookies, the upstream's own bills and what belongs to the
+    connection do not."""
     told = {
         "Content-Type": "application/json",
         "request-id": "req_up",
@@ -296,14 +383,20 @@ async def test_what_headers_a_client_gets() -> None:
         "Cache-Status": "cdn; fwd=miss",
         "Server-Timing": "gpu;dur=1",
     }
-    usage = {"input_tokens": 10, "cache_read_input_tokens": 90, "cache_creation_input_tokens": 0, "output_tokens": 2}
+    usage = {
+        "input_tokens": 10,
+        "cache_read_input_tokens": 90,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 2,
+    }
     async with passing(Say((orjson.dumps({"usage": usage}),), headers=told)) as passed:
         headers = (await passed.post(MESSAGES, asking(CLAUDE), x_request_id="mine-1")).headers
         assert headers["pcg-request-id"] == "mine-1"
         assert (headers["request-id"], headers["retry-after"]) == ("req_up", "3")
         assert headers["anthropic-ratelimit-tokens-remaining"] == "9"
         assert headers["Cache-Status"] == (
-            "cdn; fwd=miss, claudes; fwd=partial; detail=from-usage; pcg-read=90; pcg-write=0; pcg-total=100"
+            "cdn; fwd=miss, claudes; fwd=partial; detail=from-usage; pcg-read=90; pcg-write=0; "
+            "pcg-total=100"
         )
         assert headers["Server-Timing"].startswith("gpu;dur=1, read;dur=")
         assert headers["Cache-Control"] == "no-store"
@@ -314,9 +407,11 @@ async def test_what_headers_a_client_gets() -> None:
 
 
 async def test_headers_that_are_no_text_do_not_pass() -> None:
-    """Bytes that cannot be written again are left out, in both directions, and everything else passes."""
+    """Bytes that cannot be written again are left out, in both directions, and everything else
+    passes."""
     told = (
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nx-odd: \xff\r\nx-fine: \xc3\xa9\r\nContent-Length: 2\r\n\r\n{}"
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nx-odd: \xff\r\nx-fine: "
+        b"\xc3\xa9\r\nContent-Length: 2\r\n\r\n{}"
     )
     got = asyncio.get_running_loop().create_future()
 
@@ -328,10 +423,17 @@ async def test_headers_that_are_no_text_do_not_pass() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as upstream:
         port = upstream.sockets[0].getsockname()[1]
-        async with serving(ScriptedBackend(), f"models: []\nbackends: [{{base_url: 'http://127.0.0.1:{port}'}}]") as served:
-            reader, writer = await asyncio.open_connection(served.listener.host, served.listener.port)
+        async with serving(
+            ScriptedBackend(), f"models: []\nbackends: [{{base_url: 'http://127.0.0.1:{port}'}}]"
+        ) as served:
+            reader, writer = await asyncio.open_connection(
+                served.listener.host, served.listener.port
+            )
             data = orjson.dumps(asking(GPT))
-            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n"
+            head = (
+                f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: "
+                f"{len(data)}\r\nConnection: close\r\n"
+            )
             writer.write(head.encode() + b"x-odd: \xff\r\nx-fine: \xc3\xa9\r\n\r\n" + data)
             reply = await reader.read()
             writer.close()
@@ -342,8 +444,11 @@ async def test_headers_that_are_no_text_do_not_pass() -> None:
 
 
 @asynccontextmanager
-async def raw_upstream(answer: Callable[[asyncio.StreamWriter], Awaitable[None]], policy: str = "") -> AsyncIterator[Served]:
-    """A gateway in front of a server that reads a request's head and writes whatever `answer` writes."""
+async def raw_upstream(
+    answer: Callable[[asyncio.StreamWriter], Awaitable[None]], policy: str = ""
+) -> AsyncIterator[Served]:
+    """A gateway in front of a server that reads a request's head and writes whatever `answer`
+    writes."""
 
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -354,7 +459,9 @@ async def raw_upstream(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]
 
     async with await asyncio.start_server(serve_one, "127.0.0.1", 0) as upstream:
         url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
-        async with serving(ScriptedBackend(), f"models: []\nbackends: [{{name: up, base_url: '{url}'}}]\n{policy}") as served:
+        async with serving(
+            ScriptedBackend(), f"models: []\nbackends: [{{name: up, base_url: '{url}'}}]\n{policy}"
+        ) as served:
             yield served
 
 
@@ -363,7 +470,10 @@ async def test_a_header_with_control_characters_costs_no_answer(odd: bytes) -> N
     """It is left out, of the log as well, and the answer passes."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nx-request-id: a%sb\r\nx-fine: a\tb\r\nContent-Length: 2\r\n\r\n{}" % odd)
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nx-request-id: a%sb\r\nx-fine: a\tb\r\nContent-Length: 2\r\n\r\n{}"
+            % odd
+        )
 
     async with raw_upstream(answer) as served, served.http.post(CHAT, json=asking(GPT)) as response:
         assert (await response.read(), response.headers["x-fine"]) == (b"{}", "a\tb")
@@ -375,19 +485,27 @@ async def test_a_change_of_protocol_is_no_answer() -> None:
     """Nobody asked for it, and the client's connection would not be one of HTTP any more."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
+        )
 
     async with raw_upstream(answer) as served, served.http.post(CHAT, json=asking(GPT)) as response:
         assert response.status == 502
 
 
-@pytest.mark.parametrize("garbage", [b"Traceback (most recent call last):\r\n", b"3\r\n:\n\nTraceback\r\n"])
+@pytest.mark.parametrize(
+    "garbage", [b"Traceback (most recent call last):\r\n", b"3\r\n:\n\nTraceback\r\n"]
+)
 async def test_a_stream_that_goes_on_as_something_else(garbage: bytes) -> None:
-    """What is no HTTP any more, in the middle of an answer, ends it at once, though the connection stays open there."""
+    """What is no HTTP any more, in the middle of an answer, ends it at once, though the connection
+    stays open there."""
     heard, over = asyncio.Event(), asyncio.Event()
 
     async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: "
+            b"chunked\r\n\r\n"
+        )
         writer.write(b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK))
         await heard.wait()
         writer.write(garbage)
@@ -404,22 +522,32 @@ async def test_a_stream_that_goes_on_as_something_else(garbage: bytes) -> None:
         over.set()
         assert b"broke off the rest of an answer" in rest
         assert rest.endswith(b"data: [DONE]\n\n")
-        assert (served.records[-1].outcome, served.records[-1].error) == ("failed", "UpstreamFailed")
+        assert (served.records[-1].outcome, served.records[-1].error) == (
+            "failed",
+            "UpstreamFailed",
+        )
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_is_encoded_though_nobody_asked_for_it(stream: bool) -> None:
-    """Its bytes pass as they are, in one: between those of an encoded stream no keepalive can stand."""
+    """Its bytes pass as they are, in one: between those of an encoded stream no keepalive can
+    stand."""
     body, kind = gzip.compress(CHUNK), "text/event-stream" if stream else "application/json"
-    async with passing(openai=Say((body,), headers={"Content-Type": kind, "Content-Encoding": "gzip"})) as passed:
+    async with passing(
+        openai=Say((body,), headers={"Content-Type": kind, "Content-Encoding": "gzip"})
+    ) as passed:
         answer = await passed.post(CHAT, asking(GPT, stream=stream))
-        assert (answer.headers["Content-Encoding"], answer.headers["Content-Length"]) == ("gzip", str(len(body)))
+        assert (answer.headers["Content-Encoding"], answer.headers["Content-Length"]) == (
+            "gzip",
+            str(len(body)),
+        )
         assert answer.body == CHUNK  # the client library has decoded it
         assert passed.served.records[-1].notes == ("usage_unknown",)
 
 
 async def test_what_is_held_back_does_not_keep_the_client_asleep() -> None:
-    """Half events and an upstream's heartbeats of one line are not passed on at once: the client hears comments meanwhile."""
+    """Half events and an upstream's heartbeats of one line are not passed on at once: the client
+    hears comments meanwhile."""
     heard = asyncio.Event()
 
     async def answer(writer: asyncio.StreamWriter) -> None:
@@ -448,14 +576,20 @@ async def test_numbers_beyond_counting_are_no_usage(number: str) -> None:
     async with passing(openai=Say((body,))) as passed:
         answer = await passed.post(CHAT, asking(GPT))
         assert (answer.status, answer.body) == (200, body)
-        assert (passed.served.records[-1].bill, passed.served.records[-1].notes) == (None, ("usage_unknown",))
+        assert (passed.served.records[-1].bill, passed.served.records[-1].notes) == (
+            None,
+            ("usage_unknown",),
+        )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("deep", [b'{"a":%b,"usage":{"prompt_tokens":5}}', b'{"usage":{"prompt_tokens":5,"a":%b}}'])
+@pytest.mark.parametrize(
+    "deep", [b'{"a":%b,"usage":{"prompt_tokens":5}}', b'{"usage":{"prompt_tokens":5,"a":%b}}']
+)
 @pytest.mark.parametrize("depth", [950, 5000])
 async def test_an_answer_too_deep_to_be_read(stream: bool, deep: bytes, depth: int) -> None:
-    """Nested beyond any reader it passes all the same, whether its usage could still be read or not."""
+    """Nested beyond any reader it passes all the same, whether its usage could still be read or
+    not."""
     deep %= b'{"a":' * depth + b"1" + b"}" * depth
     say = say_events(b"data: " + deep + b"\n\n", CHUNK) if stream else Say((deep,))
     async with passing(openai=say) as passed:
@@ -466,23 +600,36 @@ async def test_an_answer_too_deep_to_be_read(stream: bool, deep: bytes, depth: i
 
 
 async def test_a_gateway_behind_a_gateway() -> None:
-    """What one gateway bills for its own engine the next one reads from its answers, whole and streamed, in both formats."""
+    """What one gateway bills for its own engine the next one reads from its answers, whole and
+    streamed, in both formats."""
     async with serving(ScriptedBackend()) as behind:
-        entries = [f"{{name: {api}, api: {api}, base_url: '{behind.url}'}}" for api in ("anthropic", "openai")]
+        entries = [
+            f"{{name: {api}, api: {api}, base_url: '{behind.url}'}}"
+            for api in ("anthropic", "openai")
+        ]
         async with (
             serving(ScriptedBackend(), f"models: []\nbackends: [{', '.join(entries)}]") as front,
             anthropic.AsyncAnthropic(base_url=front.url, api_key="k", max_retries=0) as claude,
             openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key="k", max_retries=0) as gpt,
         ):
-            whole = await claude.messages.with_raw_response.create(model=CLAUDE, max_tokens=5, messages=QUESTION)
+            whole = await claude.messages.with_raw_response.create(
+                model=CLAUDE, max_tokens=5, messages=QUESTION
+            )
             assert (await whole.parse()).content[0].text == "Hello world"
-            async with claude.messages.stream(model=CLAUDE, max_tokens=5, messages=QUESTION) as stream:
+            async with claude.messages.stream(
+                model=CLAUDE, max_tokens=5, messages=QUESTION
+            ) as stream:
                 assert await stream.get_final_text() == "Hello world"
             told = await gpt.chat.completions.create(model=GPT, messages=QUESTION)
             assert told.choices[0].message.content == "Hello world"
             options: Any = {"include_usage": True}
-            chunks = await gpt.chat.completions.create(model=GPT, messages=QUESTION, stream=True, stream_options=options)
-            assert "".join([c.choices[0].delta.content or "" async for c in chunks if c.choices]) == "Hello world"
+            chunks = await gpt.chat.completions.create(
+                model=GPT, messages=QUESTION, stream=True, stream_options=options
+            )
+            assert (
+                "".join([c.choices[0].delta.content or "" async for c in chunks if c.choices])
+                == "Hello world"
+            )
             response = await gpt.responses.create(model=GPT, input="Hi")
             assert response.output_text == "Hello world"
             async with gpt.responses.stream(model=GPT, input="Hi") as events:
@@ -491,7 +638,10 @@ async def test_a_gateway_behind_a_gateway() -> None:
             for first, second in zip(front.records, behind.records, strict=True):
                 assert first.bill is not None
                 assert second.bill is not None
-                assert (first.bill.usage, first.bill.charge) == (second.bill.usage, second.bill.charge)
+                assert (first.bill.usage, first.bill.charge) == (
+                    second.bill.usage,
+                    second.bill.charge,
+                )
                 assert first.notes == ()
 
 
@@ -499,7 +649,9 @@ async def test_a_gateway_behind_a_gateway() -> None:
 async def test_an_upstreams_error_passes(status: int) -> None:
     """Status, body and content type as they are, and the request owes nothing."""
     say = Say(
-        (b'{"error" : "in its own words"}',), status, {"Content-Type": "application/problem+json", "x-should-retry": "true"}
+        (b'{"error" : "in its own words"}',),
+        status,
+        {"Content-Type": "application/problem+json", "x-should-retry": "true"},
     )
     async with passing(openai=say) as passed:
         answer = await passed.post(CHAT, asking(GPT))
@@ -508,13 +660,22 @@ async def test_an_upstreams_error_passes(status: int) -> None:
         assert answer.headers["x-should-retry"] == "true"
         assert "pcg-cache" not in answer.headers
         record = passed.served.records[-1]
-        assert (record.status, record.outcome, record.bill, record.notes) == (status, "failed", None, ())
+        assert (record.status, record.outcome, record.bill, record.notes) == (
+            status,
+            "failed",
+            None,
+            (),
+        )
 
 
 @pytest.mark.parametrize(("key", "status"), [(", api_key: up-key", 502), ("", 401)])
 async def test_a_refused_key(key: str, status: int) -> None:
-    """Our own key's refusal is no word about the client's, and may quote ours; without a key of ours it passes."""
-    refusal = {"type": "error", "error": {"type": "authentication_error", "message": "wrong: up-k***"}}
+    """Our own key's refusal is no word about the client's, and may quote ours; without a key of
+    ours it passes."""
+    refusal = {
+        "type": "error",
+        "error": {"type": "authentication_error", "message": "wrong: up-k***"},
+    }
     async with passing(say_json(refusal, 401), claude=key) as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE))
         assert (answer.status, b"up-k" in answer.body) == (status, status == 401)
@@ -529,22 +690,29 @@ async def test_redirects_are_not_followed() -> None:
 
 
 async def test_a_stream_without_usage_is_noted() -> None:
-    """An OpenAI client that does not ask for usage gets none, and the record says that nothing is known."""
+    """An OpenAI client that does not ask for usage gets none, and the record says that nothing is
+    known."""
     async with passing(openai=say_events(CHUNK, b"data: [DONE]\n\n")) as passed:
         answer = await passed.post(CHAT, asking(GPT, stream=True))
-        assert not {name for name in answer.headers if name.lower() in ("cache-status", "pcg-cache", "pcg-cost-usd")}
+        assert not {
+            name
+            for name in answer.headers
+            if name.lower() in ("cache-status", "pcg-cache", "pcg-cost-usd")
+        }
         record = passed.served.records[-1]
         assert (record.outcome, record.bill, record.notes) == ("answered", None, ("usage_unknown",))
 
 
-# Which requests -------------------------------------------------------------------------------------------------------
+# Which requests -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("path", "model", "name"), [(MESSAGES, GPT, "gpts"), (CHAT, CLAUDE, "claudes"), (RESPONSES, CLAUDE, "claudes")]
+    ("path", "model", "name"),
+    [(MESSAGES, GPT, "gpts"), (CHAT, CLAUDE, "claudes"), (RESPONSES, CLAUDE, "claudes")],
 )
 async def test_formats_are_not_translated(path: str, model: str, name: str) -> None:
-    """A client of one format and a model behind the other: a 400 that names both, and nothing is sent."""
+    """A client of one format and a model behind the other: a 400 that names both, and nothing is
+    sent."""
     async with passing() as passed:
         answer = await passed.post(path, asking(model))
         assert answer.status == 400
@@ -567,7 +735,8 @@ async def test_formats_are_not_translated(path: str, model: str, name: str) -> N
     ],
 )
 async def test_bodies_that_name_no_one_model(body: bytes, status: int) -> None:
-    """The provider's own error for what is no request, for an unknown model, and for two models at once."""
+    """The provider's own error for what is no request, for an unknown model, and for two models at
+    once."""
     async with passing() as passed:
         answer = await passed.post(MESSAGES, body)
         assert (answer.status, passed.anthropic.got) == (status, [])
@@ -580,31 +749,48 @@ async def test_counting_is_passed_and_free() -> None:
         answer = await passed.post("/v1/messages/count_tokens", asking(CLAUDE))
         assert answer.json == {"input_tokens": 42}
         assert "pcg-cache" not in answer.headers
-        assert (await passed.post("/v1/responses/input_tokens", {"model": GPT, "input": "Hi"})).json == {"input_tokens": 43}
-        assert [(r.outcome, r.bill, r.notes) for r in passed.served.records] == [("answered", None, ())] * 2
+        assert (
+            await passed.post("/v1/responses/input_tokens", {"model": GPT, "input": "Hi"})
+        ).json == {"input_tokens": 43}
+        assert [(r.outcome, r.bill, r.notes) for r in passed.served.records] == [
+            ("answered", None, ())
+        ] * 2
         assert passed.anthropic.got[0].target == "/v1/messages/count_tokens"
 
 
 async def test_what_only_upstreams_serve() -> None:
-    """Embeddings pass and are billed, whichever header has the key; a model without an upstream is a 404, like other paths."""
-    answer = {"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 1000, "total_tokens": 1000}}
+    """Embeddings pass and are billed, whichever header has the key; a model without an upstream is
+    a 404, like other paths."""
+    answer = {
+        "data": [{"embedding": [0.1]}],
+        "usage": {"prompt_tokens": 1000, "total_tokens": 1000},
+    }
     async with passing(openai=say_json(answer)) as passed:
         got = await passed.post("/v1/embeddings", {"model": "gpt-embed", "input": "Hi"})
         assert (got.json, passed.openai.got[0].target) == (answer, "/v1/embeddings")
         assert got.headers["pcg-prompt-cost-usd"] == "0.00300000"
         for key in ({"x_api_key": "k"}, {"anthropic_version": "2023-06-01"}):
-            assert (await passed.post("/v1/embeddings", {"model": "gpt-embed"}, **key)).json == answer
-        assert (await passed.post("/v1/embeddings", {"model": "other", "input": "Hi"})).status == 404
+            assert (
+                await passed.post("/v1/embeddings", {"model": "gpt-embed"}, **key)
+            ).json == answer
+        assert (
+            await passed.post("/v1/embeddings", {"model": "other", "input": "Hi"})
+        ).status == 404
         assert (await passed.post("/v1/files", {"model": GPT})).status == 404
         assert len(passed.openai.got) == 3
-    async with serving(ScriptedBackend()) as served, served.http.post("/v1/embeddings", json={"model": GPT}) as response:
+    async with (
+        serving(ScriptedBackend()) as served,
+        served.http.post("/v1/embeddings", json={"model": GPT}) as response,
+    ):
         assert response.status == 404
 
 
 async def test_models_are_listed() -> None:
-    """Ids that are written out, to clients of the upstream's format, after our own models; patterns are no ids."""
+    """Ids that are written out, to clients of the upstream's format, after our own models; patterns
+    are no ids."""
     policy = (
-        "models: [{aliases: [mine]}]\nbackends: [{name: up, api: openai, models: [{match: gpt-x}, {match: 'a-*'}]}, "
+        "models: [{aliases: [mine]}]\nbackends: [{name: up, api: openai, models: [{match: gpt-x}, "
+        "{match: 'a-*'}]}, "
         "{name: other, api: anthropic, models: [{match: claude-x}]}]"
     )
     async with (
@@ -613,7 +799,11 @@ async def test_models_are_listed() -> None:
         anthropic.AsyncAnthropic(base_url=served.url, api_key="k") as claude,
     ):
         assert [m.id async for m in gpt.models.list()] == ["smollm2-135m-instruct", "mine", "gpt-x"]
-        assert [m.id async for m in claude.models.list()] == ["smollm2-135m-instruct", "mine", "claude-x"]
+        assert [m.id async for m in claude.models.list()] == [
+            "smollm2-135m-instruct",
+            "mine",
+            "claude-x",
+        ]
         assert (await gpt.models.retrieve("a-1")).owned_by == "up"
         assert (await claude.models.retrieve("claude-x")).max_input_tokens is None
         with pytest.raises(openai.NotFoundError):
@@ -621,31 +811,47 @@ async def test_models_are_listed() -> None:
 
 
 async def test_a_model_of_ours_beside_upstreams() -> None:
-    """Own names stay; upstreams come before aliases that are patterns, and after ids that are written out."""
+    """Own names stay; upstreams come before aliases that are patterns, and after ids that are
+    written out."""
     async with FakeUpstream(say_json({})).listening() as upstream:
         backend = ScriptedBackend()
-        policy = f"models: [{{aliases: [gpt-mine, 'gpt-*', 'claude-*']}}]\nbackends: [{{base_url: '{upstream.url}'}}]"
+        policy = (
+            f"models: [{{aliases: [gpt-mine, 'gpt-*', 'claude-*']}}]\nbackends: "
+            f"[{{base_url: "
+            f"'{upstream.url}'}}]"
+        )
         async with serving(backend, policy) as served:
             for model in ("smollm2-135m-instruct", "gpt-mine", "gpt-other"):
                 async with served.http.post(CHAT, json=openai_body(model=model)) as response:
                     assert response.status == 200
-            async with served.http.post(MESSAGES, json=anthropic_body(), headers=ANTHROPIC) as response:
+            async with served.http.post(
+                MESSAGES, json=anthropic_body(), headers=ANTHROPIC
+            ) as response:
                 assert response.status == 200
-        assert [request.model for request in backend.requests] == ["smollm2-135m-instruct", "gpt-mine", "claude-sonnet-5"]
+        assert [request.model for request in backend.requests] == [
+            "smollm2-135m-instruct",
+            "gpt-mine",
+            "claude-sonnet-5",
+        ]
         assert [orjson.loads(got.body)["model"] for got in upstream.got] == ["gpt-other"]
 
 
 async def test_only_if_cached_is_not_passed_on() -> None:
-    """What an upstream would compute is not known before: the request that must not cost anything fails."""
+    """What an upstream would compute is not known before: the request that must not cost anything
+    fails."""
     async with passing() as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE), cache_control="only-if-cached")
         assert (answer.status, passed.anthropic.got) == (504, [])
 
 
 async def test_no_more_than_so_many_at_a_time() -> None:
-    """Past `max_requests` a request is refused at once as overload; the place is free again afterwards."""
+    """Past `max_requests` a request is refused at once as overload; the place is free again
+    afterwards."""
     gate = asyncio.Event()
-    async with passing(Say((b"{}",), before_head=gate), claude=", max_requests: 1") as passed, asyncio.TaskGroup() as group:
+    async with (
+        passing(Say((b"{}",), before_head=gate), claude=", max_requests: 1") as passed,
+        asyncio.TaskGroup() as group,
+    ):
         first = group.create_task(passed.post(MESSAGES, asking(CLAUDE)))
         await passed.anthropic.held.wait()
         answer = await passed.post(MESSAGES, asking(CLAUDE))
@@ -656,7 +862,8 @@ async def test_no_more_than_so_many_at_a_time() -> None:
 
 
 async def test_tenants_and_their_keys() -> None:
-    """Unknown keys are refused before anything is sent; a tenant's key stays here; the ledger has its name."""
+    """Unknown keys are refused before anything is sent; a tenant's key stays here; the ledger has
+    its name."""
     policy = "tenants: [{name: a, keys: [key-of-a]}]"
     answer = {"usage": {"input_tokens": 10, "cache_read_input_tokens": 0, "output_tokens": 2}}
     async with passing(say_json(answer), policy=policy) as passed:
@@ -672,21 +879,33 @@ async def test_batches_are_for_our_own_models(tmp_path: Path) -> None:
     policy = "backends: [{name: up, api: anthropic, models: [{match: 'claude-up'}]}]"
     async with serving(ScriptedBackend(), policy, batches=tmp_path) as served:
         request = {"custom_id": "a", "params": asking("claude-up")}
-        async with served.http.post(f"{MESSAGES}/batches", json={"requests": [request]}, headers=ANTHROPIC) as response:
+        async with served.http.post(
+            f"{MESSAGES}/batches", json={"requests": [request]}, headers=ANTHROPIC
+        ) as response:
             name = (await response.json())["id"]
         async with asyncio.timeout(20):
             result = None
             while result is None:
-                async with served.http.get(f"{MESSAGES}/batches/{name}/results", headers=ANTHROPIC) as response:
-                    result = json.loads(await response.text())["result"] if response.status == 200 else None
+                async with served.http.get(
+                    f"{MESSAGES}/batches/{name}/results", headers=ANTHROPIC
+                ) as response:
+                    result = (
+                        json.loads(await response.text())["result"]
+                        if response.status == 200
+                        else None
+                    )
         assert (result["type"], "batches" in str(result)) == ("errored", True)
 
 
 async def test_nothing_secret_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line per request, with the upstream's id for it, and neither keys nor texts nor the upstream's address."""
+    """One line per request, with the upstream's id for it, and neither keys nor texts nor the
+    upstream's address."""
     structlog.reset_defaults()
     body = asking(CLAUDE, messages=[{"role": "user", "content": "a secret question"}])
-    answer = {"content": [{"type": "text", "text": "a secret answer"}], "usage": {"input_tokens": 1, "output_tokens": 1}}
+    answer = {
+        "content": [{"type": "text", "text": "a secret answer"}],
+        "usage": {"input_tokens": 1, "output_tokens": 1},
+    }
     async with passing(say_json(answer, request_id="req_up"), claude=", api_key: up-key") as passed:
         await passed.post(MESSAGES, body, x_api_key="my-key")
         assert "up-key" not in repr(passed.served.gateway.policy)
@@ -694,14 +913,18 @@ async def test_nothing_secret_is_logged(capsys: pytest.CaptureFixture[str]) -> N
         line = "".join(capsys.readouterr())
         assert "req_up" in line
         assert "cache_usage_unknown" in line
-        assert [word for word in ("secret", "up-key", "my-key", passed.anthropic.url) if word in line] == []
+        assert [
+            word for word in ("secret", "up-key", "my-key", passed.anthropic.url) if word in line
+        ] == []
 
 
 async def test_the_end_may_come_while_a_wait_runs_out() -> None:
     """Closing an upstream at the very moment a request of its is timed out is no error."""
     loop = asyncio.get_running_loop()
     closed = loop.create_future()
-    async with passing(Say(before_head=asyncio.Event()), claude=", timeouts: {answer: 300ms}") as passed:
+    async with passing(
+        Say(before_head=asyncio.Event()), claude=", timeouts: {answer: 300ms}"
+    ) as passed:
         (upstream, _) = passed.served.gateway.upstreams
         async with asyncio.TaskGroup() as group:
             answering = group.create_task(passed.post(MESSAGES, asking(CLAUDE)))
@@ -715,23 +938,35 @@ async def test_the_end_may_come_while_a_wait_runs_out() -> None:
         assert (await answering).status == 529
 
 
-# The process ----------------------------------------------------------------------------------------------------------
+# The process --------------------------------------------------------------------------------------
 
 
 async def test_a_gateway_with_nothing_but_upstreams() -> None:
-    """It is ready at once, answers, knows its operator, and at its end tells streams that are still open."""
+    """It is ready at once, answers, knows its operator, and at its end tells streams that are still
+    open."""
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     gate = asyncio.Event()
-    async with FakeUpstream(say_events(START, START, before_piece={1: gate})).listening() as upstream:
+    async with FakeUpstream(
+        say_events(START, START, before_piece={1: gate})
+    ).listening() as upstream:
         backends = f"models: []\nbackends: [{{api: anthropic, base_url: '{upstream.url}'}}]\n"
-        policy = make_policy(backends + "server: {drain: {delay: 0s, timeout: 10ms}}\ntenants: [{name: a, keys: [key-of-a]}]")
-        running = asyncio.create_task(serve(policy, {}, FakeClock(), url.set_result, root_secret=b"s" * 16))
+        policy = make_policy(
+            backends
+            + "server: {drain: {delay: 0s, timeout: 10ms}}\ntenants: [{name: a, keys: [key-of-a]}]"
+        )
+        running = asyncio.create_task(
+            serve(policy, {}, FakeClock(), url.set_result, root_secret=b"s" * 16)
+        )
         async with aiohttp.ClientSession(await url) as http:
             async with http.get("/readyz") as response:
                 assert response.status == 200
-            async with http.get("/admin/cache/stat", headers={"x-api-key": operator_key(b"s" * 16)}) as response:
+            async with http.get(
+                "/admin/cache/stat", headers={"x-api-key": operator_key(b"s" * 16)}
+            ) as response:
                 assert response.status == 200
-            async with http.post(MESSAGES, json=asking(CLAUDE, stream=True), headers={"x-api-key": "key-of-a"}) as response:
+            async with http.post(
+                MESSAGES, json=asking(CLAUDE, stream=True), headers={"x-api-key": "key-of-a"}
+            ) as response:
                 assert await response.content.readexactly(len(START)) == START
                 os.kill(os.getpid(), signal.SIGTERM)
                 assert b'"overloaded_error"' in await response.read()

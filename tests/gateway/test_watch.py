@@ -1,4 +1,5 @@
-"""Noticing an engine that hangs, by a clock that can jump: a machine that slept is no engine that hangs."""
+"""Noticing an engine that hangs, by a clock that can jump: a machine that slept is no engine that
+hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ EVERY_S, HANG_S = 0.01, 0.5
 
 
 class JumpingLink:
-    """Answers a question after a moment, in which the loop's clock jumps by far more than an engine may be silent."""
+    """Answers a question after a moment, in which the loop's clock jumps by far more than an engine
+    may be silent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,7 +39,9 @@ class JumpingLink:
         self.asked.release()
         if self._answers:
             self._jumped_s += 100 * HANG_S
-            self._loop.call_later(3 * EVERY_S, self._mailbox.put, EngineStats(message.request_id, {}, {}))
+            self._loop.call_later(
+                3 * EVERY_S, self._mailbox.put, EngineStats(message.request_id, {}, {})
+            )
 
 
 async def test_a_clock_that_jumps_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""`pcg serve` with two engine workers of one model: real processes, real files, one of them killed."""
+"""`pcg serve` with two engine workers of one model: real processes, real files, one of them
+killed."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ MANUAL = "\n".join(f"Berth {i} of the harbour is {i * 7 % 13} metres deep." for 
 def running(home: Path, model: Path) -> Iterator[serving.Server]:
     """A gateway with two workers of `model`, over what earlier ones have left in `home`."""
     policy = f"models: [{{name: m, source: '{model}', engine: {{kv_bytes: 128MiB, workers: 2}}}}]"
-    server = serving.start(home, f"{policy}\ntiers: {{ssd: {{min_free: 1MiB}}}}\nserver: {{drain: {{delay: 0s}}}}")
+    server = serving.start(
+        home, f"{policy}\ntiers: {{ssd: {{min_free: 1MiB}}}}\nserver: {{drain: {{delay: 0s}}}}"
+    )
     try:
         yield server
     finally:
@@ -35,22 +38,37 @@ def running(home: Path, model: Path) -> Iterator[serving.Server]:
 
 def ask(server: serving.Server, system: str, question: str) -> anthropic.types.Usage:
     """The usage of one short answer about a marked system text."""
-    with anthropic.Anthropic(base_url=server.base_url, api_key="k", max_retries=0, timeout=120) as client:
+    with anthropic.Anthropic(
+        base_url=server.base_url, api_key="k", max_retries=0, timeout=120
+    ) as client:
         marked = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
         said = [{"role": "user", "content": question}]
         return client.messages.create(model="m", max_tokens=4, system=marked, messages=said).usage  # type: ignore[arg-type]
 
 
 def by_worker(server: serving.Server, name: str) -> list[float]:
-    """The samples of one metric in the order of the workers, as soon as both can be asked for it."""
+    """The samples of one metric in the order of the workers, as soon as both can be asked for
+    it."""
     samples: list[Sample] = []
     while len(samples) < 2:  # a busy machine: who does not answer in time has none
-        text = anthropic.Anthropic(base_url=server.base_url, api_key="k").get("/metrics", cast_to=str)
-        samples = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == name]
+        text = anthropic.Anthropic(base_url=server.base_url, api_key="k").get(
+            "/metrics", cast_to=str
+        )
+        samples = [
+            s
+            for family in text_string_to_metric_families(text)
+            for s in family.samples
+            if s.name == name
+        ]
     return [sample.value for sample in sorted(samples, key=lambda sample: sample.labels["worker"])]
 
 
-def pcg(server: serving.Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+def pcg(
+    server: serving.Server,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *words: str,
+) -> str:
     """What a `pcg cache` command prints when it asks this gateway."""
     monkeypatch.setenv("PCG_HOME", str(server.output.parent))
     monkeypatch.setenv("PCG_POLICY", str(server.output.parent / "policy.yaml"))
@@ -63,7 +81,10 @@ def pcg(server: serving.Server, capsys: pytest.CaptureFixture[str], monkeypatch:
 def stored(server: serving.Server, number: int) -> None:
     """Returns when so many entries have been written behind the answers."""
     with anthropic.Anthropic(base_url=server.base_url, api_key="k") as client:
-        while len(client.get("/admin/cache/entries", cast_to=dict[str, list[Any]])["entries"]) < number:
+        while (
+            len(client.get("/admin/cache/entries", cast_to=dict[str, list[Any]])["entries"])
+            < number
+        ):
             pass
 
 
@@ -74,12 +95,14 @@ def worker_pid(server: serving.Server, number: int) -> int:
 
 
 def test_a_worker_dies(tmp_path: Path, small_model: Path) -> None:
-    """A conversation stays with one worker, and goes on with the other when that is killed; after `kill -9` of everything its
-    prefix is read from the SSD."""
+    """A conversation stays with one worker, and goes on with the other when that is killed; after
+    `kill -9` of everything its prefix is read from the SSD."""
     home = serving.make_home(tmp_path / "home")
     with running(home, small_model) as server:
         first = ask(server, MANUAL, "How deep is berth 12?")
-        again = [ask(server, MANUAL, f"How deep is berth {i}?").cache_read_input_tokens for i in range(3)]
+        again = [
+            ask(server, MANUAL, f"How deep is berth {i}?").cache_read_input_tokens for i in range(3)
+        ]
         assert again == [first.cache_creation_input_tokens] * 3
         numbers = by_worker(server, "pcg_cache_requests_total")
         assert sorted(numbers) == [0, 4]
@@ -87,20 +110,32 @@ def test_a_worker_dies(tmp_path: Path, small_model: Path) -> None:
         victim = psutil.Process(worker_pid(server, numbers.index(4)))
         victim.kill()
         psutil.wait_procs([victim])
-        after = [ask(server, MANUAL, f"Which berth is {i} metres deep?").cache_read_input_tokens for i in range(3)]
+        after = [
+            ask(server, MANUAL, f"Which berth is {i} metres deep?").cache_read_input_tokens
+            for i in range(3)
+        ]
         assert after == [0, *([first.cache_creation_input_tokens] * 2)]
         server.kill()
     with running(home, small_model) as server:
-        assert ask(server, MANUAL, "And after all?").cache_read_input_tokens == first.cache_creation_input_tokens
+        assert (
+            ask(server, MANUAL, "And after all?").cache_read_input_tokens
+            == first.cache_creation_input_tokens
+        )
 
 
 def test_operators_reach_both_workers(
-    tmp_path: Path, small_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    small_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each has a folder; what both hold is listed, pinned, verified and flushed."""
     home = serving.make_home(tmp_path / "home")
     with running(home, small_model) as server:
-        told = [ask(server, f"{i}. {MANUAL}", "How deep is berth 12?").cache_creation_input_tokens for i in range(8)]
+        told = [
+            ask(server, f"{i}. {MANUAL}", "How deep is berth 12?").cache_creation_input_tokens
+            for i in range(8)
+        ]
         assert min(by_worker(server, "pcg_cache_requests_total")) > 0
         assert sorted(folder.name for folder in (home / "kv").iterdir()) == ["m", "m#1"]
         assert {"m#0", "m#1"} <= set(re.findall(r"m#\d", pcg(server, capsys, monkeypatch, "stat")))
@@ -113,4 +148,6 @@ def test_operators_reach_both_workers(
         assert "0 damaged" in pcg(server, capsys, monkeypatch, "verify")
         assert "forgot" in pcg(server, capsys, monkeypatch, "flush")
         assert not re.search(r"\b[0-9a-f]{12}\b", pcg(server, capsys, monkeypatch, "ls"))
-        assert [ask(server, f"{i}. {MANUAL}", "Gone?").cache_read_input_tokens for i in range(2)] == [0, 0]
+        assert [
+            ask(server, f"{i}. {MANUAL}", "Gone?").cache_read_input_tokens for i in range(2)
+        ] == [0, 0]

@@ -29,7 +29,8 @@ NUM_PAGES = -(-(NUM_PROMPT + NUM_OUTPUT) // PAGE)
 
 
 class Cold:
-    """A driver, and what a cold run alone in one step gave: the truth every other run must repeat."""
+    """A driver, and what a cold run alone in one step gave: the truth every other run must
+    repeat."""
 
     def __init__(self, folder: Path, dtype: str, runner: str) -> None:
         self.driver = Driver(folder, dtype=dtype, exact="on", runner=runner)
@@ -42,7 +43,8 @@ class Cold:
         self.kv = self.driver.runner.read_pages(self.pages[: NUM_PROMPT // PAGE])
 
     def check(self, sequence: Sequence, first: int = NUM_PROMPT) -> None:
-        """The sequence's tokens and all its logits from `first` on are the cold run's, bit for bit."""
+        """The sequence's tokens and all its logits from `first` on are the cold run's, bit for
+        bit."""
         assert sequence.token_ids == self.sequence.token_ids
         got = self.driver.logits[sequence.request_id]
         assert [n for n in got if n >= first] == list(range(first, NUM_PROMPT + NUM_OUTPUT))
@@ -93,7 +95,8 @@ def test_hit_on_pages_written_from_bytes(cold: Cold, prefix: int) -> None:
 
 
 def test_kv_of_any_split_is_the_same_bytes(cold: Cold) -> None:
-    """Prompt pages hold the same bytes when the prompt is cut off every border and pages are scattered."""
+    """Prompt pages hold the same bytes when the prompt is cut off every border and pages are
+    scattered."""
     pages = random.Random(3).sample(range(100, 300), NUM_PAGES)
     sequence = cold.driver.sequence("split", TOKENS, pages)
     cold.driver.prefill(sequence, 0, cuts=(1, 3, 20, 131, 257, 511, 513))
@@ -104,7 +107,10 @@ def test_batch_does_not_matter(cold: Cold) -> None:
     """Beside two other sequences, in prefill and in decode, every row is what it is alone."""
     driver = cold.driver
     mine = driver.sequence("mine", TOKENS, range(100, 100 + NUM_PAGES))
-    others = [driver.sequence(f"other{index}", OTHER, range(200 + 10 * index, 206 + 10 * index)) for index in (0, 1)]
+    others = [
+        driver.sequence(f"other{index}", OTHER, range(200 + 10 * index, 206 + 10 * index))
+        for index in (0, 1)
+    ]
     steps = [
         [Slice(others[0], 0, 77, True), Slice(mine, 0, 90, False)],
         [Slice(mine, 90, 400, False), Slice(others[1], 0, 60, False)],
@@ -121,21 +127,38 @@ def test_batch_does_not_matter(cold: Cold) -> None:
 
 
 def test_recomputed_after_preemption(cold: Cold) -> None:
-    """A sequence that lost its pages while generating computes the same bits again, generated tokens included."""
-    sequence = cold.driver.sequence("again", cold.sequence.token_ids[:-1], range(100, 100 + NUM_PAGES), NUM_PROMPT)
+    """A sequence that lost its pages while generating computes the same bits again, generated
+    tokens included."""
+    sequence = cold.driver.sequence(
+        "again", cold.sequence.token_ids[:-1], range(100, 100 + NUM_PAGES), NUM_PROMPT
+    )
     cold.driver.prefill(sequence, 0, cuts=(200, NUM_PROMPT + 2))
     cold.check(sequence, NUM_PROMPT + NUM_OUTPUT - 1)
-    assert cold.driver.runner.read_pages(range(100, 100 + NUM_PAGES - 1)) == cold.driver.runner.read_pages(cold.pages[:-1])
+    assert cold.driver.runner.read_pages(
+        range(100, 100 + NUM_PAGES - 1)
+    ) == cold.driver.runner.read_pages(cold.pages[:-1])
 
 
 def test_neighbouring_garbage_does_not_matter(cold: Cold) -> None:
     """Pages around a sequence full of huge values, and of what came as NaN, do not reach it."""
     driver = cold.driver
-    nan = torch.full((driver.runner.page_nbytes // 4,), float("nan")).view(torch.uint8).numpy().tobytes()
-    huge = torch.full((driver.runner.page_nbytes // 2,), 1e30, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    nan = (
+        torch.full((driver.runner.page_nbytes // 4,), float("nan"))
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
+    huge = (
+        torch.full((driver.runner.page_nbytes // 2,), 1e30, dtype=torch.bfloat16)
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
     pages = list(range(100, 100 + NUM_PAGES))
     around = [*range(80, 100), *range(100 + NUM_PAGES, 180)]
-    driver.runner.write_pages(around, memoryview(b"".join(nan if page % 2 else huge for page in around)))
+    driver.runner.write_pages(
+        around, memoryview(b"".join(nan if page % 2 else huge for page in around))
+    )
     cold.finish(driver.sequence("beside", TOKENS, pages), 0)
     assert all(bool(row.isfinite().all()) for row in driver.logits["beside"].values())
 
@@ -151,7 +174,8 @@ def test_any_split(cold: Cold, cuts: list[int]) -> None:
 
 
 def test_generated_kv_is_reusable_where_it_is_the_same(cold: Cold) -> None:
-    """Row groups differ between prompt and output, and their runner says so; else what was generated has a prompt's bits."""
+    """Row groups differ between prompt and output, and their runner says so; else what was
+    generated has a prompt's bits."""
     assert cold.driver.runner.exact
     assert cold.driver.runner.reuse_decode_kv != cold.generic
     if cold.generic:
@@ -160,15 +184,23 @@ def test_generated_kv_is_reusable_where_it_is_the_same(cold: Cold) -> None:
     prompt = cold.driver.sequence("prompt", ids, range(100, 100 + NUM_PAGES))
     cold.driver.prefill(prompt)
     assert torch.equal(cold.driver.logits["prompt"][len(ids)], cold.logits[len(ids)])
-    assert cold.driver.runner.read_pages(range(100, 133)) == cold.driver.runner.read_pages(cold.pages[:33])
+    assert cold.driver.runner.read_pages(range(100, 133)) == cold.driver.runner.read_pages(
+        cold.pages[:33]
+    )
 
 
 def test_threads_do_not_matter(cold: Cold) -> None:
-    """The native runner gives the same bits on one thread and on three, and its KV is theirs, too."""
+    """The native runner gives the same bits on one thread and on three, and its KV is theirs,
+    too."""
     if cold.generic:
         pytest.skip("row groups are exact for one number of threads")
     for num_threads in (1, 3):
-        driver = Driver(Path(cold.driver.config.model_path), exact="on", runner="native", num_threads=num_threads)
+        driver = Driver(
+            Path(cold.driver.config.model_path),
+            exact="on",
+            runner="native",
+            num_threads=num_threads,
+        )
         driver.prefill(driver.sequence("other", TOKENS, range(50)))
         assert torch.equal(driver.logits["other"][NUM_PROMPT], cold.logits[NUM_PROMPT])
         assert driver.runner.fingerprint == cold.driver.runner.fingerprint
@@ -178,7 +210,8 @@ def test_threads_do_not_matter(cold: Cold) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("runner", ["generic", pytest.param("native", marks=NEEDS_NATIVE)])
 def test_default_model_hit_equals_miss(default_model: Path, runner: str) -> None:
-    """On the real model: a hit off a block border, in scattered pages and a batch, gives the miss's bits."""
+    """On the real model: a hit off a block border, in scattered pages and a batch, gives the miss's
+    bits."""
     driver = Driver(default_model, exact="on", runner=runner, context=1024, kv_nbytes=400 * 368_640)
     tokens = [int(token * 96) for token in TOKENS[:290]]
     cold = driver.sequence("cold", tokens, range(20))
@@ -194,5 +227,7 @@ def test_default_model_hit_equals_miss(default_model: Path, runner: str) -> None
     hit.token_ids += second.token_ids
     driver.decode([hit, other], 4)
     assert hit.token_ids == cold.token_ids
-    assert all(torch.equal(driver.logits["hit"][n], driver.logits["cold"][n]) for n in range(290, 295))
+    assert all(
+        torch.equal(driver.logits["hit"][n], driver.logits["cold"][n]) for n in range(290, 295)
+    )
     driver.runner.close()

@@ -1,4 +1,5 @@
-"""Fast mode: our forward pass is transformers' own, and a hit stays within a stated bound of a miss."""
+"""Fast mode: our forward pass is transformers' own, and a hit stays within a stated bound of a
+miss."""
 
 from __future__ import annotations
 
@@ -25,10 +26,12 @@ PROMPTS: Final = (Path(__file__).parent / "prompts.txt").read_text(encoding="utf
 TOKENS = tuple(random.Random(4).choices(range(VOCABULARY), k=150))
 
 FAST_BOUND: Final = {"bfloat16": 0.08, "float32": 2e-5}
-"""Largest |difference| of a logit between hit and miss, as a share of the spread (max - min) of the miss run's logits."""
+"""Largest |difference| of a logit between hit and miss, as a share of the spread (max - min) of the
+miss run's logits."""
 
 EXPERTS_BOUND: Final = {"bfloat16": 0.4, "float32": 2e-5}
-"""The same for mixtures of experts: in bf16 a rounding difference can turn a router's choice to another expert."""
+"""The same for mixtures of experts: in bf16 a rounding difference can turn a router's choice to
+another expert."""
 
 Loaded = tuple[str, str, Driver]
 
@@ -51,21 +54,34 @@ def loaded(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -
 
 
 def reference(folder: Path, dtype: str, token_ids: list[int]) -> torch.Tensor:
-    """Logits after every token, by transformers' eager attention and full recomputation: `[num_tokens, vocab]` fp32."""
+    """Logits after every token, by transformers' eager attention and full recomputation:
+    `[num_tokens, vocab]` fp32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     with torch.inference_mode():
-        logits: torch.Tensor = model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()
+        logits: torch.Tensor = (
+            model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()
+        )
     return logits
 
 
-def differences(ours: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor]) -> list[tuple[float, float, float, bool]]:
-    """Per row both have: largest difference, spread, top-2 gap of `theirs`, and whether the best token is the same."""
+def differences(
+    ours: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor]
+) -> list[tuple[float, float, float, bool]]:
+    """Per row both have: largest difference, spread, top-2 gap of `theirs`, and whether the best
+    token is the same."""
     rows = []
     for num_seen in sorted(ours.keys() & theirs.keys()):
         mine, other = ours[num_seen], theirs[num_seen]
         best = other.topk(2).values
         same = bool(mine.argmax() == other.argmax())
-        rows.append((float((mine - other).abs().max()), float(other.max() - other.min()), float(best[0] - best[1]), same))
+        rows.append(
+            (
+                float((mine - other).abs().max()),
+                float(other.max() - other.min()),
+                float(best[0] - best[1]),
+                same,
+            )
+        )
     return rows
 
 
@@ -74,16 +90,23 @@ def differences(ours: dict[int, torch.Tensor], theirs: dict[int, torch.Tensor]) 
 def test_matches_transformers(
     loaded: Loaded, tiny_folder: Callable[[str], Path], cuts: tuple[int, ...], *, scattered: bool
 ) -> None:
-    """Prefill in any split, then forced decode, gives the logits of a full recomputation; windows and experts included."""
+    """Prefill in any split, then forced decode, gives the logits of a full recomputation; windows
+    and experts included."""
     family, dtype, driver = loaded
     pages = list(range(20))[:: -1 if scattered else 1]
     sequence = driver.sequence("fast", TOKENS[:140], pages)
     driver.prefill(sequence, 0, cuts)
     driver.force(sequence, TOKENS[140:])
     truth = reference(tiny_folder(family), dtype, list(TOKENS))
-    rows = differences(driver.logits["fast"], {num_seen: truth[num_seen - 1] for num_seen in range(140, 151)})
+    rows = differences(
+        driver.logits["fast"], {num_seen: truth[num_seen - 1] for num_seen in range(140, 151)}
+    )
     assert len(rows) == 11
-    bound = (EXPERTS_BOUND if family == "mixtral" else FAST_BOUND)[dtype] if dtype == "bfloat16" else 1e-5
+    bound = (
+        (EXPERTS_BOUND if family == "mixtral" else FAST_BOUND)[dtype]
+        if dtype == "bfloat16"
+        else 1e-5
+    )
     assert max(difference / spread for difference, spread, _, _ in rows) < bound
 
 
@@ -109,8 +132,11 @@ def test_batch_matches_alone(loaded: Loaded) -> None:
         check_bound(rows, (EXPERTS_BOUND if family == "mixtral" else FAST_BOUND)[dtype])
 
 
-def compare_hit_with_miss(driver: Driver, prompt: list[int], num_output: int) -> list[tuple[float, float, float, bool]]:
-    """A miss run, then a hit on the first half of its prompt, forced along the miss run's tokens."""
+def compare_hit_with_miss(
+    driver: Driver, prompt: list[int], num_output: int
+) -> list[tuple[float, float, float, bool]]:
+    """A miss run, then a hit on the first half of its prompt, forced along the miss run's
+    tokens."""
     num_pages = -(-(len(prompt) + num_output) // PAGE)
     miss = driver.sequence("miss", prompt, range(num_pages))
     driver.prefill(miss)
@@ -126,14 +152,16 @@ def compare_hit_with_miss(driver: Driver, prompt: list[int], num_output: int) ->
 
 
 def check_bound(rows: list[tuple[float, float, float, bool]], bound: float) -> None:
-    """Every difference is under the bound; where the best token differs, the miss run's best two were closer than it."""
+    """Every difference is under the bound; where the best token differs, the miss run's best two
+    were closer than it."""
     for difference, spread, gap, same in rows:
         assert difference < bound * spread
         assert same or gap < bound * spread
 
 
 def test_hit_stays_in_bound(loaded: Loaded) -> None:
-    """Fifty prompts fixed beforehand, on tiny models: hit and miss differ by less than the stated bound."""
+    """Fifty prompts fixed beforehand, on tiny models: hit and miss differ by less than the stated
+    bound."""
     family, dtype, driver = loaded
     bound = (EXPERTS_BOUND if family == "mixtral" else FAST_BOUND)[dtype]
     assert len(PROMPTS) == 50
@@ -147,10 +175,14 @@ def test_hit_stays_in_bound(loaded: Loaded) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.long)])
 def test_hit_stays_in_bound_on_the_default_model(default_model: Path, dtype: str) -> None:
     """The same fifty prompts on the real model."""
-    driver = Driver(default_model, dtype=dtype, exact="off", context=1024, kv_nbytes=300 * 2 * 368_640)
+    driver = Driver(
+        default_model, dtype=dtype, exact="off", context=1024, kv_nbytes=300 * 2 * 368_640
+    )
     tokenizer = Tokenizer.from_file(str(default_model / "tokenizer.json"))
     for prompt in PROMPTS:
-        check_bound(compare_hit_with_miss(driver, tokenizer.encode(prompt).ids, 2), FAST_BOUND[dtype])
+        check_bound(
+            compare_hit_with_miss(driver, tokenizer.encode(prompt).ids, 2), FAST_BOUND[dtype]
+        )
     driver.runner.close()
 
 
@@ -160,7 +192,8 @@ def test_empty_step(loaded: Loaded) -> None:
 
 
 def test_draft_rows_are_those_of_single_steps(loaded: Loaded) -> None:
-    """A draft's rows, behind one sequence and beside another's prefill, get the logits that one token a step gives."""
+    """A draft's rows, behind one sequence and beside another's prefill, get the logits that one
+    token a step gives."""
     family, dtype, driver = loaded
     single = driver.sequence("single", TOKENS[:70], range(10))
     driver.prefill(single)
@@ -169,7 +202,9 @@ def test_draft_rows_are_those_of_single_steps(loaded: Loaded) -> None:
     driver.prefill(drafted)
     drafted.token_ids[70:] = [TOKENS[70]]
     beside = driver.sequence("beside", TOKENS[80:120], range(20, 23))
-    driver.runner.step([Slice(drafted, 70, 1, True, draft=tuple(TOKENS[71:74])), Slice(beside, 0, 40, False)])
+    driver.runner.step(
+        [Slice(drafted, 70, 1, True, draft=tuple(TOKENS[71:74])), Slice(beside, 0, 40, False)]
+    )
     rows = differences(driver.logits["drafted"], driver.logits["single"])
     assert sorted(driver.logits["drafted"]) == [70, 71, 72, 73, 74]
     check_bound(rows, (EXPERTS_BOUND if family == "mixtral" else FAST_BOUND)[dtype])

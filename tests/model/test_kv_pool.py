@@ -20,14 +20,17 @@ def filled(shape: KvShape = SHAPE) -> KvPool:
     """Six pages of four slots with distinct values."""
     pool = KvPool(shape, 6, 4, CPU)
     for layer in range(shape.num_layers):
-        values = torch.randn(2, 24, 3, 4, generator=torch.Generator().manual_seed(layer)).to(shape.dtype)
+        values = torch.randn(2, 24, 3, 4, generator=torch.Generator().manual_seed(layer)).to(
+            shape.dtype
+        )
         pool.write(layer, values[0], values[1], slice(0, 24))
     return pool
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_pages_round_trip(dtype: torch.dtype) -> None:
-    """Bytes read from pages and written to others read back the same, and are as many as promised."""
+    """Bytes read from pages and written to others read back the same, and are as many as
+    promised."""
     pool = filled(KvShape(2, 3, 4, dtype))
     body = pool.read_pages([1, 4])
     assert len(body) == 2 * pool.page_nbytes
@@ -36,13 +39,17 @@ def test_pages_round_trip(dtype: torch.dtype) -> None:
     assert pool.read_pages([5, 0, 1, 4]) == bytes(body) * 2
     pool.write_pages([2, 3], body)
     assert pool.read_pages([2]) == body[: pool.page_nbytes]
-    assert pool.read_pages([3, 2]) == bytes(body[pool.page_nbytes :]) + bytes(body[: pool.page_nbytes])
+    assert pool.read_pages([3, 2]) == bytes(body[pool.page_nbytes :]) + bytes(
+        body[: pool.page_nbytes]
+    )
 
 
 def test_layout_is_as_documented() -> None:
     """Layer, K or V, slot, head, dimension: the bytes of a page in that order."""
     pool = filled()
-    page = torch.frombuffer(bytearray(pool.read_pages([2])), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)
+    page = torch.frombuffer(bytearray(pool.read_pages([2])), dtype=torch.bfloat16).view(
+        2, 2, 4, 3, 4
+    )
     keys, values = pool.read(1, (SlotRun(8, 4),), 4)
     assert torch.equal(page[1, 0], keys)
     assert torch.equal(page[1, 1], values)
@@ -55,11 +62,16 @@ def test_copy_page_copies_slots_in_every_layer() -> None:
     pool.copy_page(1, 3, 3)
     for layer in (0, 1):
         for side in (0, 1):
-            assert torch.equal(pool.read(layer, (SlotRun(12, 3),), 3)[side], pool.read(layer, (SlotRun(4, 3),), 3)[side])
+            assert torch.equal(
+                pool.read(layer, (SlotRun(12, 3),), 3)[side],
+                pool.read(layer, (SlotRun(4, 3),), 3)[side],
+            )
     pool.copy_page(3, 5, 4)
     assert pool.read_pages([5]) == pool.read_pages([3]) != before
     kept = torch.frombuffer(bytearray(before), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)[:, :, 3]
-    now = torch.frombuffer(bytearray(pool.read_pages([3])), dtype=torch.bfloat16).view(2, 2, 4, 3, 4)[:, :, 3]
+    now = torch.frombuffer(bytearray(pool.read_pages([3])), dtype=torch.bfloat16).view(
+        2, 2, 4, 3, 4
+    )[:, :, 3]
     assert torch.equal(kept, now)
 
 
@@ -87,7 +99,12 @@ def test_nothing_but_finite_values_gets_in(bad: float) -> None:
     pool = filled()
     rows = torch.full((3, 3, 4), bad, dtype=torch.bfloat16)
     pool.write(0, rows, rows, slots_of([SlotRun(0, 1), SlotRun(9, 2)], CPU))
-    whole = torch.full((pool.page_nbytes // 2,), bad, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    whole = (
+        torch.full((pool.page_nbytes // 2,), bad, dtype=torch.bfloat16)
+        .view(torch.uint8)
+        .numpy()
+        .tobytes()
+    )
     pool.write_pages([4], memoryview(whole))
     for layer in (0, 1):
         for side in pool.read(layer, (SlotRun(0, 24),), 24):
@@ -97,7 +114,8 @@ def test_nothing_but_finite_values_gets_in(bad: float) -> None:
 
 
 def test_wrong_sizes_are_refused() -> None:
-    """A payload of another length, a page outside the pool and too long a copy are errors, not corruption."""
+    """A payload of another length, a page outside the pool and too long a copy are errors, not
+    corruption."""
     pool = filled()
     with pytest.raises(ValueError, match="1 pages have"):
         pool.write_pages([0], memoryview(b"x"))
@@ -129,7 +147,8 @@ def test_what_is_put_is_made_finite(slots: slice | torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("bad", ["nan", "-nan", "inf", "-inf"])
 def test_one_value_that_is_not_finite_is_found(dtype: torch.dtype, bad: str) -> None:
-    """Wherever it stands in what a tier gave, it alone becomes zero; the largest finite values stay what they are."""
+    """Wherever it stands in what a tier gave, it alone becomes zero; the largest finite values stay
+    what they are."""
     pool = filled(KvShape(2, 3, 4, dtype))
     values = torch.full((2, 2, 2, 4, 3, 4), torch.finfo(dtype).max, dtype=dtype)
     values[1] = torch.finfo(dtype).min

@@ -1,4 +1,5 @@
-"""The lean runner's ways of attending: single rows that begin alike together, long ones in products, pages in any order."""
+"""The lean runner's ways of attending: single rows that begin alike together, long ones in
+products, pages in any order."""
 
 from __future__ import annotations
 
@@ -26,10 +27,13 @@ TOKENS: Final = tuple(random.Random(9).choices(range(VOCABULARY), k=760))
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral"])
-def pair(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Iterator[tuple[Driver, Driver]]:
+def pair(
+    request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]
+) -> Iterator[tuple[Driver, Driver]]:
     """One family in float32 by both runners, without a window and with one."""
     drivers = tuple(
-        Driver(tiny_folder(request.param), dtype="float32", exact="off", runner=name) for name in ("lean", "generic")
+        Driver(tiny_folder(request.param), dtype="float32", exact="off", runner=name)
+        for name in ("lean", "generic")
     )
     yield drivers[0], drivers[1]
     for driver in drivers:
@@ -50,7 +54,8 @@ def test_one_long_sequence(pair: tuple[Driver, Driver], order: str) -> None:
 
 @pytest.mark.parametrize("num_shared", [48, 160, 640])
 def test_sequences_that_share_pages(pair: tuple[Driver, Driver], num_shared: int) -> None:
-    """A batch whose first pages are the same, a stranger in it, gives every sequence what it gets alone elsewhere."""
+    """A batch whose first pages are the same, a stranger in it, gives every sequence what it gets
+    alone elsewhere."""
     names = ("a", "stranger", "b", "c")
     for driver in pair:
         first = driver.sequence("first", TOKENS[:num_shared], range(48))
@@ -68,7 +73,9 @@ def test_sequences_that_share_pages(pair: tuple[Driver, Driver], num_shared: int
             sequence.token_ids[-1:] = [TOKENS[index]]
             batch.append(sequence)
         for token in TOKENS[:3]:
-            driver.runner.step([Slice(one, len(one.token_ids) - 1, 1, sample=True) for one in batch])
+            driver.runner.step(
+                [Slice(one, len(one.token_ids) - 1, 1, sample=True) for one in batch]
+            )
             for one in batch:
                 one.token_ids.append(token)
     for name in names:
@@ -76,7 +83,8 @@ def test_sequences_that_share_pages(pair: tuple[Driver, Driver], num_shared: int
 
 
 def test_step_of_everything(pair: tuple[Driver, Driver]) -> None:
-    """Decoding, a draft, a prefill that goes on and one that ends in a single step: every row is the generic runner's."""
+    """Decoding, a draft, a prefill that goes on and one that ends in a single step: every row is
+    the generic runner's."""
     pages = [*(range(10 * i, 10 * i + 10) for i in range(3)), range(40, 60), range(70, 75)]
     for driver in pair:
         mixed_step(driver, TOKENS, pages)
@@ -86,12 +94,18 @@ def test_step_of_everything(pair: tuple[Driver, Driver]) -> None:
 
 @given(data=st.data())
 def test_parts_hold_every_visible_slot_once(data: st.DataObject) -> None:
-    """Whatever is taken together, each single row sees its own slots, all that its window leaves, in order."""
+    """Whatever is taken together, each single row sees its own slots, all that its window leaves,
+    in order."""
     window = data.draw(st.sampled_from([None, 5, 200]))
     spans = []
     for row in range(data.draw(st.integers(1, 6))):
-        shared = data.draw(st.sampled_from([SlotRun(0, 100), SlotRun(0, 70), SlotRun(500, MIN_SHARED - 1)]))
-        own = tuple(SlotRun(1000 * (row + 1) + 50 * i, 7) for i in range(data.draw(st.integers(0, MAX_RUNS + 1))))
+        shared = data.draw(
+            st.sampled_from([SlotRun(0, 100), SlotRun(0, 70), SlotRun(500, MIN_SHARED - 1)])
+        )
+        own = tuple(
+            SlotRun(1000 * (row + 1) + 50 * i, 7)
+            for i in range(data.draw(st.integers(0, MAX_RUNS + 1)))
+        )
         runs = (shared, *own)
         spans.append(SequenceRows(row, 1, sum(run.num_slots for run in runs) - 1, runs))
     spans.append(SequenceRows(len(spans), 9, 20, (SlotRun(9000, 29),)))
@@ -113,7 +127,8 @@ def slots(runs: tuple[SlotRun, ...]) -> list[int]:
 
 @pytest.mark.parametrize("num_rows", [1, INT4_ROWS, INT4_ROWS + 1, 40])
 def test_int4_is_one_matrix_for_any_number_of_rows(num_rows: int) -> None:
-    """Few rows meet the codes and many their values in bf16: both are the quantized matrix, but for bf16's rounding."""
+    """Few rows meet the codes and many their values in bf16: both are the quantized matrix, but for
+    bf16's rounding."""
     torch.manual_seed(3)
     weight, bias = torch.randn(64, 96).bfloat16(), torch.randn(64).bfloat16()
     rows = torch.randn(num_rows, 96).bfloat16()
@@ -128,10 +143,14 @@ def test_int4_is_one_matrix_for_any_number_of_rows(num_rows: int) -> None:
 
 
 def test_int4_hits_stay_in_bound(tiny_folder: Callable[[str], Path]) -> None:
-    """Prefilled at once or token by token, a quantized model gives the same logits within bf16's bound."""
+    """Prefilled at once or token by token, a quantized model gives the same logits within bf16's
+    bound."""
     driver = Driver(tiny_folder("qwen2"), dtype="int4")
     assert driver.runner.name == "lean"
-    whole, single = driver.sequence("whole", TOKENS[:90], range(6)), driver.sequence("single", TOKENS[:80], range(10, 16))
+    whole, single = (
+        driver.sequence("whole", TOKENS[:90], range(6)),
+        driver.sequence("single", TOKENS[:80], range(10, 16)),
+    )
     driver.prefill(whole)
     driver.prefill(single)
     driver.force(single, TOKENS[80:90])
@@ -141,7 +160,9 @@ def test_int4_hits_stay_in_bound(tiny_folder: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("options", [{"runner": "generic"}, {"exact": "on"}], ids=str)
-def test_int4_is_refused_where_lean_cannot_run(tiny_folder: Callable[[str], Path], options: dict[str, str]) -> None:
+def test_int4_is_refused_where_lean_cannot_run(
+    tiny_folder: Callable[[str], Path], options: dict[str, str]
+) -> None:
     """Quantized weights are never silently plain ones."""
     with pytest.raises(ModelUnsupported, match="int4"):
         Driver(tiny_folder("llama"), dtype="int4", **options)

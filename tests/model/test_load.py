@@ -76,11 +76,23 @@ def load(folder: Path, **options: Any) -> None:
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "not a decoder-only"),
         ({"model_type": "no-such-model"}, "no-such-model"),
         ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "recurrent"),
-        ({"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}, "latent attention"),
-        ({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "soft-capped"),
-        ({"layer_types": ["full_attention", "linear_attention", "full_attention"], "model_type": "qwen3"}, "linear_attention"),
         (
-            {"layer_types": ["full_attention", "chunked_attention", "full_attention"], "model_type": "qwen3"},
+            {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]},
+            "latent attention",
+        ),
+        ({"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "soft-capped"),
+        (
+            {
+                "layer_types": ["full_attention", "linear_attention", "full_attention"],
+                "model_type": "qwen3",
+            },
+            "linear_attention",
+        ),
+        (
+            {
+                "layer_types": ["full_attention", "chunked_attention", "full_attention"],
+                "model_type": "qwen3",
+            },
             "chunked_attention",
         ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
@@ -94,24 +106,43 @@ def test_unsupported_is_refused_by_name(folder: Path, changes: dict[str, Any], w
         load(folder)
 
 
-@pytest.mark.parametrize("argument", [{"softcap": 50.0}, {"s_aux": object()}, {"something_new": 1}, {"dropout": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "argument",
+    [{"softcap": 50.0}, {"s_aux": object()}, {"something_new": 1}, {"dropout": 0.1}],
+    ids=str,
+)
 def test_unknown_attention_arguments_raise(argument: dict[str, Any]) -> None:
-    """An attention argument that would change the result is refused when it arrives, whatever the configuration said."""
+    """An attention argument that would change the result is refused when it arrives, whatever the
+    configuration said."""
     nothing: Any = None
     with pytest.raises(ModelUnsupported, match=next(iter(argument))):
-        paged_attention(LlamaConfig(), nothing, nothing, nothing, None, pcg_pass=object(), **argument)  # type: ignore[arg-type]
+        paged_attention(
+            LlamaConfig(), nothing, nothing, nothing, None, pcg_pass=object(), **argument
+        )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (GptOssConfig(**TINY, num_key_value_heads=2, head_dim=16, num_local_experts=2, num_experts_per_tok=1), "s_aux"),
+        (
+            GptOssConfig(
+                **TINY,
+                num_key_value_heads=2,
+                head_dim=16,
+                num_local_experts=2,
+                num_experts_per_tok=1,
+            ),
+            "s_aux",
+        ),
         (BloomConfig(vocab_size=320, hidden_size=32, n_layer=2, n_head=2), "Bloom"),
     ],
     ids=["sinks", "alibi"],
 )
-def test_what_only_the_model_shows_is_refused(config: PreTrainedConfig, words: str, tmp_path: Path, folder: Path) -> None:
-    """Attention sinks, and attention that is not transformers' interface at all, are found before the model serves."""
+def test_what_only_the_model_shows_is_refused(
+    config: PreTrainedConfig, words: str, tmp_path: Path, folder: Path
+) -> None:
+    """Attention sinks, and attention that is not transformers' interface at all, are found before
+    the model serves."""
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     with pytest.raises(ModelUnsupported, match=words):
@@ -121,7 +152,15 @@ def test_what_only_the_model_shows_is_refused(config: PreTrainedConfig, words: s
 @pytest.mark.parametrize(
     "config",
     [
-        GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=2, n_positions=2048, bos_token_id=1, eos_token_id=2),
+        GPT2Config(
+            vocab_size=320,
+            n_embd=32,
+            n_layer=2,
+            n_head=2,
+            n_positions=2048,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
         Phi3Config(**TINY, num_key_value_heads=2, pad_token_id=0, sliding_window=None),
         GraniteConfig(**TINY, num_key_value_heads=2, logits_scaling=4.0, attention_multiplier=0.3),
         Olmo2Config(**TINY, num_key_value_heads=2),
@@ -129,7 +168,8 @@ def test_what_only_the_model_shows_is_refused(config: PreTrainedConfig, words: s
     ids=lambda config: config.model_type,
 )
 def test_other_families_load(config: PreTrainedConfig, tmp_path: Path, folder: Path) -> None:
-    """Families without a test of their own pass the check against transformers at load, exact mode's check included."""
+    """Families without a test of their own pass the check against transformers at load, exact
+    mode's check included."""
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     load(tmp_path / "other", exact="on", dtype="float32")
@@ -174,16 +214,24 @@ def test_missing_tensors(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_bad_settings(folder: Path, options: dict[str, Any], error: type[ModelError], words: str) -> None:
+def test_bad_settings(
+    folder: Path, options: dict[str, Any], error: type[ModelError], words: str
+) -> None:
     """Settings this machine or engine cannot follow are said plainly."""
     with pytest.raises(error, match=words):
         load(folder, **options)
 
 
 def test_fingerprint_names_what_kv_depends_on(tiny_folder: Folder, folder: Path) -> None:
-    """Equal content in another folder has the same fingerprint; every setting that changes KV bits changes it."""
+    """Equal content in another folder has the same fingerprint; every setting that changes KV bits
+    changes it."""
     base: dict[str, Any] = {"exact": "off", "dtype": "float32"}
-    variants: list[dict[str, Any]] = [base, base | {"exact": "on"}, base | {"dtype": "bfloat16"}, base | {"block_size": 32}]
+    variants: list[dict[str, Any]] = [
+        base,
+        base | {"exact": "on"},
+        base | {"dtype": "bfloat16"},
+        base | {"block_size": 32},
+    ]
     drivers = [Driver(folder, **options) for options in variants]
     prints = [driver.runner.fingerprint for driver in drivers]
     assert len(set(prints)) == len(prints)
@@ -206,7 +254,9 @@ def test_closed_runner(folder: Path) -> None:
 
 def test_engine_config_is_enough(folder: Path) -> None:
     """The runner has the pages that fit, of the size it says."""
-    config = EngineConfig(model="x", model_path=str(folder), root_secret=b"0" * 16, context=512, kv_nbytes=10_000_000)
+    config = EngineConfig(
+        model="x", model_path=str(folder), root_secret=b"0" * 16, context=512, kv_nbytes=10_000_000
+    )
     runner = load_runner(config)
     assert runner.page_nbytes == 3 * 2 * 16 * 2 * 16 * 2
     assert runner.num_pages == 10_000_000 // runner.page_nbytes
@@ -215,7 +265,8 @@ def test_engine_config_is_enough(folder: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_context_beyond_training(family: str, tiny_folder: Folder) -> None:
-    """Past the trained length positions are scaled by a fixed factor, or it is refused; within it nothing changes."""
+    """Past the trained length positions are scaled by a fixed factor, or it is refused; within it
+    nothing changes."""
     config = AutoConfig.from_pretrained(tiny_folder(family))
     before = json.dumps(config.to_dict(), default=str)
     fit_context(config, 2048)
@@ -234,7 +285,8 @@ def test_context_beyond_training(family: str, tiny_folder: Folder) -> None:
 
 
 def test_length_dependent_rope_is_refused() -> None:
-    """A rotary scaling that looks at the whole length would give a cached token other bits in a longer prompt."""
+    """A rotary scaling that looks at the whole length would give a cached token other bits in a
+    longer prompt."""
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     config = LlamaConfig(max_position_embeddings=1024, rope_parameters=rope)
     fit_context(config, 1024)
@@ -250,7 +302,12 @@ def test_length_dependent_rope_is_refused() -> None:
         (tiny_config("mixtral"), (None, None, None)),
         (AutoConfig.for_model("mistral", num_hidden_layers=2, sliding_window=64), (64, 64)),
         (Qwen3Config(num_hidden_layers=2, use_sliding_window=False), (None, None)),
-        (Qwen3Config(num_hidden_layers=3, use_sliding_window=True, sliding_window=32, max_window_layers=1), (None, 32, 32)),
+        (
+            Qwen3Config(
+                num_hidden_layers=3, use_sliding_window=True, sliding_window=32, max_window_layers=1
+            ),
+            (None, 32, 32),
+        ),
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
@@ -280,8 +337,11 @@ def test_bidirectional_attention_is_refused() -> None:
     ],
     ids=str,
 )
-def test_choice_of_runner(tiny_folder: Folder, family: str, options: dict[str, Any], name: str) -> None:
-    """`auto` takes the native runner where it does the model, then lean in fast mode, and the generic one everywhere else."""
+def test_choice_of_runner(
+    tiny_folder: Folder, family: str, options: dict[str, Any], name: str
+) -> None:
+    """`auto` takes the native runner where it does the model, then lean in fast mode, and the
+    generic one everywhere else."""
     driver = Driver(tiny_folder(family), **options)
     assert driver.runner.name == name
     driver.runner.close()
@@ -292,7 +352,9 @@ def test_choice_of_runner(tiny_folder: Folder, family: str, options: dict[str, A
     [("gemma3", {}, "Gemma3ForCausalLM"), ("llama", {"exact": "on"}, "exact mode")],
     ids=str,
 )
-def test_lean_is_refused_by_name(tiny_folder: Folder, family: str, options: dict[str, Any], words: str) -> None:
+def test_lean_is_refused_by_name(
+    tiny_folder: Folder, family: str, options: dict[str, Any], words: str
+) -> None:
     """Asked for by name where it cannot be used, the lean runner says why."""
     with pytest.raises(ModelUnsupported, match=words):
         load(tiny_folder(family), runner="lean", **options)
@@ -308,19 +370,26 @@ def test_lean_is_refused_by_name(tiny_folder: Folder, family: str, options: dict
     ],
     ids=str,
 )
-def test_native_is_refused_by_name(tiny_folder: Folder, family: str, options: dict[str, Any], words: str) -> None:
+def test_native_is_refused_by_name(
+    tiny_folder: Folder, family: str, options: dict[str, Any], words: str
+) -> None:
     """Asked for by name where it cannot be used, the native runner says why."""
     with pytest.raises(ModelUnsupported, match=words):
         load(tiny_folder(family), runner="native", **options)
 
 
-def test_without_a_library_auto_is_lean(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where nothing was built `auto` takes the lean runner, and `native` by name says what is missing."""
+def test_without_a_library_auto_is_lean(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where nothing was built `auto` takes the lean runner, and `native` by name says what is
+    missing."""
     monkeypatch.setattr(native_library, "PATH", tmp_path / "none.so")
     driver = Driver(tiny_folder("llama"))
     assert (driver.runner.name, driver.runner.exact) == ("lean", False)
     driver.runner.close()
-    with pytest.raises(ModelUnsupported, match="runner: native cannot be used: the native library is not built"):
+    with pytest.raises(
+        ModelUnsupported, match="runner: native cannot be used: the native library is not built"
+    ):
         load(tiny_folder("llama"), runner="native")
 
 
@@ -349,8 +418,20 @@ def test_native_leaves_to_lean(changes: dict[str, Any], words: str) -> None:
     ("changes", "words"),
     [
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "a part of each head"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "dynamic",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 0.5,
+                }
+            },
+            "a part of each head",
+        ),
     ],
     ids=str,
 )
@@ -367,7 +448,12 @@ def test_lean_leaves_to_generic(changes: dict[str, Any], words: str) -> None:
     "rope",
     [
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
-        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512},
+        {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 512,
+        },
         {
             "rope_type": "llama3",
             "rope_theta": 1e4,
@@ -412,22 +498,29 @@ CHECKPOINTED = {
     "rwkv": "RwkvForCausalLM",
     "xlstm": "xLSTMForCausalLM",
 }
-"""Families with a state that exists only at the end of what was computed, or at checkpoints of it."""
+"""Families with a state that exists only at the end of what was computed, or at checkpoints of
+it."""
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTED)
 def test_report_44_models_that_resume_only_at_checkpoints_are_refused_by_name(kind: str) -> None:
-    """A recurrent or hybrid model could not go on from any token of a cached prefix: it never loads, and the error says why."""
+    """A recurrent or hybrid model could not go on from any token of a cached prefix: it never
+    loads, and the error says why."""
     config = AutoConfig.for_model(kind)
     config.architectures = [CHECKPOINTED[kind]]
-    with pytest.raises(ModelUnsupported, match=rf"{CHECKPOINTED[kind]}.*(recurrent|linear_attention)"):
+    with pytest.raises(
+        ModelUnsupported, match=rf"{CHECKPOINTED[kind]}.*(recurrent|linear_attention)"
+    ):
         check_supported(config)
 
 
 @pytest.mark.parametrize("runner", ["lean", "generic", pytest.param("native", marks=NEEDS_NATIVE)])
 def test_report_44_sliding_windows_resume_at_any_token(tiny_folder: Folder, runner: str) -> None:
-    """All KV of a windowed layer is kept, so another ending continues from inside the prefix, as if nothing were cached."""
-    driver = Driver(tiny_folder("mistral"), dtype="bfloat16" if runner == "native" else "float32", runner=runner)
+    """All KV of a windowed layer is kept, so another ending continues from inside the prefix, as if
+    nothing were cached."""
+    driver = Driver(
+        tiny_folder("mistral"), dtype="bfloat16" if runner == "native" else "float32", runner=runner
+    )
     first = driver.sequence("first", range(3, 203), range(13))
     driver.prefill(first)
     ids = [*range(3, 103), *range(210, 250)]

@@ -1,4 +1,5 @@
-"""The forward pass over a paged attention kernel: what the generic runner says, whatever is in a step, recorded or not."""
+"""The forward pass over a paged attention kernel: what the generic runner says, whatever is in a
+step, recorded or not."""
 
 from __future__ import annotations
 
@@ -21,12 +22,20 @@ pytestmark = pytest.mark.engine
 
 Folder = Callable[[str], Path]
 TOKENS: Final = tuple(random.Random(11).choices(range(VOCABULARY), k=400))
-OPTIONS: Final[dict[str, Any]] = {"dtype": "float32", "exact": "off", "context": 512, "max_sequences": 6}
+OPTIONS: Final[dict[str, Any]] = {
+    "dtype": "float32",
+    "exact": "off",
+    "context": 512,
+    "max_sequences": 6,
+}
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "mistral"])
-def trio(request: pytest.FixtureRequest, tiny_folder: Folder) -> Iterator[tuple[Driver, Driver, Driver, FakeRecorder]]:
-    """One family in float32 over pages with graphs, over pages without, and by the generic runner."""
+def trio(
+    request: pytest.FixtureRequest, tiny_folder: Folder
+) -> Iterator[tuple[Driver, Driver, Driver, FakeRecorder]]:
+    """One family in float32 over pages with graphs, over pages without, and by the generic
+    runner."""
     recorder = FakeRecorder()
     folder = tiny_folder(request.param)
     drivers = (
@@ -48,8 +57,13 @@ def decode(driver: Driver, batch: list[Sequence], tokens: tuple[int, ...]) -> No
 
 
 def test_step_of_everything(trio: tuple[Driver, Driver, Driver, FakeRecorder]) -> None:
-    """Decoding, a draft, a prefill that goes on and one that ends in a single step, in pages of any order."""
-    pages = [*(range(10 * i + 9, 10 * i - 1, -1) for i in range(3)), range(59, 39, -1), [70, 80, 75, 71]]
+    """Decoding, a draft, a prefill that goes on and one that ends in a single step, in pages of any
+    order."""
+    pages = [
+        *(range(10 * i + 9, 10 * i - 1, -1) for i in range(3)),
+        range(59, 39, -1),
+        [70, 80, 75, 71],
+    ]
     for driver in trio[:3]:
         mixed_step(driver, TOKENS, pages)
     for name, num_rows in MIXED_ROWS.items():
@@ -64,7 +78,10 @@ def test_recorded_steps_are_what_they_would_be_unrecorded(
     """Batches of a recorded size and between two, as sequences grow into new pages."""
     before = sum(graph.num_replays for graph in trio[3].graphs)
     for driver in trio[:3]:
-        batch = [driver.sequence(f"s{i}", TOKENS[i : 25 + 3 * i], range(20 * i, 20 * i + 4)) for i in range(num_sequences)]
+        batch = [
+            driver.sequence(f"s{i}", TOKENS[i : 25 + 3 * i], range(20 * i, 20 * i + 4))
+            for i in range(num_sequences)
+        ]
         for one in batch:
             driver.prefill(one)
             one.token_ids.pop()
@@ -75,10 +92,14 @@ def test_recorded_steps_are_what_they_would_be_unrecorded(
             check_same(driver.logits[f"s{i}"], trio[2].logits[f"s{i}"], 13)
 
 
-def test_rows_that_fill_a_batch_up_touch_nobody(trio: tuple[Driver, Driver, Driver, FakeRecorder]) -> None:
+def test_rows_that_fill_a_batch_up_touch_nobody(
+    trio: tuple[Driver, Driver, Driver, FakeRecorder],
+) -> None:
     """After a step of three in a graph of four, only the three's own slots have changed."""
     driver = trio[0]
-    batch = [driver.sequence(f"s{i}", TOKENS[i : 40 + i], range(3 * i, 3 * i + 3)) for i in range(3)]
+    batch = [
+        driver.sequence(f"s{i}", TOKENS[i : 40 + i], range(3 * i, 3 * i + 3)) for i in range(3)
+    ]
     for one in batch:
         driver.prefill(one)
         one.token_ids.pop()
@@ -89,8 +110,11 @@ def test_rows_that_fill_a_batch_up_touch_nobody(trio: tuple[Driver, Driver, Driv
     assert sorted(len(graph.output) for graph in trio[3].graphs) == [1, 2, 4, 6]
 
 
-def test_a_hit_gives_the_answer_of_the_miss(trio: tuple[Driver, Driver, Driver, FakeRecorder]) -> None:
-    """Pages written back behind a prefill are waited for by the step that reads them, and by no other."""
+def test_a_hit_gives_the_answer_of_the_miss(
+    trio: tuple[Driver, Driver, Driver, FakeRecorder],
+) -> None:
+    """Pages written back behind a prefill are waited for by the step that reads them, and by no
+    other."""
     driver = trio[0]
     first = driver.sequence("miss", TOKENS[:100], range(7))
     driver.prefill(first)
@@ -123,7 +147,12 @@ def test_a_device_that_takes_only_large_pages(tiny_folder: Folder) -> None:
 
 def test_fingerprint_names_the_kernel(tiny_folder: Folder) -> None:
     """KV of one attention kernel is not another's, nor the processor's."""
-    kits = [None, DeviceFeatures(None, None, None), DeviceFeatures(eager_varlen, None, None), fake_kit()]
+    kits = [
+        None,
+        DeviceFeatures(None, None, None),
+        DeviceFeatures(eager_varlen, None, None),
+        fake_kit(),
+    ]
     drivers = [Driver(tiny_folder("llama"), kit, runner="lean", **OPTIONS) for kit in kits]
     prints = [driver.runner.fingerprint for driver in drivers]
     assert len(set(prints)) == 3
@@ -134,7 +163,11 @@ def test_the_generic_runner_has_staged_copies_too(tiny_folder: Folder) -> None:
     """A device's exact mode is the generic runner's, with pages of the size that was asked for."""
     copies = FakeCopies()
     driver = Driver(tiny_folder("llama"), fake_kit(copies=copies), **OPTIONS | {"exact": "on"})
-    assert (driver.runner.name, driver.runner.exact, driver.runner.page_size) == ("generic", True, 16)
+    assert (driver.runner.name, driver.runner.exact, driver.runner.page_size) == (
+        "generic",
+        True,
+        16,
+    )
     driver.prefill(driver.sequence("one", TOKENS[:40], range(3)))
     body = driver.runner.read_pages([0, 1])
     driver.runner.write_pages([8, 9], body)
@@ -144,24 +177,36 @@ def test_the_generic_runner_has_staged_copies_too(tiny_folder: Folder) -> None:
 
 
 def test_a_share_of_memory_is_the_devices_own(tiny_folder: Folder) -> None:
-    """A device with memory of its own holds that share of it; without a share, and on a processor, the bytes that were said."""
+    """A device with memory of its own holds that share of it; without a share, and on a processor,
+    the bytes that were said."""
     kit = DeviceFeatures(eager_varlen, None, None, memory_nbytes=40 * 1024**2)
     sizes = []
     for device, share in ((kit, 0.5), (kit, 0.0), (None, 0.5)):
-        runner = Driver(tiny_folder("llama"), device, kv_nbytes=10 * 1024**2, kv_share=share, runner="lean", **OPTIONS).runner
+        runner = Driver(
+            tiny_folder("llama"),
+            device,
+            kv_nbytes=10 * 1024**2,
+            kv_share=share,
+            runner="lean",
+            **OPTIONS,
+        ).runner
         sizes.append(round(runner.num_pages * runner.page_nbytes / 1024**2))
         runner.close()
     assert sizes == [20, 10, 10]
 
 
-def test_a_pool_that_does_not_fit_is_said(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_does_not_fit_is_said(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the device's name and the setting, not by a traceback."""
 
     def full(*dims: Any, **options: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("engine.model.load.load.KvPool", full)
-    with pytest.raises(ModelError, match="kv_nbytes=67108864 does not fit on cpu beside the weights"):
+    with pytest.raises(
+        ModelError, match="kv_nbytes=67108864 does not fit on cpu beside the weights"
+    ):
         Driver(tiny_folder("llama"), fake_kit(), runner="lean", **OPTIONS)
 
 
@@ -172,7 +217,9 @@ def test_a_device_that_is_not_there(tiny_folder: Folder) -> None:
         Driver(tiny_folder("llama"), device="cuda")
 
 
-def test_four_bits_are_for_the_processor(tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_bits_are_for_the_processor(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """4-bit weights on CUDA are refused before anything is loaded."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ModelUnsupported, match="4-bit weights are for the CPU, not for cuda"):

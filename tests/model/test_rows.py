@@ -20,7 +20,13 @@ ROWS = RowGroups(prefill=8, decode=3, sampled=2)
 def made(num_prompt: int, num_output: int) -> Sequence:
     """A sequence whose token ids are their positions."""
     total = num_prompt + num_output
-    return Sequence("r", list(range(total)), num_prompt, Sampling(max_tokens=1), block_table=list(range(-(-total // PAGE))))
+    return Sequence(
+        "r",
+        list(range(total)),
+        num_prompt,
+        Sampling(max_tokens=1),
+        block_table=list(range(-(-total // PAGE))),
+    )
 
 
 def tables_of(slices: list[Slice]) -> RunTables:
@@ -63,7 +69,10 @@ def test_runs_name_every_slot_once(table: list[int], data: st.DataObject) -> Non
     assert slots == [table[t // PAGE] * PAGE + t % PAGE for t in range(start, end)]
 
 
-@given(cuts=st.lists(st.integers(1, 5), max_size=6), pages=st.lists(st.integers(0, 9), min_size=30, max_size=30))
+@given(
+    cuts=st.lists(st.integers(1, 5), max_size=6),
+    pages=st.lists(st.integers(0, 9), min_size=30, max_size=30),
+)
 def test_a_growing_table_is_followed(cuts: list[int], pages: list[int]) -> None:
     """A run table that grew with its block table says what one made at once says."""
     block_table: list[int] = []
@@ -71,7 +80,9 @@ def test_a_growing_table_is_followed(cuts: list[int], pages: list[int]) -> None:
     for cut in cuts:
         block_table += pages[len(block_table) : len(block_table) + cut]
         grown.extend()
-        assert list(grown.cover(0, len(block_table) * PAGE)) == runs_of(block_table, 0, len(block_table) * PAGE)
+        assert list(grown.cover(0, len(block_table) * PAGE)) == runs_of(
+            block_table, 0, len(block_table) * PAGE
+        )
 
 
 def test_other_pages_are_noticed() -> None:
@@ -88,15 +99,27 @@ def test_one_group_packs_everything() -> None:
     """Fast mode: one pass, no padding, a head row per sampling slice."""
     slices = [Slice(made(10, 0), 2, 5, False), Slice(made(3, 1), 3, 1, True)]
     group = one_group(slices, tables_of(slices))
-    assert [(span.row, span.start, span.num_rows, span.num_sampled) for span in group.spans] == [(0, 2, 5, 0), (5, 3, 1, 1)]
+    assert [(span.row, span.start, span.num_rows, span.num_sampled) for span in group.spans] == [
+        (0, 2, 5, 0),
+        (5, 3, 1, 1),
+    ]
     assert (group.num_rows, group.num_sampled, group.attend) == (6, 1, "free")
 
 
 def test_fixed_groups_by_position() -> None:
-    """A slice over the end of its prompt is prompt rows first, then generated rows, one span each."""
+    """A slice over the end of its prompt is prompt rows first, then generated rows, one span
+    each."""
     slices = [Slice(made(10, 3), 1, 12, True)]
     groups = list(fixed_groups(slices, tables_of(slices), ROWS))
-    shape = [(g.attend, g.num_rows, g.num_sampled, [(s.start, s.num_rows, s.num_sampled) for s in g.spans]) for g in groups]
+    shape = [
+        (
+            g.attend,
+            g.num_rows,
+            g.num_sampled,
+            [(s.start, s.num_rows, s.num_sampled) for s in g.spans],
+        )
+        for g in groups
+    ]
     assert shape == [
         ("prompt", 8, 0, [(1, 8, False)]),
         ("prompt", 8, 0, [(9, 1, False)]),
@@ -112,10 +135,15 @@ def test_head_rows_are_bounded() -> None:
 
 
 @given(
-    pieces=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5), st.integers(0, 16), st.booleans()), min_size=1, max_size=5)
+    pieces=st.lists(
+        st.tuples(st.integers(1, 12), st.integers(0, 5), st.integers(0, 16), st.booleans()),
+        min_size=1,
+        max_size=5,
+    )
 )
 def test_every_token_once_and_in_order(pieces: list[tuple[int, int, int, bool]]) -> None:
-    """Groups cover every token of every slice once, in order, on rows that do not overlap, and sample what was asked."""
+    """Groups cover every token of every slice once, in order, on rows that do not overlap, and
+    sample what was asked."""
     slices = []
     for num_prompt, num_output, start, sample in pieces:
         total = num_prompt + num_output
@@ -131,5 +159,7 @@ def test_every_token_once_and_in_order(pieces: list[tuple[int, int, int, bool]])
             seen[span.slice_index] += span.token_ids
             sampled += [span.slice_index] * span.num_sampled
             assert sum(run.num_slots for run in span.slots) == span.end
-    assert seen == {index: list(range(s.start, s.start + s.num_tokens)) for index, s in enumerate(slices)}
+    assert seen == {
+        index: list(range(s.start, s.start + s.num_tokens)) for index, s in enumerate(slices)
+    }
     assert sorted(sampled) == [index for index, s in enumerate(slices) if s.sample]

@@ -1,4 +1,5 @@
-"""Pages through pinned memory: the same bytes as without, done no earlier than needed and no later than touched."""
+"""Pages through pinned memory: the same bytes as without, done no earlier than needed and no later
+than touched."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def filled() -> KvPool:
     """Pages of four slots with distinct values, and a spare one."""
     pool = KvPool(SHAPE, NUM_PAGES, 4, CPU, num_spare=1)
     for layer in range(SHAPE.num_layers):
-        values = torch.randn(2, 4 * NUM_PAGES, 3, 4, generator=torch.Generator().manual_seed(layer)).to(SHAPE.dtype)
+        values = torch.randn(
+            2, 4 * NUM_PAGES, 3, 4, generator=torch.Generator().manual_seed(layer)
+        ).to(SHAPE.dtype)
         pool.write(layer, values[0], values[1], slice(0, 4 * NUM_PAGES))
     return pool
 
@@ -46,7 +49,8 @@ def test_reads_what_the_pool_reads(pages: list[int]) -> None:
 
 @pytest.mark.parametrize("pages", [[3], [5, 4, 3, 2, 1], [11, 0, 7, 2, 9, 4, 6]], ids=str)
 def test_writes_what_the_pool_writes(pages: list[int]) -> None:
-    """After `settle` of all of them the pool's bytes are those of a pool that was written to at once."""
+    """After `settle` of all of them the pool's bytes are those of a pool that was written to at
+    once."""
     pool, other = filled(), filled()
     body = pool.read_pages([(page + 1) % NUM_PAGES for page in pages])
     pages_of, _ = staged(pool)
@@ -57,7 +61,8 @@ def test_writes_what_the_pool_writes(pages: list[int]) -> None:
 
 
 def test_only_who_touches_the_pages_waits() -> None:
-    """Computing on other pages holds nothing up; touching one of a piece waits for it and for what came before, once."""
+    """Computing on other pages holds nothing up; touching one of a piece waits for it and for what
+    came before, once."""
     pool = filled()
     before = bytes(pool.read_pages([1, 3, 5]))
     pages_of, copies = staged(pool, pages_per_piece=1)
@@ -122,7 +127,8 @@ def test_close_leaves_nothing_under_way() -> None:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_any_order_of_calls_is_the_pool_that_does_it_at_once(data: st.DataObject) -> None:
-    """Reads, writes, and computing that touches pages, in any order: contents are always those of the plain pool."""
+    """Reads, writes, and computing that touches pages, in any order: contents are always those of
+    the plain pool."""
     pool, plain = filled(), filled()
     pages_of, _ = staged(pool, data.draw(st.integers(1, 3)))
     some = st.lists(st.integers(0, NUM_PAGES - 1), min_size=1, max_size=6, unique=True)
@@ -130,7 +136,9 @@ def test_any_order_of_calls_is_the_pool_that_does_it_at_once(data: st.DataObject
         pages = data.draw(some)
         match data.draw(st.sampled_from(["write", "read", "compute"])):
             case "write":
-                source = plain.read_pages(data.draw(st.permutations(range(NUM_PAGES)))[: len(pages)])
+                source = plain.read_pages(
+                    data.draw(st.permutations(range(NUM_PAGES)))[: len(pages)]
+                )
                 pages_of.write_pages(pages, source)
                 plain.write_pages(pages, source)
             case "read":

@@ -1,4 +1,5 @@
-"""The native forward pass refuses what would lead the library outside of its memory, and weights that do not fit together."""
+"""The native forward pass refuses what would lead the library outside of its memory, and weights
+that do not fit together."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def weights(folder: Path) -> LeanWeights[NativeMatrix]:
         (list(range(17)), 250, 10, "tokens 250 to 260"),
     ],
 )
-def test_a_slice_outside_is_refused(driver: Driver, pages: list[int], start: int, num_tokens: int, words: str) -> None:
+def test_a_slice_outside_is_refused(
+    driver: Driver, pages: list[int], start: int, num_tokens: int, words: str
+) -> None:
     """Past its pages, before its beginning, past its tokens, past the model's positions."""
     sequence = driver.sequence("s", [1] * (30 if len(pages) < 9 else 270), pages)
     with pytest.raises(ValueError, match=words):
@@ -60,7 +63,9 @@ def test_a_slice_outside_is_refused(driver: Driver, pages: list[int], start: int
 def test_a_short_context_is_served(folder: Path, context: int) -> None:
     """The checks at load fit into the smallest pool, which holds one context."""
     page_nbytes = 3 * 2 * 16 * 2 * 16 * 2
-    driver = Driver(folder, runner="native", context=context, kv_nbytes=-(-context // 16) * page_nbytes)
+    driver = Driver(
+        folder, runner="native", context=context, kv_nbytes=-(-context // 16) * page_nbytes
+    )
     assert driver.runner.num_pages == -(-context // 16)
     driver.prefill(driver.sequence("s", [1] * 30, [0, 1]))
     driver.runner.close()
@@ -82,7 +87,9 @@ def test_a_token_outside_the_vocabulary_is_refused(driver: Driver, token: int) -
     with pytest.raises(ValueError, match="vocabulary"):
         driver.runner.step([Slice(driver.sequence("s", [1, token], [0]), 0, 2, sample=True)])
     with pytest.raises(ValueError, match="vocabulary"):
-        driver.runner.step([Slice(driver.sequence("s", [1, 2], [0]), 0, 2, sample=True, draft=(token,))])
+        driver.runner.step(
+            [Slice(driver.sequence("s", [1, 2], [0]), 0, 2, sample=True, draft=(token,))]
+        )
 
 
 def test_weights_that_do_not_fit_together_are_refused(weights: LeanWeights[NativeMatrix]) -> None:

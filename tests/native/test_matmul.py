@@ -1,4 +1,5 @@
-"""Packed products: right, and the same bits for a row whatever is computed beside it and by however many threads."""
+"""Packed products: right, and the same bits for a row whatever is computed beside it and by however
+many threads."""
 
 from __future__ import annotations
 
@@ -22,18 +23,27 @@ def random(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(("num_out", "num_in"), SIZES)
 def test_a_product_is_that_of_fp32(team: Team, num_out: int, num_in: int, num_rows: int) -> None:
     """Sums of bf16 products in fp32, with a bias, for sizes that fill no panel and no tile."""
-    weight, rows, bias = random(num_out, num_in).bfloat16(), random(num_rows, num_in).bfloat16(), random(num_out)
+    weight, rows, bias = (
+        random(num_out, num_in).bfloat16(),
+        random(num_rows, num_in).bfloat16(),
+        random(num_out),
+    )
     wanted = rows.float() @ weight.float().T + bias
-    torch.testing.assert_close(Packed(weight, bias)(team, rows), wanted, rtol=1e-4, atol=1e-4 * num_in**0.5)
+    torch.testing.assert_close(
+        Packed(weight, bias)(team, rows), wanted, rtol=1e-4, atol=1e-4 * num_in**0.5
+    )
 
 
 @pytest.mark.parametrize("kind", [STORE_F32, STORE_BF16])
 def test_a_row_has_the_same_bits_in_any_company(team: Team, kind: int) -> None:
-    """Each of 200 rows alone, and in batches of every size up to 13, has the bits it has among all of them."""
+    """Each of 200 rows alone, and in batches of every size up to 13, has the bits it has among all
+    of them."""
     packed, rows = Packed(random(200, 130).bfloat16()), random(200, 130).bfloat16()
     together = packed(team, rows, kind)
     for size in range(1, 14):
-        assert torch.equal(packed(team, rows[50 : 50 + size].contiguous(), kind), together[50 : 50 + size])
+        assert torch.equal(
+            packed(team, rows[50 : 50 + size].contiguous(), kind), together[50 : 50 + size]
+        )
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(team: Team) -> None:
@@ -46,13 +56,21 @@ def test_bits_do_not_depend_on_the_number_of_threads(team: Team) -> None:
 
 def test_a_product_can_be_added_to_what_is_there(team: Team) -> None:
     """The residual in fp32: exactly the stored product plus what was there."""
-    packed, rows, before = Packed(random(100, 64).bfloat16()), random(9, 64).bfloat16(), random(9, 100)
+    packed, rows, before = (
+        Packed(random(100, 64).bfloat16()),
+        random(9, 64).bfloat16(),
+        random(9, 100),
+    )
     assert torch.equal(packed(team, rows, ADD_F32, before.clone()), before + packed(team, rows))
 
 
 def test_a_gate_multiplies_what_it_gates(team: Team) -> None:
     """Panels with 32 outputs of the gate and 32 of the other give silu(gate) * up in bf16."""
-    gate, up, rows = random(96, 64).bfloat16(), random(96, 66)[:, :64].bfloat16(), random(13, 64).bfloat16()
+    gate, up, rows = (
+        random(96, 64).bfloat16(),
+        random(96, 66)[:, :64].bfloat16(),
+        random(13, 64).bfloat16(),
+    )
     mixed = torch.stack([gate.view(-1, 32, 64), up.reshape(-1, 32, 64)], dim=1).view(-1, 64)
     out = Packed(mixed)(team, rows, GATE_BF16, torch.zeros((13, 96), dtype=torch.bfloat16))
     exact = torch.nn.functional.silu(rows.float() @ gate.float().T) * (rows.float() @ up.float().T)

@@ -22,7 +22,10 @@ def make_pool(*, seed: int | None = None) -> KvPool:
     """Zeros, or any finite bytes."""
     pool = KvPool(SHAPE, NUM_PAGES, 16, torch.device("cpu"), num_spare=1)
     if seed is not None:
-        values = torch.randn((2, SHAPE.num_layers, NUM_PAGES * 16, 3, 64), generator=torch.Generator().manual_seed(seed))
+        values = torch.randn(
+            (2, SHAPE.num_layers, NUM_PAGES * 16, 3, 64),
+            generator=torch.Generator().manual_seed(seed),
+        )
         for layer in range(SHAPE.num_layers):
             pool.write(layer, values[0, layer], values[1, layer], slice(0, NUM_PAGES * 16))
     return pool
@@ -57,7 +60,8 @@ def test_what_is_written_is_what_the_pool_writes(num_pages: int, lead: int) -> N
 
 
 def test_nothing_but_finite_values_gets_in() -> None:
-    """Every bit pattern of bfloat16, wherever it is: what is NaN or infinite is zero, all else as it was."""
+    """Every bit pattern of bfloat16, wherever it is: what is NaN or infinite is zero, all else as
+    it was."""
     pool, native = make_pool(), make_pool()
     patterns = (list(range(1 << 16)) * 2)[: 3 * pool.page_nbytes // 2]
     random.Random(4).shuffle(patterns)

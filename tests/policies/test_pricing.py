@@ -36,13 +36,17 @@ def test_a_read_costs_a_tenth() -> None:
 
 def test_each_ttl_class_has_its_own_price() -> None:
     """600k written for 5m and 400k for 1h at 5.00: 3.75 + 4.00, not one price for both."""
-    bill = charge(Usage(input=0, cache_write=((ONE_HOUR, 400_000), (FIVE_MINUTES, 600_000))), prices("5.00"))
+    bill = charge(
+        Usage(input=0, cache_write=((ONE_HOUR, 400_000), (FIVE_MINUTES, 600_000))), prices("5.00")
+    )
     assert bill.cache_write == bill.total == Decimal("7.75")
 
 
 def test_a_write_alone_saves_less_than_nothing() -> None:
     """Writing a million tokens for an hour costs twice the plain price."""
-    assert charge(Usage(input=0, cache_write=((ONE_HOUR, 1_000_000),)), prices()).saved == Decimal("-3.00")
+    assert charge(Usage(input=0, cache_write=((ONE_HOUR, 1_000_000),)), prices()).saved == Decimal(
+        "-3.00"
+    )
 
 
 def test_nothing_costs_nothing() -> None:
@@ -51,7 +55,8 @@ def test_nothing_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ttl_s", "multiplier"), [(1.0, "1.25"), (300.0, "1.25"), (301.0, "2.0"), (3600.0, "2.0"), (86400.0, "2.0")]
+    ("ttl_s", "multiplier"),
+    [(1.0, "1.25"), (300.0, "1.25"), (301.0, "2.0"), (3600.0, "2.0"), (86400.0, "2.0")],
 )
 def test_a_ttl_between_classes_costs_the_next_longer_one(ttl_s: float, multiplier: str) -> None:
     """Shorter than all: the shortest; longer than all: the longest."""
@@ -61,7 +66,10 @@ def test_a_ttl_between_classes_costs_the_next_longer_one(ttl_s: float, multiplie
 def test_without_classes_a_write_costs_what_input_costs() -> None:
     """A model whose provider sells no writes."""
     plain = Prices("test", Decimal(3), Decimal(15), Decimal("0.1"), {})
-    assert charge(Usage(input=0, cache_write=((300.0, 10),)), plain).cache_write == charge(Usage(input=10), plain).input
+    assert (
+        charge(Usage(input=0, cache_write=((300.0, 10),)), plain).cache_write
+        == charge(Usage(input=10), plain).input
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,9 @@ usages = st.builds(
     Usage,
     input=counts,
     cache_read=counts,
-    cache_write=st.lists(st.tuples(st.sampled_from([300.0, 1800.0, 3600.0, 43200.0]), counts), max_size=4).map(tuple),
+    cache_write=st.lists(
+        st.tuples(st.sampled_from([300.0, 1800.0, 3600.0, 43200.0]), counts), max_size=4
+    ).map(tuple),
     output=counts,
 )
 price_lists = st.builds(
@@ -104,7 +114,8 @@ price_lists = st.builds(
 
 @given(usages, price_lists)
 def test_parts_are_never_negative_and_add_up(usage: Usage, price_list: Prices) -> None:
-    """The total is the sum of its parts, and what caching saved is exactly the difference to the uncached prompt."""
+    """The total is the sum of its parts, and what caching saved is exactly the difference to the
+    uncached prompt."""
     bill = charge(usage, price_list)
     parts = (bill.input, bill.cache_read, bill.cache_write, bill.output, bill.storage)
     assert all(part >= 0 for part in parts)
@@ -122,7 +133,9 @@ def test_a_bill_is_linear(first: Usage, second: Usage, price_list: Prices) -> No
         cache_write=first.cache_write + second.cache_write,
         output=first.output + second.output,
     )
-    separate = Fraction(charge(first, price_list).cache_write) + Fraction(charge(second, price_list).cache_write)
+    separate = Fraction(charge(first, price_list).cache_write) + Fraction(
+        charge(second, price_list).cache_write
+    )
     assert Fraction(charge(both, price_list).cache_write) == separate
 
 
@@ -139,13 +152,26 @@ def test_a_bill_is_linear(first: Usage, second: Usage, price_list: Prices) -> No
         ("gpt-5.6-sol", "4", "20", "0.1", {1800.0: "1.25", 43200.0: "2.5"}),
         ("gpt-6.1-sol", "2", "10", "0.05", {1800.0: "1.25", 43200.0: "2.5"}),
         ("gemini-2.5-pro", "1.25", "10", "0.1", {3600.0: "1"}),
-        ("smollm2-135m-instruct", "3", "15", "0.1", {300.0: "1.25", 1800.0: "1.25", 3600.0: "2", 43200.0: "2.5"}),
+        (
+            "smollm2-135m-instruct",
+            "3",
+            "15",
+            "0.1",
+            {300.0: "1.25", 1800.0: "1.25", 3600.0: "2", 43200.0: "2.5"},
+        ),
     ],
 )
-def test_shipped_prices(model_id: str, input_usd: str, output_usd: str, read: str, write: dict[float, str]) -> None:
+def test_shipped_prices(
+    model_id: str, input_usd: str, output_usd: str, read: str, write: dict[float, str]
+) -> None:
     """The list as of its version; ids with a date find their model, unknown ids the default."""
     found = load_policy(None, {}).prices_for(model_id)
     assert found.version == "2026-11-30"
-    assert (found.input_usd_per_mtok, found.output_usd_per_mtok) == (Decimal(input_usd), Decimal(output_usd))
+    assert (found.input_usd_per_mtok, found.output_usd_per_mtok) == (
+        Decimal(input_usd),
+        Decimal(output_usd),
+    )
     assert found.read_multiplier == Decimal(read)
-    assert found.write_multipliers == {ttl_s: Decimal(multiplier) for ttl_s, multiplier in write.items()}
+    assert found.write_multipliers == {
+        ttl_s: Decimal(multiplier) for ttl_s, multiplier in write.items()
+    }

@@ -1,4 +1,5 @@
-"""Which rules a requested model id follows, under the shipped policy and under an operator's own."""
+"""Which rules a requested model id follows, under the shipped policy and under an operator's
+own."""
 
 from __future__ import annotations
 
@@ -60,37 +61,57 @@ def test_claude_minimums(shipped: Policy, model_id: str, min_tokens: int, wire: 
     assert not rules.automatic
 
 
-@pytest.mark.parametrize("model_id", ["gpt-5.6-sol", "gpt-5.7", "gpt-6-astra", "gpt-6.1-sol", "gpt-7"])
+@pytest.mark.parametrize(
+    "model_id", ["gpt-5.6-sol", "gpt-5.7", "gpt-6-astra", "gpt-6.1-sol", "gpt-7"]
+)
 def test_openai_since_5_6(shipped: Policy, model_id: str) -> None:
     """Exact reads, billed writes, 30m and 12h."""
     rules = shipped.rules_for(model_id, "openai")
-    assert (rules.preset, rules.min_tokens, rules.read_step, rules.bills_writes) == ("openai", 1024, 1, True)
+    assert (rules.preset, rules.min_tokens, rules.read_step, rules.bills_writes) == (
+        "openai",
+        1024,
+        1,
+        True,
+    )
     assert rules.ttl_classes == {"30m": 1800.0, "12h": 43200.0}
     assert rules.default_ttl_s == 1800.0
     assert rules.automatic
 
 
 @pytest.mark.parametrize(
-    ("model_id", "read_step"), [("gpt-4o", 128), ("gpt-5", 128), ("gpt-5.1-codex", 128), ("o3-mini", 128), ("gpt-5.5", 2048)]
+    ("model_id", "read_step"),
+    [("gpt-4o", 128), ("gpt-5", 128), ("gpt-5.1-codex", 128), ("o3-mini", 128), ("gpt-5.5", 2048)],
 )
 def test_openai_before_5_6(shipped: Policy, model_id: str, read_step: int) -> None:
     """Reads in steps, writes free."""
     rules = shipped.rules_for(model_id, "openai")
-    assert (rules.preset, rules.min_tokens, rules.read_step, rules.bills_writes) == ("openai", 1024, read_step, False)
+    assert (rules.preset, rules.min_tokens, rules.read_step, rules.bills_writes) == (
+        "openai",
+        1024,
+        read_step,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
-    ("model_id", "min_tokens"), [("gemini-2.5-flash", 2048), ("gemini-3.1-pro", 4096), ("gemini-3.8-flash", 4096)]
+    ("model_id", "min_tokens"),
+    [("gemini-2.5-flash", 2048), ("gemini-3.1-pro", 4096), ("gemini-3.8-flash", 4096)],
 )
 def test_gemini_minimums(shipped: Policy, model_id: str, min_tokens: int) -> None:
     """Implicit caching, no write fee."""
     rules = shipped.rules_for(model_id, "openai")
-    assert (rules.preset, rules.min_tokens, rules.automatic, rules.bills_writes) == ("gemini", min_tokens, True, False)
+    assert (rules.preset, rules.min_tokens, rules.automatic, rules.bills_writes) == (
+        "gemini",
+        min_tokens,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize("wire", ["anthropic", "openai"])
 def test_other_ids_follow_the_wire(shipped: Policy, wire: PresetName) -> None:
-    """The local model's own name means Anthropic's rules to an Anthropic client, OpenAI's to an OpenAI client."""
+    """The local model's own name means Anthropic's rules to an Anthropic client, OpenAI's to an
+    OpenAI client."""
     for model_id in ("smollm2-135m-instruct", "my-model", "GPT-4o"):
         rules = shipped.rules_for(model_id, wire)
         assert (rules.preset, rules.min_tokens, rules.automatic) == (wire, 64, wire == "openai")
@@ -105,10 +126,16 @@ def test_an_id_no_entry_matches_follows_the_wire_too() -> None:
 def test_an_entry_overrides_its_preset_key_by_key() -> None:
     """What the entry does not name stays the preset's."""
     rules = policy(
-        "dialects: [{match: m, preset: anthropic, lookback: 3, max_breakpoints: 1, ttl_classes: [1h], default_ttl: 1h, "
+        "dialects: [{match: m, preset: anthropic, lookback: 3, max_breakpoints: 1, ttl_classes: "
+        "[1h], default_ttl: 1h, "
         "automatic: true, read_step: 16, bills_writes: false}]"
     ).rules_for("m", "openai")
-    assert (rules.preset, rules.min_tokens, rules.lookback, rules.max_breakpoints) == ("anthropic", 1024, 3, 1)
+    assert (rules.preset, rules.min_tokens, rules.lookback, rules.max_breakpoints) == (
+        "anthropic",
+        1024,
+        3,
+        1,
+    )
     assert (rules.ttl_classes, rules.default_ttl_s) == ({"1h": 3600.0}, 3600.0)
     assert (rules.automatic, rules.read_step, rules.bills_writes) == (True, 16, False)
 
@@ -124,13 +151,18 @@ def test_a_preset_can_be_overridden_everywhere() -> None:
 def test_caching_reaches_every_rule() -> None:
     """The keys of `caching` hold for all dialects."""
     rules = policy(
-        "caching: {automatic: false, unmarked_ttl: 0, ttl_classes: {30m: 600s}, usage_mode: measured, marker_errors: repair, "
+        "caching: {automatic: false, unmarked_ttl: 0, ttl_classes: {30m: 600s}, usage_mode: "
+        "measured, marker_errors: repair, "
         "normalize: {billing_nonce: keep}, single_flight: {bill: write, max_wait: 5s}}"
     ).rules_for("gpt-6-sol", "openai")
     assert not rules.automatic
     assert rules.unmarked_ttl_s == 0.0
     assert rules.ttl_classes == {"30m": 600.0, "12h": 43200.0}
-    assert (rules.usage_mode, rules.marker_errors, rules.drop_billing_nonce) == ("measured", "repair", False)
+    assert (rules.usage_mode, rules.marker_errors, rules.drop_billing_nonce) == (
+        "measured",
+        "repair",
+        False,
+    )
     assert (rules.single_flight, rules.max_wait_s) == ("write", 5.0)
     off = policy("caching: {single_flight: {enabled: false}}")
     assert off.rules_for("gpt-6-sol", "openai").single_flight == "off"
@@ -145,8 +177,12 @@ def test_a_class_keeps_its_name_and_price_when_its_lifetime_is_changed() -> None
     assert ttl_class_price(changed, 3600.0) == "2.0"
 
 
-@pytest.mark.parametrize(("asked_s", "lifetime_s"), [(1.0, 300.0), (300.0, 300.0), (1800.0, 3600.0), (43200.0, 3600.0)])
-def test_a_marker_of_another_provider_gets_the_next_longer_class(shipped: Policy, asked_s: float, lifetime_s: float) -> None:
+@pytest.mark.parametrize(
+    ("asked_s", "lifetime_s"), [(1.0, 300.0), (300.0, 300.0), (1800.0, 3600.0), (43200.0, 3600.0)]
+)
+def test_a_marker_of_another_provider_gets_the_next_longer_class(
+    shipped: Policy, asked_s: float, lifetime_s: float
+) -> None:
     """30m asked of a Claude model lives an hour; 12h lives as long as anything does there."""
     assert shipped.rules_for("claude-opus-5", "openai").lifetime_s(asked_s) == lifetime_s
 
@@ -160,7 +196,9 @@ def test_how_entries_are_renewed(shipped: Policy) -> None:
     """Upgrades are free and no age is too great unless the operator says otherwise."""
     rules = shipped.rules_for("claude-opus-5", "anthropic")
     assert (rules.upgrade_ttl, rules.max_age_s) == (True, None)
-    limited = policy("caching: {ttl: {upgrade: never, max_age: 12h}}").rules_for("gpt-5.6", "openai")
+    limited = policy("caching: {ttl: {upgrade: never, max_age: 12h}}").rules_for(
+        "gpt-5.6", "openai"
+    )
     assert (limited.upgrade_ttl, limited.max_age_s) == (False, 43200.0)
 
 
@@ -175,7 +213,9 @@ def test_how_entries_are_renewed(shipped: Policy) -> None:
         ("opus", False),
     ],
 )
-def test_the_shipped_model_serves_every_provider(shipped: Policy, model_id: str, found: bool) -> None:
+def test_the_shipped_model_serves_every_provider(
+    shipped: Policy, model_id: str, found: bool
+) -> None:
     """By its own name and by the providers' ids; anything else is unknown."""
     model = shipped.resolve_model(model_id)
     assert (model is not None) is found
@@ -183,5 +223,11 @@ def test_the_shipped_model_serves_every_provider(shipped: Policy, model_id: str,
 
 def test_a_models_own_name_beats_another_models_alias() -> None:
     """Aliases are tried in the order of the file, after all names."""
-    models = policy("models: [{name: a, source: x, aliases: ['*']}, {name: b, source: y, aliases: ['c*']}]")
-    assert [model.name for model in map(models.resolve_model, ("a", "b", "cc")) if model] == ["a", "b", "a"]
+    models = policy(
+        "models: [{name: a, source: x, aliases: ['*']}, {name: b, source: y, aliases: ['c*']}]"
+    )
+    assert [model.name for model in map(models.resolve_model, ("a", "b", "cc")) if model] == [
+        "a",
+        "b",
+        "a",
+    ]

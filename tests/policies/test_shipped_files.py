@@ -44,7 +44,9 @@ def test_the_commented_tenant_works() -> None:
     before, head, commented = EXAMPLE.read_text().rpartition("tenants: []")
     tenants = re.sub(r"^#(  - name|    keys)", r"\1", commented, flags=re.MULTILINE)
     text = f"{before}{head[:-3]}{tenants}".replace("${FILE:/run/secrets/pcg_key_research}", "k2")
-    policy = parse_policy(text, file="policy.yaml", environ={"PCG_KEY_RESEARCH": "k1"}, folder=Path())
+    policy = parse_policy(
+        text, file="policy.yaml", environ={"PCG_KEY_RESEARCH": "k1"}, folder=Path()
+    )
     assert [(tenant.name, len(tenant.keys)) for tenant in policy.tenants] == [("research", 2)]
 
 
@@ -53,8 +55,14 @@ def test_the_commented_upstream_works() -> None:
     before, _, rest = EXAMPLE.read_text().partition("backends: []")
     commented, _, after = rest.partition("\n\n")
     text = f"{before}backends:{re.sub('^#', '', commented, flags=re.MULTILINE)}\n\n{after}"
-    (backend,) = parse_policy(text, file="policy.yaml", environ={"UPSTREAM_KEY": "k"}, folder=Path()).backends
-    assert (backend.name, backend.models[1].model, backend.timeouts.answer) == ("vllm", "Qwen/Qwen3-32B", 600.0)
+    (backend,) = parse_policy(
+        text, file="policy.yaml", environ={"UPSTREAM_KEY": "k"}, folder=Path()
+    ).backends
+    assert (backend.name, backend.models[1].model, backend.timeouts.answer) == (
+        "vllm",
+        "Qwen/Qwen3-32B",
+        600.0,
+    )
     assert backend.api_key is not None
     assert backend.api_key.reveal() == "k"
     assert "'k'" not in repr(backend)
@@ -79,7 +87,8 @@ def test_presets_are_policy_files(validator: jsonschema.Draft202012Validator) ->
         "caching: {unmarked_ttl: 0, automatic: '${ENV:A:-true}', ttl_classes: {5m: 1h30m}}",
         "models: [{engine: {kv_bytes: 12.5%}}]",
         "tenants: [{name: a, keys: ['${FILE:/x}']}]",
-        "backends: [{base_url: 'https://api.example.com/v1', models: [{match: a, model: b}], api_key: '${ENV:K}'}]",
+        "backends: [{base_url: 'https://api.example.com/v1', models: [{match: a, model: b}], "
+        "api_key: '${ENV:K}'}]",
         "tiers: {ssd: {bytes: 0}, redis: {url: none}}",
         "tiers: {redis: {url: 'rediss://user:word@host:6380/1', timeout: 0.1}}",
         "tiers: {redis: {url: 'unix:///run/redis.sock'}}",
@@ -87,7 +96,9 @@ def test_presets_are_policy_files(validator: jsonschema.Draft202012Validator) ->
         "prices: {models: [{match: x, input: 1, write: {1h: 2}}]}",
     ],
 )
-def test_the_schema_accepts_every_form(validator: jsonschema.Draft202012Validator, text: str) -> None:
+def test_the_schema_accepts_every_form(
+    validator: jsonschema.Draft202012Validator, text: str
+) -> None:
     """References, empty sections, text and number forms."""
     assert list(validator.iter_errors(YAML(typ="safe").load(text))) == []
 
@@ -143,7 +154,12 @@ def test_key_paths_walk_the_whole_schema() -> None:
     """Sections before their keys, list items marked."""
     paths = list(key_paths())
     assert paths[:3] == ["server", "server.host", "server.port"]
-    assert {"models[].engine.kv_bytes", "presets.openai.read_step", "prices.models[].write", "tenants[].keys"} <= set(paths)
+    assert {
+        "models[].engine.kv_bytes",
+        "presets.openai.read_step",
+        "prices.models[].write",
+        "tenants[].keys",
+    } <= set(paths)
     assert len(paths) == len(set(paths))
 
 
@@ -154,9 +170,12 @@ def test_the_schemas_own_tables_are_the_shipped_ones() -> None:
     assert Policy().prices.usd_per_mtok == load_policy(None, {}).prices.usd_per_mtok
 
 
-@pytest.mark.parametrize("file", sorted((EXAMPLE.parent / "policies").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((EXAMPLE.parent / "policies").glob("*.yaml")), ids=lambda file: file.stem
+)
 def test_example_policies_are_fine(file: Path, validator: jsonschema.Draft202012Validator) -> None:
-    """They load with the variables they name, each backend has a name of its own, and an editor sees no mistake."""
+    """They load with the variables they name, each backend has a name of its own, and an editor
+    sees no mistake."""
     text = file.read_text()
     names = re.findall(r"\$\{ENV:([A-Z_]+)\}", text)
     policy = load_policy(file, dict.fromkeys(names, "some-key"))

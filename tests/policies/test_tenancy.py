@@ -21,12 +21,22 @@ def policy(text: str) -> Policy:
 @pytest.fixture
 def two_tenants() -> Policy:
     """Alice with two keys, Bob with one."""
-    return policy("tenants: [{name: alice, keys: ['${ENV:ALICE}', sk-alice-old]}, {name: bob, keys: ['${ENV:BOB}']}]")
+    return policy(
+        "tenants: [{name: alice, keys: ['${ENV:ALICE}', sk-alice-old]}, {name: bob, keys: "
+        "['${ENV:BOB}']}]"
+    )
 
 
 @pytest.mark.parametrize(
     ("api_key", "name"),
-    [("sk-alice-1", "alice"), ("sk-alice-old", "alice"), ("sk-bób-2", "bob"), ("sk-alice-2", None), ("", None), (None, None)],
+    [
+        ("sk-alice-1", "alice"),
+        ("sk-alice-old", "alice"),
+        ("sk-bób-2", "bob"),
+        ("sk-alice-2", None),
+        ("", None),
+        (None, None),
+    ],
 )
 def test_a_key_names_its_tenant(two_tenants: Policy, api_key: str | None, name: str | None) -> None:
     """Any of its keys, and nothing else."""
@@ -35,7 +45,8 @@ def test_a_key_names_its_tenant(two_tenants: Policy, api_key: str | None, name: 
 
 @pytest.mark.parametrize("written", ["k1\n", " k1\r\n", "k1 "])
 def test_space_around_a_key_is_no_part_of_it(written: str) -> None:
-    """An environment file or a block of YAML leaves a line break behind, which no client can send."""
+    """An environment file or a block of YAML leaves a line break behind, which no client can
+    send."""
     text = "tenants: [{name: a, keys: ['${ENV:KEY}']}]"
     known = parse_policy(text, file="policy.yaml", environ={"KEY": written}, folder=Path())
     assert identify(known, "k1") == Tenant("a")
@@ -49,7 +60,12 @@ def test_without_tenants_everyone_is_the_default(api_key: str | None) -> None:
 
 def test_keys_cannot_be_read_back(two_tenants: Policy) -> None:
     """Neither repr, nor str, nor a dump holds a key or its hash."""
-    texts = [repr(two_tenants), str(two_tenants), two_tenants.model_dump_json(), repr(two_tenants.tenants[0].keys[0])]
+    texts = [
+        repr(two_tenants),
+        str(two_tenants),
+        two_tenants.model_dump_json(),
+        repr(two_tenants.tenants[0].keys[0]),
+    ]
     digest = two_tenants.tenants[0].keys[0].digest
     for text in texts:
         assert "sk-alice" not in text
@@ -60,12 +76,21 @@ def test_keys_cannot_be_read_back(two_tenants: Policy) -> None:
 @pytest.mark.parametrize(
     ("tenants", "problem"),
     [
-        ("[{name: a, keys: [x]}, {name: a, keys: [y]}]", "tenants.1.name: another tenant has this name"),
-        ("[{name: a, keys: [x]}, {name: b, keys: [y, x]}]", "tenants.1.keys.1: this key already belongs to tenant a"),
+        (
+            "[{name: a, keys: [x]}, {name: a, keys: [y]}]",
+            "tenants.1.name: another tenant has this name",
+        ),
+        (
+            "[{name: a, keys: [x]}, {name: b, keys: [y, x]}]",
+            "tenants.1.keys.1: this key already belongs to tenant a",
+        ),
         ("[{name: a}]", "tenants.0.keys: at least one key is needed"),
         ("[{name: a, keys: ['']}]", "tenants.0.keys.0: must not be empty"),
         ("[{name: a, keys: [5]}]", "tenants.0.keys.0: must be text in quotes"),
-        ("[{name: ../a, keys: [x]}]", "tenants.0.name: must be 1 to 64 letters, digits or any of . _ -"),
+        (
+            "[{name: ../a, keys: [x]}]",
+            "tenants.0.name: must be 1 to 64 letters, digits or any of . _ -",
+        ),
     ],
 )
 def test_tenants_must_be_told_apart(tenants: str, problem: str) -> None:

@@ -1,4 +1,5 @@
-"""The `tiers` section: where KV is kept by default, and a Redis URL whose password is shown nowhere."""
+"""The `tiers` section: where KV is kept by default, and a Redis URL whose password is shown
+nowhere."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ def load(text: str, environ: dict[str, str] | None = None) -> Policy:
 def test_the_ssd_tier_is_on_under_the_home() -> None:
     """Without a policy file KV is kept under `$PCG_HOME`, within a modest cap, and not in Redis."""
     tiers = load_policy(None, {"PCG_HOME": "/srv/pcg"}).tiers
-    assert (tiers.ssd.path, tiers.ssd.bytes, tiers.ssd.min_free) == ("/srv/pcg/kv", 8 * 1024**3, 5 * 1024**3)
+    assert (tiers.ssd.path, tiers.ssd.bytes, tiers.ssd.min_free) == (
+        "/srv/pcg/kv",
+        8 * 1024**3,
+        5 * 1024**3,
+    )
     assert not tiers.ssd.encrypt
     assert tiers.redis.url is None
     assert (tiers.redis.timeout, tiers.redis.prefix) == (0.05, "pcg:")
@@ -46,12 +51,18 @@ def test_a_file_that_changes_one_key_keeps_the_folder() -> None:
     ],
 )
 def test_a_url_shows_its_host_alone(url: str, host: str) -> None:
-    """In `repr`, in a dump and in the name for people there is no password; the client alone gets it."""
+    """In `repr`, in a dump and in the name for people there is no password; the client alone gets
+    it."""
     policy = load(f"tiers: {{redis: {{url: '{url}'}}}}")
     redis = policy.tiers.redis
     assert redis.url is not None
     assert (redis.url.host, redis.url.reveal()) == (host, url)
-    for shown in (repr(policy), policy.model_dump_json(), json.dumps(policy.model_dump(mode="json")), str(redis.url)):
+    for shown in (
+        repr(policy),
+        policy.model_dump_json(),
+        json.dumps(policy.model_dump(mode="json")),
+        str(redis.url),
+    ):
         assert PASSWORD not in shown
 
 
@@ -72,7 +83,9 @@ def test_a_bad_url_is_refused_without_repeating_it(url: str) -> None:
     """The problem says what a URL looks like, and not what was written."""
     with pytest.raises(PolicyError) as caught:
         load(f"tiers:\n  redis: {{url: '{url}'}}")
-    assert str(caught.value).startswith("policy.yaml:2: tiers.redis.url: must be a URL such as redis://")
+    assert str(caught.value).startswith(
+        "policy.yaml:2: tiers.redis.url: must be a URL such as redis://"
+    )
     assert PASSWORD not in str(caught.value)
 
 

@@ -35,7 +35,25 @@ def test_parses_every_form(text: object, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5x", "m", "-5m", "5 m", "5m!", "none", -1, 10**400, True, None, [], float("nan"), float("inf"), "inf", "nan"]
+    "text",
+    [
+        "",
+        "5x",
+        "m",
+        "-5m",
+        "5 m",
+        "5m!",
+        "none",
+        -1,
+        10**400,
+        True,
+        None,
+        [],
+        float("nan"),
+        float("inf"),
+        "inf",
+        "nan",
+    ],
 )
 def test_refuses_what_is_no_duration(text: object) -> None:
     """Anything else is a ValueError that says what is expected and does not quote the value."""
@@ -65,7 +83,9 @@ def test_class_names_are_the_shortest_form(seconds: float, text: str) -> None:
 @given(st.integers(min_value=0, max_value=10**9))
 def test_milliseconds_survive_a_round_trip(milliseconds: int) -> None:
     """Formatting loses nothing a policy file can say."""
-    assert parse_duration(format_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, rel=1e-12, abs=0)
+    assert parse_duration(format_duration(milliseconds / 1000)) == pytest.approx(
+        milliseconds / 1000, rel=1e-12, abs=0
+    )
 
 
 @pytest.mark.parametrize(

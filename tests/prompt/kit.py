@@ -1,4 +1,5 @@
-"""What prompt tests share: every template, shipped and foreign, with a vocabulary of bytes that fits it, and short prompts."""
+"""What prompt tests share: every template, shipped and foreign, with a vocabulary of bytes that
+fits it, and short prompts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ from typing import Any
 
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate, shipped_names
-from engine.prompt.types import CacheMark, Message, Position, Prompt, Role, TextPart, Tool, ToolCallPart, ToolResultPart
+from engine.prompt.types import (
+    CacheMark,
+    Message,
+    Position,
+    Prompt,
+    Role,
+    TextPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
 from tests.fakes.tokenizer import ByteTokenizer
 
 FOLDER = Path(__file__).parent / "templates"
@@ -19,10 +30,33 @@ SPECIAL = (
     "</s>",
     *("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     *("<start_of_turn>", "<end_of_turn>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
-    *("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-    *("[ARGS]", "[CALL_ID]", "[TOOL_CONTENT]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "<|python_tag|>"),
+    *(
+        "[INST]",
+        "[/INST]",
+        "[TOOL_CALLS]",
+        "[TOOL_RESULTS]",
+        "[/TOOL_RESULTS]",
+        "[AVAILABLE_TOOLS]",
+        "[/AVAILABLE_TOOLS]",
+    ),
+    *(
+        "[ARGS]",
+        "[CALL_ID]",
+        "[TOOL_CONTENT]",
+        "[SYSTEM_PROMPT]",
+        "[/SYSTEM_PROMPT]",
+        "<|python_tag|>",
+    ),
 )
-ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "  ")
+ADDED = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "  ",
+)
 BYTES = ByteTokenizer(SPECIAL, ADDED, template_tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 MARK = CacheMark(300.0)
@@ -60,7 +94,11 @@ def result(number: int, text: str) -> ToolResultPart:
 
 def tool(name: str, **properties: Any) -> Tool:
     """A tool with some described properties."""
-    return Tool(name, f"about {name}", {"type": "object", "properties": properties, "required": list(properties)})
+    return Tool(
+        name,
+        f"about {name}",
+        {"type": "object", "properties": properties, "required": list(properties)},
+    )
 
 
 def message(index: int, part: int = 0) -> Position:
@@ -73,8 +111,12 @@ AGENT = Prompt(
     system=(TextPart("You are terse."), TextPart("Answer in German.")),
     messages=(
         say("user", "How warm is it in Köln", "and in Bonn?"),
-        Message("assistant", (TextPart("I look."), call(1, city="Köln"), call(2, city="Bonn", days=3))),
-        Message("user", (result(1, "21 degrees"), result(2, "22 degrees"), TextPart("Now answer."))),
+        Message(
+            "assistant", (TextPart("I look."), call(1, city="Köln"), call(2, city="Bonn", days=3))
+        ),
+        Message(
+            "user", (result(1, "21 degrees"), result(2, "22 degrees"), TextPart("Now answer."))
+        ),
         say("assistant", "Warm."),
         say("user", "Thanks."),
     ),

@@ -22,7 +22,10 @@ from engine.prompt.types import Tool, ToolCallPart, ToolResultPart
         ('"<b>&\'"', '"<b>&\'"'),
         ('"\\ud83d\\ude00"', '"😀"'),
         ('"a\\r\\nb\\/"', '"a\\r\\nb/"'),
-        ("[1, 1.0, 1e2, -0.0, 12345678901234567890]", "[1, 1.0, 100.0, -0.0, 12345678901234567890]"),
+        (
+            "[1, 1.0, 1e2, -0.0, 12345678901234567890]",
+            "[1, 1.0, 100.0, -0.0, 12345678901234567890]",
+        ),
         ("[true,null,[],{}]", "[true, null, [], {}]"),
     ],
 )
@@ -41,9 +44,11 @@ def test_a_tool_has_its_fields_in_one_order() -> None:
 
 
 def test_raw_arguments_stay_a_string() -> None:
-    """Arguments that were no JSON object are the model's own text, here as in the shipped templates."""
+    """Arguments that were no JSON object are the model's own text, here as in the shipped
+    templates."""
     assert (
-        call_text(ToolCallPart("c", "f", "{broken"), HERMES) == '<tool_call>\n{"name": "f", "arguments": {broken}\n</tool_call>'
+        call_text(ToolCallPart("c", "f", "{broken"), HERMES)
+        == '<tool_call>\n{"name": "f", "arguments": {broken}\n</tool_call>'
     )
 
 

@@ -10,19 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prompt.reasoning import THINK, THINK_BRACKETS, Reasoning, ReasoningSplitter, reasoning_kind
+from engine.prompt.reasoning import (
+    THINK,
+    THINK_BRACKETS,
+    Reasoning,
+    ReasoningSplitter,
+    reasoning_kind,
+)
 
 BEGUN = replace(THINK, begun=True)
 
 
 def split(kind: Reasoning | None, pieces: Iterable[str], *, cut: bool = False) -> tuple[str, str]:
-    """Reasoning and answer of what comes in `pieces`; nothing of the reasoning comes after the answer began."""
+    """Reasoning and answer of what comes in `pieces`; nothing of the reasoning comes after the
+    answer began."""
     splitter = ReasoningSplitter(kind)
     said = [one for piece in pieces for one in splitter.push(piece)]
     said += splitter.end(cut=cut)
     assert all(one.text for one in said)
     assert [one.thinking for one in said] == sorted((one.thinking for one in said), reverse=True)
-    thoughts, answer = ("".join(one.text for one in said if one.thinking is thinking) for thinking in (True, False))
+    thoughts, answer = (
+        "".join(one.text for one in said if one.thinking is thinking) for thinking in (True, False)
+    )
     return thoughts, answer
 
 
@@ -47,8 +56,11 @@ def split(kind: Reasoning | None, pieces: Iterable[str], *, cut: bool = False) -
         (THINK_BRACKETS, "[THINK]a[/THINK]b", ("a", "b")),
     ],
 )
-def test_reasoning_stands_in_front(kind: Reasoning | None, text: str, expected: tuple[str, str]) -> None:
-    """Without its tags and the newlines around it; later tags are text. Whole, in letters, and cut in two anywhere."""
+def test_reasoning_stands_in_front(
+    kind: Reasoning | None, text: str, expected: tuple[str, str]
+) -> None:
+    """Without its tags and the newlines around it; later tags are text. Whole, in letters, and cut
+    in two anywhere."""
     assert split(kind, [text]) == expected
     assert split(kind, text) == expected
     for i in range(1, len(text)):
@@ -61,12 +73,17 @@ def test_reasoning_stands_in_front(kind: Reasoning | None, text: str, expected: 
     st.data(),
     st.booleans(),
 )
-def test_cuts_change_nothing(kind: Reasoning | None, fragments: list[str], data: st.DataObject, cut: bool) -> None:
+def test_cuts_change_nothing(
+    kind: Reasoning | None, fragments: list[str], data: st.DataObject, cut: bool
+) -> None:
     """Any text, sense or not."""
     text = "".join(fragments)
     borders = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=4))})
     whole = split(kind, [text], cut=cut)
-    assert split(kind, [text[begin:end] for begin, end in itertools.pairwise(borders)], cut=cut) == whole
+    assert (
+        split(kind, [text[begin:end] for begin, end in itertools.pairwise(borders)], cut=cut)
+        == whole
+    )
     assert split(kind, text, cut=cut) == whole
 
 
@@ -90,5 +107,6 @@ def test_a_cut_never_shows_half_a_tag(kind: Reasoning, text: str) -> None:
     ],
 )
 def test_which_models_reason(added: tuple[str, ...], source: str, kind: Reasoning | None) -> None:
-    """Those whose vocabulary has the tags, or whose template takes reasoning out of earlier answers."""
+    """Those whose vocabulary has the tags, or whose template takes reasoning out of earlier
+    answers."""
     assert reasoning_kind(added, source) == kind

@@ -15,7 +15,13 @@ from engine.prompt.types import Message, Prompt, TextPart, ThinkingPart, ToolRes
 from tests.prompt.kit import AGENT, RENDERERS, TEMPLATES, call, message, result, say, tool
 
 ALL = Abilities(
-    system=True, late_system=True, assistant_first=True, tools=True, tools_first=True, tool_turns=True, user_after_tool=True
+    system=True,
+    late_system=True,
+    assistant_first=True,
+    tools=True,
+    tools_first=True,
+    tool_turns=True,
+    user_after_tool=True,
 )
 
 OPENAI_AGENT = msgspec.structs.replace(
@@ -66,14 +72,17 @@ def test_call_ids_do_not_show() -> None:
         parts: list[Any] = []
         for part in one.parts:
             has_id = hasattr(part, "call_id")
-            parts.append(msgspec.structs.replace(part, call_id=renamed(part.call_id)) if has_id else part)
+            parts.append(
+                msgspec.structs.replace(part, call_id=renamed(part.call_id)) if has_id else part
+            )
         messages.append(Message(one.role, tuple(parts)))
     other = msgspec.structs.replace(AGENT, messages=tuple(messages))
     assert shape(other, ALL, NoMarks()) == shape(AGENT, ALL, NoMarks())
 
 
 def test_the_messages_of_an_agent() -> None:
-    """One message per turn and per result, calls as objects, ids of nine characters, results with their tool's name."""
+    """One message per turn and per result, calls as objects, ids of nine characters, results with
+    their tool's name."""
     made = shape(AGENT, ALL, NoMarks())
     assert [one["role"] for one in made.messages] == [
         "system",
@@ -91,7 +100,12 @@ def test_the_messages_of_an_agent() -> None:
         "id": "call00002",
         "function": {"name": "weather", "arguments": {"city": "Bonn", "days": 3}},
     }
-    assert made.messages[4] == {"role": "tool", "content": "22 degrees", "tool_call_id": "call00002", "name": "weather"}
+    assert made.messages[4] == {
+        "role": "tool",
+        "content": "22 degrees",
+        "tool_call_id": "call00002",
+        "name": "weather",
+    }
     assert made.tools is not None
     assert [one["function"]["name"] for one in made.tools] == ["weather", "clock"]
 
@@ -103,11 +117,20 @@ def test_the_messages_of_an_agent() -> None:
         (asked(say("user", "a"), say("user", "b")), [("user", "a\nb")]),
         (asked(say("user", "a"), Message("user", ())), [("user", "a")]),
         (asked(say("user", "a"), say("tool", "b")), [("user", "a\nb")]),
-        (asked(say("system", "a"), say("system", "b"), say("user", "c")), [("system", "a\nb"), ("user", "c")]),
+        (
+            asked(say("system", "a"), say("system", "b"), say("user", "c")),
+            [("system", "a\nb"), ("user", "c")],
+        ),
         (asked(say("user", "a"), say("system", "b")), [("user", "a"), ("system", "b")]),
         (asked(say("assistant", "a"), say("assistant", "b")), [("assistant", "a\nb")]),
-        (asked(Message("user", (TextPart("a"), result(1, "r"), TextPart("b")))), [("user", "a"), ("tool", "r"), ("user", "b")]),
-        (asked(Message("assistant", (call(1), TextPart("b")))), [("assistant", ""), ("assistant", "b")]),
+        (
+            asked(Message("user", (TextPart("a"), result(1, "r"), TextPart("b")))),
+            [("user", "a"), ("tool", "r"), ("user", "b")],
+        ),
+        (
+            asked(Message("assistant", (call(1), TextPart("b")))),
+            [("assistant", ""), ("assistant", "b")],
+        ),
     ],
 )
 def test_turns(prompt: Prompt, messages: list[tuple[str, str]]) -> None:
@@ -130,11 +153,21 @@ def test_reasoning_has_a_field_of_its_own() -> None:
             asked(say("user", "a"), say("system", "b"), say("user", "c")),
             [("user", "a\n<system>\nb\n</system>\nc")],
         ),
-        ("system", asked(say("system", "b"), say("user", "c")), [("user", "<system>\nb\n</system>\nc")]),
-        ("assistant_first", asked(say("assistant", "a"), say("user", "b")), [("user", "<assistant>\na\n</assistant>\nb")]),
+        (
+            "system",
+            asked(say("system", "b"), say("user", "c")),
+            [("user", "<system>\nb\n</system>\nc")],
+        ),
         (
             "assistant_first",
-            asked(say("system", "s"), say("assistant", "a"), say("user", "b"), say("assistant", "c")),
+            asked(say("assistant", "a"), say("user", "b")),
+            [("user", "<assistant>\na\n</assistant>\nb")],
+        ),
+        (
+            "assistant_first",
+            asked(
+                say("system", "s"), say("assistant", "a"), say("user", "b"), say("assistant", "c")
+            ),
             [("system", "s"), ("user", "<assistant>\na\n</assistant>\nb"), ("assistant", "c")],
         ),
         (
@@ -143,22 +176,34 @@ def test_reasoning_has_a_field_of_its_own() -> None:
             [
                 (
                     "user",
-                    '<assistant>\n<tool_call>\n{"name": "weather", "arguments": {"x": "é"}}\n</tool_call>\n</assistant>',
+                    '<assistant>\n<tool_call>\n{"name": "weather", "arguments": {"x": '
+                    '"é"}}\n</tool_call>\n</assistant>',
                 )
             ],
         ),
         (
             "tool_turns",
-            asked(say("user", "q"), Message("assistant", (TextPart("a"), call(1, x=1))), Message("user", (result(1, "r"),))),
+            asked(
+                say("user", "q"),
+                Message("assistant", (TextPart("a"), call(1, x=1))),
+                Message("user", (result(1, "r"),)),
+            ),
             [
                 ("user", "q"),
-                ("assistant", 'a\n<tool_call>\n{"name": "weather", "arguments": {"x": 1}}\n</tool_call>'),
+                (
+                    "assistant",
+                    'a\n<tool_call>\n{"name": "weather", "arguments": {"x": 1}}\n</tool_call>',
+                ),
                 ("user", "<tool_response>\nr\n</tool_response>"),
             ],
         ),
         (
             "user_after_tool",
-            asked(Message("assistant", (call(1),)), Message("user", (result(1, "r"), TextPart("b"))), say("user", "c")),
+            asked(
+                Message("assistant", (call(1),)),
+                Message("user", (result(1, "r"), TextPart("b"))),
+                say("user", "c"),
+            ),
             [("assistant", ""), ("tool", "r\nb\nc")],
         ),
     ],
@@ -172,7 +217,9 @@ def test_what_a_template_lacks_is_written_as_text_in_place(
 
 def test_tools_without_a_place_become_system_text() -> None:
     """They stand before the system text, as in the shipped templates."""
-    made = shape(msgspec.structs.replace(AGENT, tools=(tool("f"),)), replace(ALL, tools=False), NoMarks())
+    made = shape(
+        msgspec.structs.replace(AGENT, tools=(tool("f"),)), replace(ALL, tools=False), NoMarks()
+    )
     assert made.tools is None
     text = made.messages[0]["content"]
     assert text.index('"name": "f"') < text.index("You are terse.")

@@ -19,7 +19,9 @@ from tests.prompt.kit import FOREIGN, TEMPLATES, source, template
 HI = [{"role": "user", "content": "hi"}]
 DAY = datetime(2026, 11, 30, tzinfo=UTC)
 GOOD_CHATML = source("qwen3")
-POOR_CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+POOR_CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -35,16 +37,23 @@ POOR_CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<
     ],
 )
 def test_auto(tmp_path: Path, special: tuple[str, ...], own: str | None, chosen: str) -> None:
-    """A shipped template where the vocabulary fits one and the model's own is not better; else the model's own."""
+    """A shipped template where the vocabulary fits one and the model's own is not better; else the
+    model's own."""
     if own is not None:
         (tmp_path / "chat_template.jinja").write_text(own, encoding="utf-8")
     assert ChatTemplate.load("auto", tmp_path, ByteTokenizer(special)).name == chosen
 
 
-@pytest.mark.parametrize("field", ["own {{ 1 }}", [{"name": "rag", "template": "x"}, {"name": "default", "template": "own 1"}]])
+@pytest.mark.parametrize(
+    "field",
+    ["own {{ 1 }}", [{"name": "rag", "template": "x"}, {"name": "default", "template": "own 1"}]],
+)
 def test_the_models_own_may_stand_in_its_configuration(tmp_path: Path, field: Any) -> None:
-    """Older folders have it in tokenizer_config.json, alone or among others; a file of its own goes first."""
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": field}), encoding="utf-8")
+    """Older folders have it in tokenizer_config.json, alone or among others; a file of its own goes
+    first."""
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": field}), encoding="utf-8"
+    )
     assert ChatTemplate.load("model", tmp_path, ByteTokenizer(())).render(HI) == "own 1"
     (tmp_path / "chat_template.jinja").write_text("file", encoding="utf-8")
     assert ChatTemplate.load("model", tmp_path, ByteTokenizer(())).render(HI) == "file"
@@ -79,7 +88,17 @@ def test_shipped_templates_can_do_everything(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "lacks"),
     [
-        ("gemma", {"late_system", "assistant_first", "tools", "tools_first", "tool_turns", "user_after_tool"}),
+        (
+            "gemma",
+            {
+                "late_system",
+                "assistant_first",
+                "tools",
+                "tools_first",
+                "tool_turns",
+                "user_after_tool",
+            },
+        ),
         ("hoists", {"late_system", "tools", "tools_first", "tool_turns", "user_after_tool"}),
         ("llama31", {"tools_first", "tool_turns", "user_after_tool"}),
         ("mistral", {"system", "late_system", "assistant_first", "tools_first", "user_after_tool"}),
@@ -110,15 +129,19 @@ def test_what_foreign_templates_lack(name: str, lacks: set[str]) -> None:
     ],
 )
 def test_how_a_template_writes_calls(name: str, calls: CallFormat) -> None:
-    """Found in what it renders, even where it renders only one call at a time; our fallback's where it writes none we know."""
+    """Found in what it renders, even where it renders only one call at a time; our fallback's where
+    it writes none we know."""
     assert template(name).abilities.calls is calls
 
 
 def test_calls_in_a_form_nobody_can_read_are_no_ability() -> None:
-    """A template that writes calls as XML gets tools and calls in the fallback's form, so that answers can be read."""
+    """A template that writes calls as XML gets tools and calls in the fallback's form, so that
+    answers can be read."""
     text = (
-        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}<tool_call><function={{ c.function.name }}>{{ c.function.arguments.argument }}"
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}[{{ "
+        "m.role }}]{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call><function={{ c.function.name }}>{{ "
+        "c.function.arguments.argument }}"
         "</function></tool_call>{% endfor %}{% endfor %}"
     )
     abilities = ChatTemplate(text, name="x", tokens={}).abilities
@@ -141,8 +164,12 @@ def test_the_clock_is_frozen() -> None:
 
 
 def test_a_clock_that_tells_the_day_and_one_that_is_off() -> None:
-    """The day it is put on; and without a clock the template finds none, as it does where transformers has none."""
-    text = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% else %}no clock{% endif %}"
+    """The day it is put on; and without a clock the template finds none, as it does where
+    transformers has none."""
+    text = (
+        "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% else %}no clock{% "
+        "endif %}"
+    )
     daily = ChatTemplate(text, name="x", tokens={}, clock="utc_day")
     assert daily.tells_day
     assert daily.on(DAY).render(HI) == "30 Nov 2026"
@@ -155,7 +182,10 @@ def test_a_clock_that_tells_the_day_and_one_that_is_off() -> None:
 
 def test_fingerprints_follow_what_is_rendered() -> None:
     """Source, named tokens: equal ones are equal, others differ."""
-    made = [ChatTemplate(text, name="n", tokens=tokens) for text, tokens in [("a", {}), ("b", {}), ("a", {"bos_token": "s"})]]
+    made = [
+        ChatTemplate(text, name="n", tokens=tokens)
+        for text, tokens in [("a", {}), ("b", {}), ("a", {"bos_token": "s"})]
+    ]
     assert len({one.fingerprint for one in made}) == 3
     assert ChatTemplate("a", name="other", tokens={}).fingerprint == made[0].fingerprint
 
@@ -177,7 +207,9 @@ def test_fingerprints_follow_what_is_rendered() -> None:
 )
 def test_failures_are_the_prompts_and_quote_nothing_of_it(text: str, words: str) -> None:
     """The template's own words are passed on only if they are literally its own."""
-    made = ChatTemplate(f"{{% if messages[0].content == 'secret' %}}{text}{{% endif %}}", name="x", tokens={})
+    made = ChatTemplate(
+        f"{{% if messages[0].content == 'secret' %}}{text}{{% endif %}}", name="x", tokens={}
+    )
     with pytest.raises(BadPrompt) as caught:
         made.render([{"role": "user", "content": "secret"}])
     assert words in str(caught.value)
@@ -186,7 +218,11 @@ def test_failures_are_the_prompts_and_quote_nothing_of_it(text: str, words: str)
 
 def test_options_reach_the_template_but_not_its_arguments() -> None:
     """An option cannot replace the messages."""
-    made = ChatTemplate("{{ enable_thinking }}{{ messages[0].content }}{{ bos_token }}", name="x", tokens={"bos_token": "<s>"})
+    made = ChatTemplate(
+        "{{ enable_thinking }}{{ messages[0].content }}{{ bos_token }}",
+        name="x",
+        tokens={"bos_token": "<s>"},
+    )
     assert made.render(HI, options={"enable_thinking": False, "messages": []}) == "Falsehi<s>"
 
 
@@ -199,7 +235,11 @@ CHAT: list[dict[str, Any]] = [
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
-        "function": {"name": "f", "description": "ä <x>", "parameters": {"type": "object", "properties": {"b": {}, "a": {}}}},
+        "function": {
+            "name": "f",
+            "description": "ä <x>",
+            "parameters": {"type": "object", "properties": {"b": {}, "a": {}}},
+        },
     }
 ]
 CALLS: list[dict[str, Any]] = [
@@ -207,7 +247,11 @@ CALLS: list[dict[str, Any]] = [
         "role": "assistant",
         "content": "",
         "tool_calls": [
-            {"type": "function", "id": "call00001", "function": {"name": "f", "arguments": {"x": "é", "y": [1, 2.0]}}}
+            {
+                "type": "function",
+                "id": "call00001",
+                "function": {"name": "f", "arguments": {"x": "é", "y": [1, 2.0]}},
+            }
         ],
     },
     {"role": "tool", "content": "{'a': 1}", "name": "f", "tool_call_id": "call00001"},
@@ -219,7 +263,9 @@ CALLS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("with_tools", [False, True], ids=["chat", "tools"])
 @pytest.mark.parametrize("generate", [False, True], ids=["whole", "prompt"])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_renders_as_transformers_does(default_model: Path, name: str, generate: bool, with_tools: bool) -> None:
+def test_renders_as_transformers_does(
+    default_model: Path, name: str, generate: bool, with_tools: bool
+) -> None:
     """Byte for byte what `apply_chat_template` makes of it, or both refuse."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(default_model)
@@ -230,7 +276,12 @@ def test_renders_as_transformers_does(default_model: Path, name: str, generate: 
     options = {"date_string": "1 Jan 2025"}
     try:
         expected = theirs.apply_chat_template(
-            messages, tools=tools, chat_template=text, tokenize=False, add_generation_prompt=generate, **options
+            messages,
+            tools=tools,
+            chat_template=text,
+            tokenize=False,
+            add_generation_prompt=generate,
+            **options,
         )
     except Exception:
         with pytest.raises(BadPrompt):

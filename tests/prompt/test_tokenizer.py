@@ -1,4 +1,5 @@
-"""Pieces, their ids and their text, for the default model's vocabulary and for each kind of vocabulary we accept."""
+"""Pieces, their ids and their text, for the default model's vocabulary and for each kind of
+vocabulary we accept."""
 
 from __future__ import annotations
 
@@ -11,14 +12,41 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from engine.errors import ModelDamaged, ModelUnsupported
 from engine.prompt.tokenizer import Detokenizer, HfTokenizer, Tokenizer
 from tests.fakes.tokenizer import ByteTokenizer
 
-CORPUS = ["the quick brown fox jumps over the lazy dog", " a  b\n\nc", "안녕하세요 세계", "naïve café 😀👩‍👩‍👧"] * 3
-TEXTS = ["", " ", "  ", "x", " x", "x ", "\n x", "the quick\n\n", "안녕 세계", "👩‍👩‍👧‍👦 🇰🇷", "é e\u0301", "\x00\u200b", "a▁b"]
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    " a  b\n\nc",
+    "안녕하세요 세계",
+    "naïve café 😀👩‍👩‍👧",
+] * 3
+TEXTS = [
+    "",
+    " ",
+    "  ",
+    "x",
+    " x",
+    "x ",
+    "\n x",
+    "the quick\n\n",
+    "안녕 세계",
+    "👩‍👩‍👧‍👦 🇰🇷",
+    "é e\u0301",
+    "\x00\u200b",
+    "a▁b",
+]
 
 
 def byte_level() -> tokenizers.Tokenizer:
@@ -27,18 +55,30 @@ def byte_level() -> tokenizers.Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=["<s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     made.train_from_iterator(CORPUS, trainer)
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
     return made
 
 
 def _byte_fallback() -> tokenizers.Tokenizer:
-    pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
+    pieces = [
+        "<unk>",
+        "<s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        *"▁abcdefghijklmnopqrstuvwxyz",
+    ]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "x"), ("▁", "▁")]
     vocab = {piece: i for i, piece in enumerate([*pieces, *("".join(merge) for merge in merges)])}
-    made = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made = tokenizers.Tokenizer(
+        models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
     made.add_special_tokens(["<s>"])
     return made
 
@@ -46,8 +86,15 @@ def _byte_fallback() -> tokenizers.Tokenizer:
 def llama2() -> tokenizers.Tokenizer:
     """SentencePiece with the marker put in front by a normalizer, and a decoder that strips it."""
     made = _byte_fallback()
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     made.decoder = decoders.Sequence(steps)
     return made
 
@@ -56,8 +103,12 @@ def metaspace() -> tokenizers.Tokenizer:
     """SentencePiece with the marker put in front by the pre-tokenizer, and spaces stripped."""
     made = _byte_fallback()
     made.normalizer = normalizers.Strip()
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="always", split=False)])
-    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always", split=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(prepend_scheme="always", split=False)]
+    )
+    made.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always", split=False)]
+    )
     return made
 
 
@@ -78,7 +129,8 @@ MADE = {name: make() for name, make in KINDS.items()}
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", MADE)
 def test_a_piece_is_its_text(name: str, text: str) -> None:
-    """No piece gains or loses a space, and none gets BOS. (SentencePiece cannot tell its marker from a space.)"""
+    """No piece gains or loses a space, and none gets BOS. (SentencePiece cannot tell its marker
+    from a space.)"""
     if name in ("llama2", "metaspace"):
         text = text.replace("▁", " ")
     assert MADE[name].decode(MADE[name].encode(text)) == text
@@ -90,7 +142,9 @@ def test_a_piece_is_its_text(name: str, text: str) -> None:
 def test_pieces_join(name: str, a: str, b: str) -> None:
     """The bytes of two pieces are the bytes of the text they were cut from."""
     tokenizer = MADE[name]
-    assert tokenizer.decode(tokenizer.encode(a) + tokenizer.encode(b)) == tokenizer.decode(tokenizer.encode(a + b))
+    assert tokenizer.decode(tokenizer.encode(a) + tokenizer.encode(b)) == tokenizer.decode(
+        tokenizer.encode(a + b)
+    )
 
 
 def test_control_tokens_are_matched_whole() -> None:
@@ -102,7 +156,10 @@ def test_control_tokens_are_matched_whole() -> None:
 
 def test_the_default_model(tokenizer: HfTokenizer, default_model: Path) -> None:
     """Its control tokens, its stop token and its ids are those of its files."""
-    assert (tokenizer.template_tokens["bos_token"], tokenizer.template_tokens["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert (tokenizer.template_tokens["bos_token"], tokenizer.template_tokens["eos_token"]) == (
+        "<|im_start|>",
+        "<|im_end|>",
+    )
     assert tokenizer.stop_ids == {2}
     assert tokenizer.special_tokens["<|im_end|>"] == 2
     plain = tokenizers.Tokenizer.from_file(str(default_model / "tokenizer.json"))
@@ -121,7 +178,8 @@ def test_ids_outside_the_vocabulary_are_nothing(tokenizer: HfTokenizer) -> None:
 def test_token_by_token(tokenizer: HfTokenizer, text: str) -> None:
     """Whatever the text, its tokens one by one give it back, each time a prefix of it.
 
-    Control, private and unassigned characters are left out: this vocabulary has no token for some of their bytes.
+    Control, private and unassigned characters are left out: this vocabulary has no token for some
+    of their bytes.
     """
     detokenizer, shown = Detokenizer(tokenizer), ""
     for token_id in tokenizer.encode(text):
@@ -174,7 +232,9 @@ def test_memo_is_bounded() -> None:
 def write(folder: Path, **files: Any) -> Path:
     """A model folder with some JSON files."""
     for name, content in files.items():
-        (folder / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        (folder / f"{name}.json").write_text(
+            content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
+        )
     return folder
 
 
@@ -185,7 +245,13 @@ def write(folder: Path, **files: Any) -> Path:
         ({"config": {"eos_token_id": 7}}, {7}),
         ({"config": {"eos_token_id": 7}, "generation_config": {"eos_token_id": [8, 9]}}, {7, 8, 9}),
         ({"config": {"text_config": {"eos_token_id": [5]}}}, {5}),
-        ({"config": {"eos_token_id": None}, "tokenizer_config": {"eos_token": {"content": "<s>"}}}, {0}),
+        (
+            {
+                "config": {"eos_token_id": None},
+                "tokenizer_config": {"eos_token": {"content": "<s>"}},
+            },
+            {0},
+        ),
     ],
 )
 def test_stop_ids_of_a_folder(tmp_path: Path, files: dict[str, Any], stops: set[int]) -> None:
@@ -205,7 +271,9 @@ def test_turn_ends_stop_even_if_no_file_says_so() -> None:
 def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
     """Another file or another named token is another fingerprint; the same ones are the same."""
     made = byte_level().to_str().encode()
-    one, same, named = (HfTokenizer(made, settings=s).fingerprint for s in ({}, {}, {"bos_token": "<s>"}))
+    one, same, named = (
+        HfTokenizer(made, settings=s).fingerprint for s in ({}, {}, {"bos_token": "<s>"})
+    )
     assert one == same
     assert len({one, named, HfTokenizer(made + b" ", settings={}).fingerprint}) == 3
 
@@ -217,10 +285,16 @@ def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
         ("{", ModelDamaged, "not JSON"),
         ("[]", ModelDamaged, "not a JSON object"),
         ('{"model": {"type": "BPE"}}', ModelDamaged, "cannot be loaded"),
-        (tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")).to_str(), ModelUnsupported, "decoder"),
+        (
+            tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")).to_str(),
+            ModelUnsupported,
+            "decoder",
+        ),
     ],
 )
-def test_broken_files_are_named(tmp_path: Path, content: str | None, error: type[Exception], words: str) -> None:
+def test_broken_files_are_named(
+    tmp_path: Path, content: str | None, error: type[Exception], words: str
+) -> None:
     """A model that cannot be tokenized is refused at start, by the name of the file."""
     folder = tmp_path if content is None else write(tmp_path, tokenizer=content)
     with pytest.raises(error, match=words):

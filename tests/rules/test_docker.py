@@ -19,7 +19,9 @@ DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 def instructions(name: str) -> list[str]:
     """Arguments of every instruction of that name, in order, with continued lines joined."""
     joined = re.sub(r"\\\n\s*", "", DOCKERFILE)
-    return [line.split(None, 1)[1] for line in joined.splitlines() if line.split(None, 1)[:1] == [name]]
+    return [
+        line.split(None, 1)[1] for line in joined.splitlines() if line.split(None, 1)[:1] == [name]
+    ]
 
 
 def compose() -> dict[str, Any]:
@@ -36,7 +38,8 @@ def test_image_is_built_in_stages_and_runs_unprivileged() -> None:
 
 
 def test_image_checks_its_health() -> None:
-    """The health check asks `/readyz`, the port is the exposed one, and the home folder is a volume."""
+    """The health check asks `/readyz`, the port is the exposed one, and the home folder is a
+    volume."""
     health = " ".join(instructions("HEALTHCHECK"))
     assert "/readyz" in health
     assert f":{instructions('EXPOSE')[0]}/" in health
@@ -45,16 +48,23 @@ def test_image_checks_its_health() -> None:
 
 
 def test_image_copies_only_files_that_exist_and_are_sent() -> None:
-    """Every source of a COPY from the build context exists and is let through by the ignore file."""
+    """Every source of a COPY from the build context exists and is let through by the ignore
+    file."""
     ignore = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
-    sources = [source for line in instructions("COPY") if not line.startswith("--from") for source in line.split()[:-1]]
+    sources = [
+        source
+        for line in instructions("COPY")
+        if not line.startswith("--from")
+        for source in line.split()[:-1]
+    ]
     assert sources
     assert [source for source in sources if not (ROOT / source).exists()] == []
     assert [source for source in sources if f"!{source}" not in ignore] == []
 
 
 def test_compose_has_gateway_and_redis() -> None:
-    """Both services are there; the gateway is published on loopback alone and gets more time to stop than it needs."""
+    """Both services are there; the gateway is published on loopback alone and gets more time to
+    stop than it needs."""
     services = compose()["services"]
     assert set(services) == {"gateway", "redis"}
     assert all(port.startswith("127.0.0.1:") for port in services["gateway"]["ports"])
@@ -64,13 +74,20 @@ def test_compose_has_gateway_and_redis() -> None:
 
 
 def test_the_gateway_uses_the_redis(tmp_path: Path) -> None:
-    """The address in its environment is the service's, is what the Redis tier of its policy becomes, and needs the extra."""
+    """The address in its environment is the service's, is what the Redis tier of its policy
+    becomes, and needs the extra."""
     environ = compose()["services"]["gateway"]["environment"]
     key = tmp_path / "tenant-key"
     key.write_text("a-key")
     policy = tmp_path / "policy.yaml"
-    policy.write_text((DOCKER / "policy.yaml").read_text(encoding="utf-8").replace("/run/secrets/tenant-key", str(key)))
-    url = read_policy(read_settings({**environ, "PCG_HOME": str(tmp_path)}, policy=policy)).tiers.redis.url
+    policy.write_text(
+        (DOCKER / "policy.yaml")
+        .read_text(encoding="utf-8")
+        .replace("/run/secrets/tenant-key", str(key))
+    )
+    url = read_policy(
+        read_settings({**environ, "PCG_HOME": str(tmp_path)}, policy=policy)
+    ).tiers.redis.url
     assert url is not None
     assert url.host == "redis:6379"
     assert "redis" in compose()["services"]
@@ -88,7 +105,8 @@ def test_compose_refers_to_files_that_exist() -> None:
 
 
 def test_policy_of_the_image_is_valid(tmp_path: Path) -> None:
-    """The mounted policy loads, listens on all addresses and admits only the tenant with the key from the secret."""
+    """The mounted policy loads, listens on all addresses and admits only the tenant with the key
+    from the secret."""
     key = tmp_path / "tenant-key"
     key.write_text("a-key-from-a-secret-file")
     text = (DOCKER / "policy.yaml").read_text(encoding="utf-8")
@@ -99,4 +117,6 @@ def test_policy_of_the_image_is_valid(tmp_path: Path) -> None:
     assert policy.server.host == "0.0.0.0"
     assert len(policy.tenants) == 1
     drain = policy.server.drain
-    assert drain.delay + drain.timeout < int(compose()["services"]["gateway"]["stop_grace_period"].removesuffix("s"))
+    assert drain.delay + drain.timeout < int(
+        compose()["services"]["gateway"]["stop_grace_period"].removesuffix("s")
+    )

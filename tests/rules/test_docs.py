@@ -1,4 +1,5 @@
-"""Every policy key, metric and header is documented, and the generated pages are what the code says now."""
+"""Every policy key, metric and header is documented, and the generated pages are what the code says
+now."""
 
 from __future__ import annotations
 
@@ -20,13 +21,18 @@ DOCS = ROOT / "docs"
 
 def test_generated_pages_are_current() -> None:
     """`make docs` would change nothing."""
-    assert {path.name: path.read_text(encoding="utf-8") for path in documents()} == {p.name: t for p, t in documents().items()}
+    assert {path.name: path.read_text(encoding="utf-8") for path in documents()} == {
+        p.name: t for p, t in documents().items()
+    }
 
 
 def test_every_policy_key_is_documented() -> None:
-    """Each property name of the JSON Schema, at any depth, is the last part of a key in docs/policy.md, with a meaning."""
+    """Each property name of the JSON Schema, at any depth, is the last part of a key in
+    docs/policy.md, with a meaning."""
     schema = Policy.model_json_schema()
-    names = {name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", {})}
+    names = {
+        name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", {})
+    }
     keys = list(policy_keys())
     parts = {part.removesuffix("[]") for key in keys for part in key.path.split(".")}
     assert names == parts
@@ -43,13 +49,20 @@ def test_every_metric_is_documented() -> None:
     assert [metric.name for metric in metrics if f"`{metric.name}`" not in page] == []
     families = {family.name for family in Metrics().registry.collect()}
     described = {metric.name for metric in metrics}
-    assert {name for name in families if name not in described and f"{name}_total" not in described} == set()
+    assert {
+        name for name in families if name not in described and f"{name}_total" not in described
+    } == set()
 
 
 def header_names(path: Path) -> set[str]:
-    """Our own header names among the string constants of a file; a name that is completed at run time ends in `-`."""
+    """Our own header names among the string constants of a file; a name that is completed at run
+    time ends in `-`."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    texts = (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
     return {text for text in texts if re.fullmatch(r"pcg-[a-z0-9-]+", text)}
 
 
@@ -73,7 +86,16 @@ def test_generated_part_is_replaced_and_nothing_else() -> None:
     """Control: the prose around the two comments stays; a page without them is refused."""
     page = "before\n<!-- generated: make docs -->\nold\n<!-- end of the generated part -->\nafter\n"
     assert with_generated(page, "new\n").split("\n") == [
-        *("before", "<!-- generated: make docs -->", "", "new", "", "<!-- end of the generated part -->", "after", ""),
+        *(
+            "before",
+            "<!-- generated: make docs -->",
+            "",
+            "new",
+            "",
+            "<!-- end of the generated part -->",
+            "after",
+            "",
+        ),
     ]
     with pytest.raises(ValueError, match="lacks"):
         with_generated("no comments", "new")

@@ -20,7 +20,8 @@ LAZY = "engine.model"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the modules below `module` may import besides the standard library. The longest matching `module` decides."""
+    """What the modules below `module` may import besides the standard library. The longest matching
+    `module` decides."""
 
     module: str
     may: tuple[str, ...]
@@ -33,8 +34,14 @@ COMPOSITION = ("gateway.app", "gateway.cli.main")
 RULES = (
     Rule("policies", ("policies", "pydantic", "pydantic_core", "ruamel.yaml")),
     Rule("engine", ("engine", "msgspec"), never=(LAZY,)),
-    Rule("engine.prompt", ("engine.prompt", "engine.errors", "msgspec", "jinja2", "tokenizers", "xxhash")),
-    Rule("engine.constrain", ("engine.constrain", "engine.prompt", "engine.errors", "engine.types", "llguidance")),
+    Rule(
+        "engine.prompt",
+        ("engine.prompt", "engine.errors", "msgspec", "jinja2", "tokenizers", "xxhash"),
+    ),
+    Rule(
+        "engine.constrain",
+        ("engine.constrain", "engine.prompt", "engine.errors", "engine.types", "llguidance"),
+    ),
     Rule("engine.store", ("engine.store", "engine.errors", "engine.memory", "xxhash")),
     Rule("engine.store.open", ("engine.store", "engine.config", "engine.memory")),
     Rule("engine.store.encrypted", ("engine.store", "engine.memory", "cryptography")),
@@ -42,14 +49,34 @@ RULES = (
     Rule(
         "engine.cache",
         (
-            *("engine.cache", "engine.store", "engine.errors", "engine.memory", *PLANS, "engine.prompt.rendered"),
+            *(
+                "engine.cache",
+                "engine.store",
+                "engine.errors",
+                "engine.memory",
+                *PLANS,
+                "engine.prompt.rendered",
+            ),
             *("msgspec", "xxhash"),
         ),
     ),
-    Rule("engine.schedule", ("engine.schedule", "engine.cache", "engine.errors", *PLANS, "engine.prompt.rendered")),
+    Rule(
+        "engine.schedule",
+        ("engine.schedule", "engine.cache", "engine.errors", *PLANS, "engine.prompt.rendered"),
+    ),
     Rule(
         "engine.model",
-        ("engine", "torch", "transformers", "safetensors", "numpy", "gguf", "accelerate", "huggingface_hub", "msgspec"),
+        (
+            "engine",
+            "torch",
+            "transformers",
+            "safetensors",
+            "numpy",
+            "gguf",
+            "accelerate",
+            "huggingface_hub",
+            "msgspec",
+        ),
         never=("engine.core", "engine.worker", "engine.cache"),
     ),
     Rule("gateway.request", ("gateway.request", *PLANS, "policies.rules", "msgspec")),
@@ -57,11 +84,21 @@ RULES = (
     Rule(
         "gateway.wire",
         (
-            *("gateway.wire", "gateway.request", "gateway.errors", "gateway.wire.sse", "gateway.backends.base", "policies"),
+            *(
+                "gateway.wire",
+                "gateway.request",
+                "gateway.errors",
+                "gateway.wire.sse",
+                "gateway.backends.base",
+                "policies",
+            ),
             *(*PLANS, "msgspec", "orjson"),
         ),
     ),
-    Rule("gateway.dialects", ("gateway.dialects", "gateway.request", "gateway.errors", *PLANS, "policies", "msgspec")),
+    Rule(
+        "gateway.dialects",
+        ("gateway.dialects", "gateway.request", "gateway.errors", *PLANS, "policies", "msgspec"),
+    ),
     Rule(
         "gateway.serve.handler",
         ("gateway", "engine.messages", *PLANS, "policies", "msgspec", "structlog"),
@@ -81,18 +118,44 @@ RULES = (
         ("gateway", "policies", "orjson"),
         never=(*COMPOSITION, "gateway.http.server", "gateway.upstream.http"),
     ),
-    Rule("gateway.upstream.reported", ("gateway.wire.sse", "gateway.wire.reported", "policies", "msgspec")),
+    Rule(
+        "gateway.upstream.reported",
+        ("gateway.wire.sse", "gateway.wire.reported", "policies", "msgspec"),
+    ),
     Rule(
         "gateway",
-        ("gateway", "engine", "policies", "aiohttp", "http_sf", "msgspec", "orjson", "prometheus_client", "structlog"),
+        (
+            "gateway",
+            "engine",
+            "policies",
+            "aiohttp",
+            "http_sf",
+            "msgspec",
+            "orjson",
+            "prometheus_client",
+            "structlog",
+        ),
         never=(LAZY, *COMPOSITION),
     ),
     Rule(
         "gateway.app",
-        ("gateway", "engine", "policies", "aiohttp", "msgspec", "orjson", "prometheus_client", "structlog"),
+        (
+            "gateway",
+            "engine",
+            "policies",
+            "aiohttp",
+            "msgspec",
+            "orjson",
+            "prometheus_client",
+            "structlog",
+        ),
         never=(LAZY, "gateway.cli.main"),
     ),
-    Rule("gateway.cli.cache", ("gateway", "engine", "policies", "cyclopts", "rich", "msgspec"), never=(LAZY, *COMPOSITION)),
+    Rule(
+        "gateway.cli.cache",
+        ("gateway", "engine", "policies", "cyclopts", "rich", "msgspec"),
+        never=(LAZY, *COMPOSITION),
+    ),
     Rule(
         "gateway.cli.main",
         ("gateway", "engine", "policies", "cyclopts", "rich", "msgspec", "orjson", "structlog"),
@@ -103,7 +166,9 @@ RULES = (
 
 def rule_for(name: str) -> Rule:
     """The most specific rule for a module."""
-    return max((rule for rule in RULES if is_within(name, rule.module)), key=lambda rule: len(rule.module))
+    return max(
+        (rule for rule in RULES if is_within(name, rule.module)), key=lambda rule: len(rule.module)
+    )
 
 
 def violations(module: Module) -> list[str]:
@@ -129,27 +194,41 @@ def test_every_import_is_allowed() -> None:
 
 def test_imports_are_at_the_top() -> None:
     """Imports inside functions are only those that load `engine.model`, from one function."""
-    inside = [(m.name, i.inside, i.target) for m in MODULES.values() for i in m.imports if i.inside is not None]
+    inside = [
+        (m.name, i.inside, i.target)
+        for m in MODULES.values()
+        for i in m.imports
+        if i.inside is not None
+    ]
     assert [place for place in inside if not is_within(place[2], LAZY)] == []
 
 
 def test_no_import_cycles() -> None:
-    """The modules can be put in an order in which each imports only earlier ones, type-checking imports included."""
+    """The modules can be put in an order in which each imports only earlier ones, type-checking
+    imports included."""
     assert first_cycle(MODULES) == []
 
 
 def test_only_the_model_package_names_torch() -> None:
-    """torch and transformers appear in no import outside `engine.model`, not even inside a function."""
+    """torch and transformers appear in no import outside `engine.model`, not even inside a
+    function."""
     heavy = ("torch", "transformers", "accelerate", "gguf", "safetensors")
     users = {m.name for m in MODULES.values() for i in m.imports if i.target.split(".")[0] in heavy}
     assert {name for name in users if not is_within(name, LAZY)} == set()
 
 
-@pytest.mark.parametrize("name", ["engine", "engine.core", "gateway", "gateway.app", "gateway.cli.main", "policies"])
+@pytest.mark.parametrize(
+    "name", ["engine", "engine.core", "gateway", "gateway.app", "gateway.cli.main", "policies"]
+)
 def test_importing_loads_no_torch(name: str) -> None:
     """A fresh interpreter that imports the package has neither torch nor transformers loaded."""
-    code = f"import sys, {name}; print(sorted({{'torch', 'transformers', 'numpy'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    code = (
+        f"import sys, {name}; print(sorted({{'torch', 'transformers', 'numpy'}} & "
+        "set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
@@ -160,7 +239,11 @@ def test_importing_loads_no_torch(name: str) -> None:
         ("gateway.x", "from gateway.app import run", ["gateway.app"]),
         ("engine.cache.x", "def f():\n    import torch", ["torch"]),
         ("engine.worker", "def f():\n    from engine.model.load.load import load_runner", []),
-        ("engine.worker", "from engine.model.load.load import load_runner", ["engine.model.load.load"]),
+        (
+            "engine.worker",
+            "from engine.model.load.load import load_runner",
+            ["engine.model.load.load"],
+        ),
         ("policies.x", "import json\nfrom gateway import request", ["gateway"]),
     ],
 )
@@ -178,5 +261,7 @@ def test_a_cycle_is_found(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "a.py").write_text("from p import b\n")
-    (package / "b.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import p.a\n")
+    (package / "b.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import p.a\n"
+    )
     assert set(first_cycle(read_modules(tmp_path, ["p"]))) == {"p.a", "p.b"}

@@ -37,7 +37,10 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
     assert [target for target in local if not (path.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("verb", ["venv", "serve", "demo", "test", "long", "check", "fmt", "bench", "gpu-check", "ci", "help"])
+@pytest.mark.parametrize(
+    "verb",
+    ["venv", "serve", "demo", "test", "long", "check", "fmt", "bench", "gpu-check", "ci", "help"],
+)
 def test_makefile_has_the_verb(verb: str) -> None:
     """The verbs people rely on are there, and `make help` explains each of them."""
     assert re.search(rf"^{verb}:.*## ", MAKEFILE, flags=re.MULTILINE)
@@ -70,14 +73,20 @@ def test_ci_script_can_be_executed() -> None:
 
 def test_ci_knows_its_stages() -> None:
     """Asked for a stage that is not there, `.ci/run` fails before it runs anything."""
-    done = subprocess.run([ROOT / ".ci" / "run", "nonsense"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [ROOT / ".ci" / "run", "nonsense"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert "no such stage: nonsense" in done.stderr
 
 
 def test_constraints_pin_public_releases() -> None:
     """Every line of constraints.txt is `name==version` without a local version, path or address."""
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     assert lines == sorted(lines)
     assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line)] == []
     assert "torch==2.13.0" in lines

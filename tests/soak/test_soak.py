@@ -1,4 +1,5 @@
-"""Twenty conversations over tiers too small for them, on a tiny model: five hundred answers, all those of an uncached run."""
+"""Twenty conversations over tiers too small for them, on a tiny model: five hundred answers, all
+those of an uncached run."""
 
 from __future__ import annotations
 
@@ -34,12 +35,16 @@ GROWTH_NBYTES = 32 * MIB
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny Llama with a vocabulary of bytes and ChatML's control tokens."""
     path = save_tiny_model("llama", tmp_path_factory.mktemp("llama"))
-    tokenizer = Tokenizer(BPE({character: i for i, character in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    tokenizer = Tokenizer(
+        BPE({character: i for i, character in enumerate(sorted(ByteLevel.alphabet()))}, [])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in CHATML_TOKENS])
     tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}))
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "bos_token": "<|im_start|>"})
+    )
     return path
 
 
@@ -60,13 +65,18 @@ def config(folder: Path, **tiers: object) -> EngineConfig:
 
 
 def test_no_conversation_ever_hears_another(folder: Path, tmp_path: Path) -> None:
-    """Spilled at every turn to an SSD and a Redis that hold a part of it all, every answer is the cold one; the caps hold
-    at every moment, memory does not grow, and nothing is left over."""
+    """Spilled at every turn to an SSD and a Redis that hold a part of it all, every answer is the
+    cold one; the caps hold at every moment, memory does not grow, and nothing is left over."""
     sizes = SoakSizes(num_turns=500, context=CONTEXT, max_tokens=3, num_shared=2, num_own=6)
     with RedisServer(tmp_path, maxmemory="12mb") as server, server.client() as client:
         client.config_set("maxmemory-policy", "volatile-lru")
         ssd = tmp_path / "kv"
-        tiers = {"ssd_path": str(ssd), "ssd_nbytes": SSD_NBYTES, "redis_url": server.url, "redis_timeout_s": 1.0}
+        tiers = {
+            "ssd_path": str(ssd),
+            "ssd_nbytes": SSD_NBYTES,
+            "redis_url": server.url,
+            "redis_timeout_s": 1.0,
+        }
         with (
             answering(config(folder)) as uncached,
             answering(config(folder, force_ram=True, **tiers)) as asked,
@@ -74,7 +84,9 @@ def test_no_conversation_ever_hears_another(folder: Path, tmp_path: Path) -> Non
         ):
             findings = soak(asked, uncached, sizes, watch)
     assert findings.num_turns == 500
-    assert 2 * findings.least_prompt - 2 * len(SHARED) - 64 > CONTEXT, "no two fit, though they begin alike"
+    assert 2 * findings.least_prompt - 2 * len(SHARED) - 64 > CONTEXT, (
+        "no two fit, though they begin alike"
+    )
     assert findings.num_unequal == 0
     assert findings.num_foreign == 0
     assert min(findings.num_tokens_by_tier[tier] for tier in ("ssd", "redis")) > 1000
@@ -86,8 +98,11 @@ def test_no_conversation_ever_hears_another(folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_soak_sees_what_is_wrong(folder: Path, tmp_path: Path) -> None:
-    """The same, small, with a device that turns around the bytes of every page a tier gives back: answers differ."""
-    sizes = SoakSizes(num_turns=40, context=CONTEXT, max_tokens=3, num_conversations=4, num_shared=2, num_own=6)
+    """The same, small, with a device that turns around the bytes of every page a tier gives back:
+    answers differ."""
+    sizes = SoakSizes(
+        num_turns=40, context=CONTEXT, max_tokens=3, num_conversations=4, num_shared=2, num_own=6
+    )
     settings = config(folder, force_ram=True, ssd_path=str(tmp_path / "kv"), ssd_nbytes=SSD_NBYTES)
     runner = load_runner(settings)
     write_pages = runner.write_pages

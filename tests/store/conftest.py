@@ -23,7 +23,8 @@ SECRET = b"a secret of enough bytes"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`make()` gives a new handle, not entered, on a new place. Keeps all that fits, unless `keeps` is false."""
+    """`make()` gives a new handle, not entered, on a new place. Keeps all that fits, unless `keeps`
+    is false."""
 
     name: str
     make: Callable[[], BlockStore]
@@ -52,7 +53,9 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServ
         return DiskStore(tmp_path / f"disk{next(numbers)}", nbytes=nbytes, fsync=fsync)
 
     def redis() -> BlockStore:
-        return RedisStore(redis_server.url, timeout_s=5.0, prefix=f"{tmp_path.name}:{next(numbers)}*[x]:")
+        return RedisStore(
+            redis_server.url, timeout_s=5.0, prefix=f"{tmp_path.name}:{next(numbers)}*[x]:"
+        )
 
     makes: dict[str, Callable[[], BlockStore]] = {
         "memory": lambda: MemoryStore(ROOMY_NBYTES),
@@ -65,4 +68,8 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServ
         "encrypted-disk": lambda: EncryptedStore(disk(), SECRET),
         "encrypted-redis": lambda: EncryptedStore(redis(), SECRET),
     }
-    return Kind(request.param, makes[request.param], keeps=request.param not in ("memory-tight", "disk-tight"))
+    return Kind(
+        request.param,
+        makes[request.param],
+        keeps=request.param not in ("memory-tight", "disk-tight"),
+    )

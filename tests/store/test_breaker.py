@@ -26,7 +26,8 @@ def test_it_opens_after_failures_in_a_row() -> None:
 
 
 def test_one_probe_at_a_time() -> None:
-    """After the pause one call may go; while it is out no other may; its failure starts another pause, its success ends it."""
+    """After the pause one call may go; while it is out no other may; its failure starts another
+    pause, its success ends it."""
     clock = FakeClock()
     breaker = make(clock)
     for _ in range(3):

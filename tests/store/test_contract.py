@@ -25,7 +25,8 @@ def payload(seed: int, nbytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a store was last told of a key. `sure`: a store that keeps what fits must still have it."""
+    """What a store was last told of a key. `sure`: a store that keeps what fits must still have
+    it."""
 
     payload: bytes
     expires_at_s: float
@@ -46,7 +47,9 @@ class Model:
         elif item.key in self.items:
             held = self.items[item.key]
             revived = held.expires_at_s <= self.now_s
-            self.items[item.key] = Held(held.payload, item.expires_at_s, sure=held.sure and not revived)
+            self.items[item.key] = Held(
+                held.payload, item.expires_at_s, sure=held.sure and not revived
+            )
 
     def check_get(self, key: bytes, got: bytes | None) -> None:
         held = self.items.get(key)
@@ -97,9 +100,12 @@ def check_invariants(store: BlockStore) -> None:
 
 
 @given(steps=st.lists(STEPS, max_size=25))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_any_history(kind: Kind, steps: list[tuple[object, ...]]) -> None:
-    """Whatever is done to it, a store returns what was put last or None, nothing expired, and within its cap."""
+    """Whatever is done to it, a store returns what was put last or None, nothing expired, and
+    within its cap."""
     model = Model(kind.keeps)
     with kind.make() as store:
         for step in steps:
@@ -175,7 +181,8 @@ def test_an_item_lives_until_its_expiry_and_no_longer(kind: Kind) -> None:
 
 
 def test_megabytes_come_back(kind: Kind) -> None:
-    """Values of several megabytes, of a size no buffer has, and a small one between them, in one call and one by one."""
+    """Values of several megabytes, of a size no buffer has, and a small one between them, in one
+    call and one by one."""
     large, other = payload(1, 3_000_001), payload(2, 1_234_567)
     items = [Item(A, large, T0 + 9), Item(C, b"small", T0 + 9), Item(B, other, T0 + 9)]
     with kind.make() as store:
@@ -196,7 +203,14 @@ def test_a_refresh_of_nothing_stores_nothing(kind: Kind) -> None:
 def test_the_last_of_a_batch_counts(kind: Kind) -> None:
     """Puts and refreshes of one key in one call take effect in their order."""
     with kind.make() as store:
-        store.put_many([Item(A, b"old", T0 + 5), Item(A, None, T0 + 7), Item(A, b"new", T0 + 9), Item(A, None, T0 + 11)])
+        store.put_many(
+            [
+                Item(A, b"old", T0 + 5),
+                Item(A, None, T0 + 7),
+                Item(A, b"new", T0 + 9),
+                Item(A, None, T0 + 11),
+            ]
+        )
         if kind.keeps:
             assert store.find_many([A], T0)[0] is not None
         assert store.get_many([A], T0 + 10) == [b"new"]
@@ -213,7 +227,8 @@ def test_scan_names_everything_held(kind: Kind) -> None:
 
 
 def test_gets_and_hits_are_counted(kind: Kind) -> None:
-    """Every key asked for is a get, every payload returned a hit; a healthy store has no problem."""
+    """Every key asked for is a get, every payload returned a hit; a healthy store has no
+    problem."""
     with kind.make() as store:
         store.put_many([Item(A, b"1", T0 + 9)])
         store.get_many([A, B], T0)
@@ -222,7 +237,8 @@ def test_gets_and_hits_are_counted(kind: Kind) -> None:
 
 
 def test_many_threads(kind: Kind) -> None:
-    """Threads that put, refresh, read and delete the same keys at once get what one of them put, or None."""
+    """Threads that put, refresh, read and delete the same keys at once get what one of them put, or
+    None."""
     payloads = [payload(n, 3000 + n) for n in range(4)]
     keys = [bytes([n]) * 32 for n in range(4)]
     wrong: list[object] = []

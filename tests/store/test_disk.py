@@ -1,4 +1,5 @@
-"""The disk store: what comes back after a restart, what is damaged, what else is in the folder, and the cap."""
+"""The disk store: what comes back after a restart, what is damaged, what else is in the folder, and
+the cap."""
 
 from __future__ import annotations
 
@@ -35,8 +36,12 @@ def file_of(root: Path, key: bytes) -> Path:
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
-    """A new process finds every object with its refreshed expiry, and counts what is on the disk."""
-    items = [Item(random.Random(n).randbytes(32), random.Random(n).randbytes(n * 1000), T0 + n) for n in range(20)]
+    """A new process finds every object with its refreshed expiry, and counts what is on the
+    disk."""
+    items = [
+        Item(random.Random(n).randbytes(32), random.Random(n).randbytes(n * 1000), T0 + n)
+        for n in range(20)
+    ]
     with open_store(tmp_path) as store:
         store.put_many(items)
         store.put_many([Item(item.key, None, T0 + 100) for item in items[:5]])
@@ -44,9 +49,13 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     with open_store(tmp_path, progress=lambda done, total: seen.append((done, total))) as store:
         assert store.stats.num_items == 20
         assert store.stats.nbytes == du(tmp_path)
-        assert store.get_many([item.key for item in items], T0 - 1) == [item.payload for item in items]
+        assert store.get_many([item.key for item in items], T0 - 1) == [
+            item.payload for item in items
+        ]
         found = store.find_many([item.key for item in items], T0 - 1)
-        assert [f and f.expires_at_s for f in found] == [T0 + 100] * 5 + [T0 + n for n in range(5, 20)]
+        assert [f and f.expires_at_s for f in found] == [T0 + 100] * 5 + [
+            T0 + n for n in range(5, 20)
+        ]
         store.check()
     assert seen == [(done, 20) for done in range(21)]
 
@@ -70,7 +79,10 @@ def cut(nbytes: int) -> Callable[[bytes], bytes]:
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    **{f"flip-{at}": flip(at) for at in (0, 8, 10, 12, 16, 24, 32, 63, 64, 95, 96, 103, 104, 111, 112, 119)},
+    **{
+        f"flip-{at}": flip(at)
+        for at in (0, 8, 10, 12, 16, 24, 32, 63, 64, 95, 96, 103, 104, 111, 112, 119)
+    },
     **{f"flip-payload-{at}": flip(HEADER_NBYTES + at) for at in (0, 1, 2500, 4999)},
     **{f"cut-{nbytes}": cut(nbytes) for nbytes in (0, 1, 104, 119, 120, 121, 512, 4096, 5119)},
     "longer": lambda data: data + b"\0",
@@ -85,7 +97,8 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("when", ["open", "closed"])
 def test_damage_is_a_miss(tmp_path: Path, damage: Callable[[bytes], bytes], when: str) -> None:
-    """A file that is not exactly what was written is deleted and counted, its key a miss and free for a new put."""
+    """A file that is not exactly what was written is deleted and counted, its key a miss and free
+    for a new put."""
     store = open_store(tmp_path)
     with store:
         store.put_many([Item(A, DATA, T0 + 60), Item(C, DATA, T0 + 60)])
@@ -134,10 +147,16 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_foreign_files_are_left_and_counted(tmp_path: Path) -> None:
-    """What isn't ours is never touched, not even under a name like ours in another place, and takes from the cap."""
+    """What isn't ours is never touched, not even under a name like ours in another place, and takes
+    from the cap."""
     with open_store(tmp_path) as store:
         store.put_many([Item(A, DATA, T0 + 60)])
-    foreign = [tmp_path / "notes.txt", tmp_path / "a" / A.hex(), tmp_path / "a" / "b" / "x.kv", tmp_path / "tmp" / "keep.me"]
+    foreign = [
+        tmp_path / "notes.txt",
+        tmp_path / "a" / A.hex(),
+        tmp_path / "a" / "b" / "x.kv",
+        tmp_path / "tmp" / "keep.me",
+    ]
     foreign += [tmp_path / "deep" / "er" / A.hex(), file_of(tmp_path, A).with_name("6" * 63)]
     for path in foreign:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,10 +191,14 @@ def test_leftovers_of_a_dead_writer_are_removed(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    """A second store on the folder is told so, and the first goes on; after it closed the folder is free."""
+    """A second store on the folder is told so, and the first goes on; after it closed the folder is
+    free."""
     with open_store(tmp_path) as store:
         store.put_many([Item(A, DATA, T0 + 60)])
-        with pytest.raises(StoreBusy, match="another process uses the folder"), open_store(tmp_path):
+        with (
+            pytest.raises(StoreBusy, match="another process uses the folder"),
+            open_store(tmp_path),
+        ):
             pass
         assert store.get_many([A], T0) == [DATA]
     with open_store(tmp_path) as store:
@@ -196,7 +219,8 @@ def test_what_is_over_the_cap_at_start_goes_soonest_to_expire_first(tmp_path: Pa
 
 
 def test_the_cap_holds_at_every_instant(tmp_path: Path) -> None:
-    """Under four threads that want ten times the cap, neither the folder nor the counter is ever above it."""
+    """Under four threads that want ten times the cap, neither the folder nor the counter is ever
+    above it."""
     cap = 2 * MIB
     files = MeasuredFiles(tmp_path)
     store = open_store(tmp_path, cap, files=files)
@@ -252,9 +276,16 @@ def test_files_that_take_more_than_was_reserved(tmp_path: Path) -> None:
 
 
 def test_expired_go_before_the_least_recently_used(tmp_path: Path) -> None:
-    """Room is made by what has expired, then by what was unused for longest; expired ones go in time anyway."""
+    """Room is made by what has expired, then by what was unused for longest; expired ones go in
+    time anyway."""
     with open_store(tmp_path, 500_000) as store:
-        store.put_many([Item(A, bytes(100_000), T0 + 60), Item(B, bytes(100_000), T0 + 60), Item(C, bytes(100_000), T0 + 5)])
+        store.put_many(
+            [
+                Item(A, bytes(100_000), T0 + 60),
+                Item(B, bytes(100_000), T0 + 60),
+                Item(C, bytes(100_000), T0 + 5),
+            ]
+        )
         store.get_many([A], T0 + 5)
         store.find_many([], T0 + 5)
         store.put_many([Item(b"d" * 32, bytes(100_000), T0 + 60)])
@@ -266,7 +297,8 @@ def test_expired_go_before_the_least_recently_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "cost"])
 def test_what_is_refreshed_is_in_use(tmp_path: Path, eviction: str) -> None:
-    """What the device serves again and again is never read from here: it must not be what a full folder gives up first."""
+    """What the device serves again and again is never read from here: it must not be what a full
+    folder gives up first."""
     with open_store(tmp_path, 500_000, eviction=eviction) as store:
         store.put_many([Item(key, bytes(100_000), T0 + 60, 1.0) for key in (A, B, C)])
         for seconds in (61, 62, 63):
@@ -291,7 +323,8 @@ def test_every_call_sweeps_a_little(tmp_path: Path) -> None:
 
 
 def test_what_is_being_read_is_not_evicted(tmp_path: Path) -> None:
-    """While a thread reads an object its bytes stay counted, and room is made by others or not at all."""
+    """While a thread reads an object its bytes stay counted, and room is made by others or not at
+    all."""
     files = FaultyFiles()
     reading, go_on = threading.Event(), threading.Event()
     with open_store(tmp_path, 300_000, files=files) as store:
@@ -327,7 +360,9 @@ def test_after_the_end_nothing_is_taken_again(tmp_path: Path) -> None:
 def test_too_large_for_the_cap(tmp_path: Path) -> None:
     """What can never fit is dropped without evicting anything but what was under its key."""
     with open_store(tmp_path, 200_000) as store:
-        store.put_many([Item(A, b"old", T0 + 60), Item(B, DATA, T0 + 60), Item(A, bytes(190_000), T0 + 60)])
+        store.put_many(
+            [Item(A, b"old", T0 + 60), Item(B, DATA, T0 + 60), Item(A, bytes(190_000), T0 + 60)]
+        )
         assert store.get_many([A, B], T0) == [None, DATA]
         assert (store.stats.num_put_drops, store.stats.num_evictions) == (1, 0)
 
@@ -359,7 +394,8 @@ def test_page_cache_can_be_dropped(tmp_path: Path) -> None:
 
 
 def test_a_refresh_that_comes_late_is_not_lost(tmp_path: Path) -> None:
-    """Readers are told a later time than the writes before it have reached: what expired in between lives on."""
+    """Readers are told a later time than the writes before it have reached: what expired in between
+    lives on."""
     with open_store(tmp_path) as store:
         store.put_many([Item(A, b"x", T0 + 10)])
         assert store.get_many([A], T0 + 11) == [None]
@@ -374,7 +410,9 @@ def test_what_an_object_is_worth_survives_a_restart(tmp_path: Path) -> None:
     """By cost the cheap one goes, though it was written last and by a process that is gone."""
     key = b"n" * 32
     with DiskStore(tmp_path, nbytes=350_000, eviction="cost") as store:
-        store.put_many([Item(A, bytes(100_000), T0 + 60, 5.0), Item(B, bytes(100_000), T0 + 60, 1.0)])
+        store.put_many(
+            [Item(A, bytes(100_000), T0 + 60, 5.0), Item(B, bytes(100_000), T0 + 60, 1.0)]
+        )
     with DiskStore(tmp_path, nbytes=350_000, eviction="cost") as store:
         store.put_many([Item(key, bytes(150_000), T0 + 60, 2.0)])
         assert {held for held, _ in store.scan()} == {A, key}

@@ -1,4 +1,5 @@
-"""A disk that is full, read-only, forbidden or broken costs misses and dropped puts, is said once, and comes back."""
+"""A disk that is full, read-only, forbidden or broken costs misses and dropped puts, is said once,
+and comes back."""
 
 from __future__ import annotations
 
@@ -29,9 +30,14 @@ def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
 
 
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
-@pytest.mark.parametrize("call", ["write_new", "rename", "make_folder", "free_nbytes", "sync_folder"])
-def test_a_put_that_fails_is_dropped(tmp_path: Path, call: str, code: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is left under the key, no byte leaks, one line tells the operator, and the next put works."""
+@pytest.mark.parametrize(
+    "call", ["write_new", "rename", "make_folder", "free_nbytes", "sync_folder"]
+)
+def test_a_put_that_fails_is_dropped(
+    tmp_path: Path, call: str, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is left under the key, no byte leaks, one line tells the operator, and the next put
+    works."""
     caplog.set_level(logging.INFO, "engine.store")
     files = FaultyFiles()
     with DiskStore(tmp_path, nbytes=MIB, files=files, fsync=True) as store:
@@ -56,7 +62,8 @@ def test_a_put_that_fails_is_dropped(tmp_path: Path, call: str, code: int, caplo
 
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
 def test_a_read_that_fails_is_a_miss(tmp_path: Path, code: int) -> None:
-    """An object that can't be read now is None now, is not deleted, and is there when the disk is."""
+    """An object that can't be read now is None now, is not deleted, and is there when the disk
+    is."""
     files = FaultyFiles()
     with DiskStore(tmp_path, nbytes=MIB, files=files) as store:
         store.put_many([Item(A, DATA, T0 + 60)])
@@ -71,7 +78,8 @@ def test_a_read_that_fails_is_a_miss(tmp_path: Path, code: int) -> None:
 
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
 def test_a_refresh_that_fails_keeps_the_shorter_life(tmp_path: Path, code: int) -> None:
-    """An expiry that could not be written never makes an object outlive what was asked, here or after a restart."""
+    """An expiry that could not be written never makes an object outlive what was asked, here or
+    after a restart."""
     files = FaultyFiles()
     with DiskStore(tmp_path, nbytes=MIB, files=files) as store:
         store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
@@ -84,7 +92,8 @@ def test_a_refresh_that_fails_keeps_the_shorter_life(tmp_path: Path, code: int) 
 
 
 def test_what_cannot_be_deleted_is_forgotten_and_retried(tmp_path: Path) -> None:
-    """A file that resists deletion is a miss, keeps counting against the cap, and goes when it can."""
+    """A file that resists deletion is a miss, keeps counting against the cap, and goes when it
+    can."""
     files = FaultyFiles()
     with DiskStore(tmp_path, nbytes=MIB, files=files) as store:
         store.put_many([Item(A, bytes(100_000), T0 + 60), Item(B, DATA, T0 + 60)])
@@ -134,7 +143,8 @@ def test_a_full_cap_that_cannot_evict_drops(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_deleted_is_not_forgotten_yet(tmp_path: Path) -> None:
-    """A start would find it again: who wants to forget it learns that it is there, until it is gone."""
+    """A start would find it again: who wants to forget it learns that it is there, until it is
+    gone."""
     files = FaultyFiles()
     with DiskStore(tmp_path, nbytes=MIB, files=files) as store:
         store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
@@ -149,7 +159,8 @@ def test_what_cannot_be_deleted_is_not_forgotten_yet(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
-    """Somebody empties the cache with `rm -rf`: it is empty, and is a cache again without anybody's help."""
+    """Somebody empties the cache with `rm -rf`: it is empty, and is a cache again without anybody's
+    help."""
     root = tmp_path / "kv"
     with DiskStore(root, nbytes=MIB) as store:
         store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
@@ -167,7 +178,8 @@ def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["lock", "make_folder"])
 def test_a_folder_that_cannot_be_opened_is_tried_again(tmp_path: Path, call: str) -> None:
-    """The engine starts without the tier, writes nothing there, and has it as soon as the folder works."""
+    """The engine starts without the tier, writes nothing there, and has it as soon as the folder
+    works."""
     root = tmp_path / "kv"
     files = FaultyFiles()
     files.fail(call, code=errno.EACCES)
@@ -214,7 +226,8 @@ def test_unreadable_headers_at_start(tmp_path: Path) -> None:
 
 
 def test_little_free_space_stops_writing(tmp_path: Path) -> None:
-    """While less than `min_free_nbytes` would be left, puts are dropped; reads and refreshes work."""
+    """While less than `min_free_nbytes` would be left, puts are dropped; reads and refreshes
+    work."""
     files = FaultyFiles()
     free = files.free_nbytes(tmp_path)
     with DiskStore(tmp_path, nbytes=MIB, min_free_nbytes=free // 2, files=files) as store:
@@ -232,7 +245,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"
     folder.mkdir()
     mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False, capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     if mount.returncode != 0:
         pytest.skip(f"this user can't mount a small file system: {mount.stderr.strip()}")
@@ -249,11 +265,15 @@ class Unaware(Files):
 
 @pytest.mark.parametrize(
     ("files", "problem"),
-    [(Unaware(), "put: No space left on device"), (Files(), "put: too little space is free on the file system")],
+    [
+        (Unaware(), "put: No space left on device"),
+        (Files(), "put: too little space is free on the file system"),
+    ],
     ids=["unaware", "aware"],
 )
 def test_a_really_full_disk(small_disk: Path, files: Files, problem: str) -> None:
-    """On a real file system without room every get is exact or None, no part is left, and deleting makes it work again."""
+    """On a real file system without room every get is exact or None, no part is left, and deleting
+    makes it work again."""
     keys = [bytes([n]) * 32 for n in range(40)]
     blobs = [random.Random(n).randbytes(100_000) for n in range(40)]
     with DiskStore(small_disk / "kv", nbytes=1 << 30, files=files) as store:

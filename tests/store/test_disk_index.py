@@ -11,13 +11,17 @@ from engine.store.disk.index import SCORES, DiskIndex, ObjectRecord
 
 EXPIRIES = st.integers(0, 20) | st.just(PINNED_UNTIL_S)
 STEPS = st.lists(
-    st.tuples(st.sampled_from(["add", "remove", "touch", "expire", "pin"]), st.integers(0, 7), EXPIRIES), max_size=300
+    st.tuples(
+        st.sampled_from(["add", "remove", "touch", "expire", "pin"]), st.integers(0, 7), EXPIRIES
+    ),
+    max_size=300,
 )
 
 
 @given(steps=STEPS, eviction=st.sampled_from(list(SCORES)))
 def test_any_history(steps: list[tuple[str, int, float]], eviction: str) -> None:
-    """Order of use, next to expire and the victim are what a search of all records says; memory stays in proportion."""
+    """Order of use, next to expire and the victim are what a search of all records says; memory
+    stays in proportion."""
     index = DiskIndex(eviction)
     order: list[ObjectRecord] = []
     for step, n, expires_at_s in steps:
@@ -40,13 +44,17 @@ def test_any_history(steps: list[tuple[str, int, float]], eviction: str) -> None
             held.num_readers = 1 - held.num_readers
         assert list(index) == order
         first = index.next_to_expire()
-        assert (first and first.expires_at_s) == min((record.expires_at_s for record in order), default=None)
+        assert (first and first.expires_at_s) == min(
+            (record.expires_at_s for record in order), default=None
+        )
         victim = index.victim(10.0)
         free = [record for record in order if record.num_readers == 0]
         if first is not None and first.expires_at_s <= 10.0 and first.num_readers == 0:
             assert victim is first
         else:
-            assert victim is min(free, key=lambda record: (record.is_pinned, SCORES[eviction](record)), default=None)
+            assert victim is min(
+                free, key=lambda record: (record.is_pinned, SCORES[eviction](record)), default=None
+            )
             plain = [record for record in free if not record.is_pinned]
             assert eviction != "lru" or victim is ((plain or free)[0] if free else None)
         assert index.pinned_nbytes == sum(record.is_pinned for record in order)
@@ -66,7 +74,8 @@ def test_a_replaced_record_is_not_removed_twice() -> None:
 
 
 def test_what_is_dear_stays_until_others_were_used_more() -> None:
-    """By cost: a byte that takes long to make outlives one used as often, until the clock of what went has passed it."""
+    """By cost: a byte that takes long to make outlives one used as often, until the clock of what
+    went has passed it."""
     index = DiskIndex("cost")
     dear = ObjectRecord(b"dear", 1, 1, 99.0, worth=3.0)
     index.add(dear)

@@ -13,9 +13,12 @@ NOW_S = 1000.0
 
 
 def test_pinned_objects_outlast_a_flood_and_a_restart(tmp_path: Path) -> None:
-    """Five times the cap goes through the folder, which is then opened with half of it: the pinned one is still read."""
+    """Five times the cap goes through the folder, which is then opened with half of it: the pinned
+    one is still read."""
     with DiskStore(tmp_path, nbytes=CAP) as store:
-        store.put_many([Item(b"pinned", b"p" * SIZE, NOW_S + 1), Item(b"pinned", None, PINNED_UNTIL_S)])
+        store.put_many(
+            [Item(b"pinned", b"p" * SIZE, NOW_S + 1), Item(b"pinned", None, PINNED_UNTIL_S)]
+        )
         assert store.stats.pinned_nbytes >= SIZE
         for n in range(5 * CAP // SIZE):
             store.put_many([Item(b"other" + bytes([n]), b"o" * SIZE, NOW_S + 500, worth=9.0)])

@@ -1,4 +1,5 @@
-"""Encryption at rest: nothing readable below, and nothing but what this secret wrote under this key comes back."""
+"""Encryption at rest: nothing readable below, and nothing but what this secret wrote under this key
+comes back."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def test_the_disk_holds_no_plaintext(tmp_path: Path) -> None:
     with EncryptedStore(DiskStore(tmp_path, nbytes=1 << 20), SECRET) as store:
         store.delete_many([B])
         store.put_many([Item(A, TEXT, T0 + 60)])
-    assert not any(b"heliotrope" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert not any(
+        b"heliotrope" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    )
     with EncryptedStore(DiskStore(tmp_path, nbytes=1 << 20), SECRET) as store:
         assert store.get_many([A], T0) == [TEXT]
         assert store.find_many([A], T0)[0] == (len(TEXT), T0 + 60, "")
@@ -41,7 +44,8 @@ def hkdf_sha256(secret: bytes, info: bytes) -> bytes:
 
 
 def test_the_format_does_not_change() -> None:
-    """Items written by this version are read by later ones: nonce, ciphertext, tag under a key of the item's own."""
+    """Items written by this version are read by later ones: nonce, ciphertext, tag under a key of
+    the item's own."""
     nonce = bytes(range(12))
     sealed = nonce + AESGCM(hkdf_sha256(SECRET, b"pcg at rest 1" + A)).encrypt(nonce, TEXT, A)
     inner = MemoryStore(1 << 20)
@@ -99,7 +103,11 @@ def test_every_changed_byte_is_noticed() -> None:
     sealed = inner.get_many([A], T0)[0]
     assert sealed is not None
     for at in range(len(sealed)):
-        flipped = bytes(sealed[:at]) + bytes([sealed[at] ^ 1 << random.Random(at).randrange(8)]) + bytes(sealed[at + 1 :])
+        flipped = (
+            bytes(sealed[:at])
+            + bytes([sealed[at] ^ 1 << random.Random(at).randrange(8)])
+            + bytes(sealed[at + 1 :])
+        )
         inner.put_many([Item(A, flipped, T0 + 60)])
         assert store.get_many([A], T0) == [None], at
 

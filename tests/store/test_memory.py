@@ -1,4 +1,5 @@
-"""What only the memory store promises: which item goes, and that room is made before an item enters."""
+"""What only the memory store promises: which item goes, and that room is made before an item
+enters."""
 
 from __future__ import annotations
 
@@ -15,11 +16,22 @@ NOW_S = 100.0
 def test_the_least_recently_used_item_goes_first() -> None:
     """A get is use, a find is not."""
     store = MemoryStore(30)
-    store.put_many([Item(b"a", bytes(9), NOW_S + 9), Item(b"b", bytes(9), NOW_S + 9), Item(b"c", bytes(9), NOW_S + 9)])
+    store.put_many(
+        [
+            Item(b"a", bytes(9), NOW_S + 9),
+            Item(b"b", bytes(9), NOW_S + 9),
+            Item(b"c", bytes(9), NOW_S + 9),
+        ]
+    )
     store.get_many([b"a"], NOW_S)
     store.find_many([b"b"], NOW_S)
     store.put_many([Item(b"d", bytes(9), NOW_S + 9)])
-    assert [found is not None for found in store.find_many([b"a", b"b", b"c", b"d"], NOW_S)] == [True, False, True, True]
+    assert [found is not None for found in store.find_many([b"a", b"b", b"c", b"d"], NOW_S)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     assert store.stats.num_evictions == 1
 
 
@@ -49,10 +61,21 @@ def test_a_negative_cap_is_refused() -> None:
 def test_expired_items_make_room_before_live_ones() -> None:
     """An item that is over goes first, though a live one was used longer ago."""
     store = MemoryStore(3 * 11)
-    store.put_many([Item(b"a", b"0123456789", 100.0), Item(b"b", b"0123456789", 10.0), Item(b"c", b"0123456789", 100.0)])
+    store.put_many(
+        [
+            Item(b"a", b"0123456789", 100.0),
+            Item(b"b", b"0123456789", 10.0),
+            Item(b"c", b"0123456789", 100.0),
+        ]
+    )
     store.find_many((), 20.0)
     store.put_many([Item(b"d", b"0123456789", 100.0)])
-    assert [found is not None for found in store.find_many([b"a", b"b", b"c", b"d"], 20.0)] == [True, False, True, True]
+    assert [found is not None for found in store.find_many([b"a", b"b", b"c", b"d"], 20.0)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     assert (store.stats.num_expired, store.stats.num_evictions) == (1, 0)
 
 
@@ -68,9 +91,19 @@ def test_a_refreshed_item_outlives_its_first_expiry() -> None:
 def test_a_refreshed_item_is_in_use() -> None:
     """Whoever has it elsewhere refreshes it without reading it here."""
     store = MemoryStore(2 * 11)
-    store.put_many([Item(b"a", b"0123456789", 100.0), Item(b"b", b"0123456789", 100.0), Item(b"a", None, 101.0)])
+    store.put_many(
+        [
+            Item(b"a", b"0123456789", 100.0),
+            Item(b"b", b"0123456789", 100.0),
+            Item(b"a", None, 101.0),
+        ]
+    )
     store.put_many([Item(b"c", b"0123456789", 100.0)])
-    assert [found is not None for found in store.find_many([b"a", b"b", b"c"], 20.0)] == [True, False, True]
+    assert [found is not None for found in store.find_many([b"a", b"b", b"c"], 20.0)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_an_item_that_expires_sooner_than_it_did_is_dropped_in_time() -> None:
@@ -86,9 +119,19 @@ def test_an_item_that_expires_sooner_than_it_did_is_dropped_in_time() -> None:
 def test_pinned_items_are_given_up_last() -> None:
     """Used longest ago, a pinned item stays while there is another; its bytes are counted."""
     store = MemoryStore(2 * 11)
-    store.put_many([Item(b"a", b"0123456789", 100.0), Item(b"b", b"0123456789", 100.0), Item(b"a", None, PINNED_UNTIL_S)])
+    store.put_many(
+        [
+            Item(b"a", b"0123456789", 100.0),
+            Item(b"b", b"0123456789", 100.0),
+            Item(b"a", None, PINNED_UNTIL_S),
+        ]
+    )
     assert store.stats.pinned_nbytes == 11
     store.put_many([Item(b"c", b"0123456789", 100.0)])
-    assert [found is not None for found in store.find_many([b"a", b"b", b"c"], 0.0)] == [True, False, True]
+    assert [found is not None for found in store.find_many([b"a", b"b", b"c"], 0.0)] == [
+        True,
+        False,
+        True,
+    ]
     store.put_many([Item(b"d", b"0123456789abcdefghij", 100.0)])
     assert (store.stats.num_items, store.stats.pinned_nbytes) == (1, 0)

@@ -20,12 +20,20 @@ KEY = bytes(range(32))
 PAYLOAD = b"some bytes"
 
 
-@given(key=st.binary(min_size=1, max_size=MAX_KEY_NBYTES), payload=st.binary(max_size=200), expires_at_s=st.floats(0, 1e12))
+@given(
+    key=st.binary(min_size=1, max_size=MAX_KEY_NBYTES),
+    payload=st.binary(max_size=200),
+    expires_at_s=st.floats(0, 1e12),
+)
 def test_what_is_encoded_is_decoded(key: bytes, payload: bytes, expires_at_s: float) -> None:
     """A header says its key, length and expiry, and knows its payload from any other."""
     header = decode_header(encode_header(key, payload, expires_at_s))
     assert header is not None
-    assert (header.key, header.payload_nbytes, header.expires_at_s) == (key, len(payload), expires_at_s)
+    assert (header.key, header.payload_nbytes, header.expires_at_s) == (
+        key,
+        len(payload),
+        expires_at_s,
+    )
     assert header.describes(payload)
     assert not header.describes(payload + b"x")
     assert not header.describes(bytes([payload[0] ^ 1]) + payload[1:] if payload else b"x")

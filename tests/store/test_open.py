@@ -35,10 +35,15 @@ def test_nothing_configured() -> None:
 
 
 def test_all_in_reading_order(tmp_path: Path, redis_server: RedisServer) -> None:
-    """Each configured tier is there under its name in reports, fastest first, open, and closed at the end."""
+    """Each configured tier is there under its name in reports, fastest first, open, and closed at
+    the end."""
     seen: list[tuple[str, int, int]] = []
     asked = config(
-        ram_nbytes=1 << 20, ssd_path=str(tmp_path), ssd_nbytes=1 << 20, redis_url=redis_server.url, redis_prefix="open:"
+        ram_nbytes=1 << 20,
+        ssd_path=str(tmp_path),
+        ssd_nbytes=1 << 20,
+        redis_url=redis_server.url,
+        redis_prefix="open:",
     )
     with open_tiers(asked, lambda *progress: seen.append(progress)) as tiers:
         assert [(tier.name, type(tier.store)) for tier in tiers] == [
@@ -54,10 +59,15 @@ def test_all_in_reading_order(tmp_path: Path, redis_server: RedisServer) -> None
         assert tiers[0].store.get_many([A], T0) == [b"ssd"]
 
 
-def test_what_is_read_lies_in_the_stage(tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megabytes read from SSD and Redis, plain or decrypted, are in memory that comes back when nobody needs them."""
+def test_what_is_read_lies_in_the_stage(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes read from SSD and Redis, plain or decrypted, are in memory that comes back when
+    nobody needs them."""
     stages: list[Stage] = []
-    monkeypatch.setattr(engine.store.open, "Stage", lambda nbytes: stages.append(Stage(nbytes)) or stages[-1])
+    monkeypatch.setattr(
+        engine.store.open, "Stage", lambda nbytes: stages.append(Stage(nbytes)) or stages[-1]
+    )
     payload = bytes(range(256)) * 8192
     for encrypt in (False, True):
         asked = config(
@@ -101,7 +111,8 @@ def test_encryption_covers_what_lies_at_rest(tmp_path: Path, redis_server: Redis
 
 
 def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
-    """A second user of a folder is refused, or does without, says so, and takes the folder over when the first has ended."""
+    """A second user of a folder is refused, or does without, says so, and takes the folder over
+    when the first has ended."""
     asked = config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20)
     with open_tiers(asked), pytest.raises(StoreBusy), open_tiers(asked):
         pass
@@ -118,7 +129,10 @@ def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "asked", "says"),
-    [("RedisStore", {"redis_url": "redis://h"}, "redis"), ("EncryptedStore", {"encrypt": True}, "cryptography")],
+    [
+        ("RedisStore", {"redis_url": "redis://h"}, "redis"),
+        ("EncryptedStore", {"encrypt": True}, "cryptography"),
+    ],
 )
 def test_a_missing_library_is_named(
     name: str, asked: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +150,9 @@ def test_a_missing_library_is_named(
 
 def test_a_bad_url_is_an_error_without_its_password() -> None:
     """A URL of no known kind is refused at start."""
-    with pytest.raises(StoreUnsupported) as raised, open_tiers(config(redis_url="http://:hunter2@h")):
+    with (
+        pytest.raises(StoreUnsupported) as raised,
+        open_tiers(config(redis_url="http://:hunter2@h")),
+    ):
         pass
     assert "hunter2" not in str(raised.value)

@@ -1,4 +1,5 @@
-"""The Redis store against a real server: shared, tampered with, forbidden, full, restarted, and as a cluster."""
+"""The Redis store against a real server: shared, tampered with, forbidden, full, restarted, and as
+a cluster."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def server(redis_server: RedisServer) -> RedisServer:
 
 
 def test_two_hosts_share(server: RedisServer) -> None:
-    """What one gateway put another gets, with the expiry as refreshed by either; another prefix sees nothing."""
+    """What one gateway put another gets, with the expiry as refreshed by either; another prefix
+    sees nothing."""
     with (
         RedisStore(server.url, timeout_s=5) as one,
         RedisStore(server.url, timeout_s=5) as two,
@@ -74,7 +76,10 @@ def flip(at: int) -> Callable[[bytes], bytes]:
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     **{f"flip-{at}": flip(at) for at in range(0, HEADER_NBYTES, 7)},
     **{f"flip-payload-{at}": flip(HEADER_NBYTES + at) for at in (0, 2500, 4999)},
-    **{f"cut-{nbytes}": lambda data, nbytes=nbytes: data[:nbytes] for nbytes in (1, 119, 120, 121, 5119)},  # type: ignore[misc]
+    **{
+        f"cut-{nbytes}": lambda data, nbytes=nbytes: data[:nbytes]
+        for nbytes in (1, 119, 120, 121, 5119)
+    },  # type: ignore[misc]
     "longer": lambda data: data + b"\0",
     "foreign": lambda data: b"this is no object at all" * 100,
     "other-key": lambda data: encode_header(B, DATA, T0 + 60) + DATA,
@@ -83,7 +88,8 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damage_is_a_miss(server: RedisServer, damage: Callable[[bytes], bytes]) -> None:
-    """A value that is not exactly what was put is a miss, whatever was changed, and a new put replaces it."""
+    """A value that is not exactly what was put is a miss, whatever was changed, and a new put
+    replaces it."""
     with RedisStore(server.url, timeout_s=5) as store, server.client() as client:
         store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
         client.set(NAME_A, damage(client.get(NAME_A)))
@@ -93,11 +99,15 @@ def test_damage_is_a_miss(server: RedisServer, damage: Callable[[bytes], bytes])
         assert store.get_many([A], T0) == [b"anew"]
 
 
-HEADLESS = [name for name in DAMAGE if not name.startswith(("flip-payload", "cut-12", "cut-5", "longer"))]
+HEADLESS = [
+    name for name in DAMAGE if not name.startswith(("flip-payload", "cut-12", "cut-5", "longer"))
+]
 
 
 @pytest.mark.parametrize("damage", [DAMAGE[name] for name in HEADLESS], ids=HEADLESS)
-def test_a_damaged_header_is_seen_without_reading_all(server: RedisServer, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_header_is_seen_without_reading_all(
+    server: RedisServer, damage: Callable[[bytes], bytes]
+) -> None:
     """What does not begin as it should is not found, and is counted."""
     with RedisStore(server.url, timeout_s=5) as store, server.client() as client:
         store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
@@ -129,7 +139,8 @@ def test_a_refresh_extends_a_newer_payload(server: RedisServer) -> None:
 
 
 def test_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The password of the URL opens the server; a wrong one is a tier that does not work, named without secrets."""
+    """The password of the URL opens the server; a wrong one is a tier that does not work, named
+    without secrets."""
     with RedisServer(tmp_path, password="right horse") as server:
         with RedisStore(f"unix://:right%20horse@{server.path}", timeout_s=5) as store:
             store.put_many([Item(A, DATA, T0 + 60)])
@@ -151,8 +162,14 @@ def test_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_server_that_lets_nobody_list(tmp_path: Path) -> None:
     """A refusal to list is said, and is no silence: reads and writes go on."""
-    with RedisServer(tmp_path) as server, server.client() as client, RedisStore(server.url, timeout_s=5) as store:
-        client.acl_setuser("default", enabled=True, nopass=True, commands=["+@all", "-scan"], keys=["*"])
+    with (
+        RedisServer(tmp_path) as server,
+        server.client() as client,
+        RedisStore(server.url, timeout_s=5) as store,
+    ):
+        client.acl_setuser(
+            "default", enabled=True, nopass=True, commands=["+@all", "-scan"], keys=["*"]
+        )
         for _ in range(5):
             with pytest.raises(OSError, match="does not tell"):
                 list(store.scan())
@@ -165,10 +182,14 @@ def test_a_server_that_lets_nobody_list(tmp_path: Path) -> None:
 
 
 def test_out_of_memory(tmp_path: Path) -> None:
-    """What the server refuses is dropped and leaves nothing under its key; reads go on, and so do writes once there is room."""
+    """What the server refuses is dropped and leaves nothing under its key; reads go on, and so do
+    writes once there is room."""
     blob = random.Random(2).randbytes(1 << 20)
     keys = [bytes([n]) * 32 for n in range(12)]
-    with RedisServer(tmp_path, maxmemory="6mb") as server, RedisStore(server.url, timeout_s=5) as store:
+    with (
+        RedisServer(tmp_path, maxmemory="6mb") as server,
+        RedisStore(server.url, timeout_s=5) as store,
+    ):
         store.put_many([Item(keys[0], b"old", T0 + 60)])
         store.put_many([Item(key, blob, T0 + 60) for key in keys[1:]])
         store.put_many([Item(keys[0], blob, T0 + 60)])
@@ -204,7 +225,10 @@ def test_a_server_that_comes_back_empty(tmp_path: Path) -> None:
 def test_cluster(tmp_path: Path) -> None:
     """All of the contract's calls work on a cluster, whose keys are in many slots."""
     keys = [bytes([n]) * 32 for n in range(20)]
-    with RedisServer(tmp_path, cluster=True, password="p") as server, RedisStore(server.url, timeout_s=5) as store:
+    with (
+        RedisServer(tmp_path, cluster=True, password="p") as server,
+        RedisStore(server.url, timeout_s=5) as store,
+    ):
         store.put_many([Item(key, key * 100, T0 + 60) for key in keys])
         store.put_many([Item(key, None, T0 + 90) for key in keys])
         assert store.get_many(keys, T0 + 80) == [key * 100 for key in keys]
@@ -226,7 +250,16 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "redis", "http://host", "redis://", "memcached://x", "redis://host:port", "redis://h/?db=x"]
+    "url",
+    [
+        "",
+        "redis",
+        "http://host",
+        "redis://",
+        "memcached://x",
+        "redis://host:port",
+        "redis://h/?db=x",
+    ],
 )
 def test_urls_that_make_no_sense(url: str) -> None:
     """They are refused before anything is asked, without repeating them."""
@@ -236,7 +269,8 @@ def test_urls_that_make_no_sense(url: str) -> None:
 
 
 def test_tls(server: RedisServer, tmp_path: Path) -> None:
-    """Megabytes come whole over TLS, in whatever pieces; nothing comes of a server that no known authority vouches for."""
+    """Megabytes come whole over TLS, in whatever pieces; nothing comes of a server that no known
+    authority vouches for."""
     large, authority = DATA * 600, tmp_path / "authority.pem"
     with tls_proxy(server.path, authority) as port:
         url = f"rediss://127.0.0.1:{port}"
@@ -248,7 +282,10 @@ def test_tls(server: RedisServer, tmp_path: Path) -> None:
             assert stranger.stats.problem is not None
 
 
-@pytest.mark.parametrize("url", ["redis://h", "rediss://u:p@h:1/2", "valkey://h", "valkeys://h", "redis+cluster://h:7000"])
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h", "rediss://u:p@h:1/2", "valkey://h", "valkeys://h", "redis+cluster://h:7000"],
+)
 def test_urls_that_are_known(url: str) -> None:
     """Each kind of URL makes a client, which has not connected."""
     RedisConnection(url, timeout_s=0.05).close()

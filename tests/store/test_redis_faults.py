@@ -1,4 +1,5 @@
-"""A Redis server that fails in every way we could think of: misses, little waiting, one line, and back by itself."""
+"""A Redis server that fails in every way we could think of: misses, little waiting, one line, and
+back by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from typing import Any
 import pytest
 
 from engine.store.base import Item, delete_prefix
-from engine.store.redis.store import MAX_OWED, MAX_OWED_AT_ONCE, NUM_FAILURES, OPEN_S, WRITE_PATIENCE, RedisStore
+from engine.store.redis.store import (
+    MAX_OWED,
+    MAX_OWED_AT_ONCE,
+    NUM_FAILURES,
+    OPEN_S,
+    WRITE_PATIENCE,
+    RedisStore,
+)
 from tests.fakes.clock import FakeClock
 from tests.fakes.redis_server import Fault, FaultProxy, RedisServer
 
@@ -39,14 +47,20 @@ def setup(redis_server: RedisServer) -> Iterator[Setup]:
     clock = FakeClock()
     with redis_server.client() as client:
         client.flushall()
-    with FaultProxy(redis_server.path) as proxy, RedisStore(proxy.url, timeout_s=TIMEOUT_S, clock=clock) as store:
+    with (
+        FaultProxy(redis_server.path) as proxy,
+        RedisStore(proxy.url, timeout_s=TIMEOUT_S, clock=clock) as store,
+    ):
         store.put_many([Item(A, DATA, T0 + 60)])
         yield Setup(store, proxy, redis_server, clock)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_failing_server_costs_little_and_comes_back(setup: Setup, fault: Fault, caplog: pytest.LogCaptureFixture) -> None:
-    """Each of a few calls waits for at most the timeout, then none waits; the counters tell, and one line; then it works."""
+def test_a_failing_server_costs_little_and_comes_back(
+    setup: Setup, fault: Fault, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of a few calls waits for at most the timeout, then none waits; the counters tell, and
+    one line; then it works."""
     caplog.set_level(logging.INFO, "engine.store")
     store, proxy = setup.store, setup.proxy
     proxy.fault = fault
@@ -72,7 +86,8 @@ def test_a_failing_server_costs_little_and_comes_back(setup: Setup, fault: Fault
 
 @pytest.mark.parametrize("num_before_reset", [0, 9, 200_000])
 def test_a_large_reply_that_breaks_off_is_a_miss(setup: Setup, num_before_reset: int) -> None:
-    """Wherever the connection ends within megabytes that are received in place; the next call works."""
+    """Wherever the connection ends within megabytes that are received in place; the next call
+    works."""
     store, proxy, large = setup.store, setup.proxy, DATA * 6
     store.put_many([Item(B, large, T0 + 60)])
     proxy.num_before_reset, proxy.fault = num_before_reset, "reset"
@@ -102,7 +117,8 @@ def test_a_large_reply_is_asked_for_once(setup: Setup, monkeypatch: pytest.Monke
 
 
 def test_asking_nothing_proves_nothing(setup: Setup) -> None:
-    """A call without keys tells the store the time: it says nothing of a server that does not answer."""
+    """A call without keys tells the store the time: it says nothing of a server that does not
+    answer."""
     store, proxy = setup.store, setup.proxy
     proxy.fault = "refuse"
     for _ in range(NUM_FAILURES):
@@ -128,7 +144,8 @@ def test_a_reset_in_the_middle_of_a_reply(setup: Setup, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_write_that_fails_is_dropped(setup: Setup, fault: Fault) -> None:
-    """A put without an answer is dropped; its key is a miss here until the server has been told to forget it, then free."""
+    """A put without an answer is dropped; its key is a miss here until the server has been told to
+    forget it, then free."""
     store = setup.store
     setup.proxy.num_before_reset, setup.proxy.delay_s = 2, 60.0
     setup.proxy.fault = fault
@@ -144,7 +161,8 @@ def test_a_write_that_fails_is_dropped(setup: Setup, fault: Fault) -> None:
 
 
 def test_deletes_are_owed(setup: Setup) -> None:
-    """What is deleted while the server is away is a miss at once, and gone from the server when it is back."""
+    """What is deleted while the server is away is a miss at once, and gone from the server when it
+    is back."""
     store = setup.store
     setup.proxy.fault = "refuse"
     store.delete_many([A])
@@ -173,7 +191,8 @@ def test_what_is_owed_is_a_miss_until_it_is_paid(setup: Setup) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_half_a_list_is_no_list(setup: Setup, fault: Fault) -> None:
-    """Who wants to forget what the server has learns that it did not tell all, also while nobody asks it any more."""
+    """Who wants to forget what the server has learns that it did not tell all, also while nobody
+    asks it any more."""
     setup.proxy.fault = fault
     for _ in range(NUM_FAILURES + 1):
         with pytest.raises(OSError, match="does not tell"):

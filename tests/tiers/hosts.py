@@ -1,4 +1,5 @@
-"""Hosts with real gateways on the default model in exact mode: started, killed, asked, and their clock moved."""
+"""Hosts with real gateways on the default model in exact mode: started, killed, asked, and their
+clock moved."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Answer:
 
 @dataclass(slots=True)
 class Host:
-    """A machine of its own: a home, a clock, and at most one gateway. `tiers` is that section of its policy, as YAML."""
+    """A machine of its own: a home, a clock, and at most one gateway. `tiers` is that section of
+    its policy, as YAML."""
 
     home: Path
     tiers: str = "{}"
@@ -72,7 +74,8 @@ class Host:
         assert self.server is None
         self._write_clock()
         policy = (
-            f"models: [{{dtype: {self.dtype}, engine: {{exact: 'on', kv_bytes: {self.kv_bytes}}}}}]\n"
+            f"models: [{{dtype: {self.dtype}, engine: {{exact: 'on', kv_bytes: "
+            f"{self.kv_bytes}}}}}]\n"
             "server: {drain: {delay: 0s, timeout: 5s}}\n"
             f"tiers: {self.tiers}\n{self.more}"
         )
@@ -83,7 +86,8 @@ class Host:
         self._over().kill()
 
     def crash(self) -> None:
-        """`kill -9` for the gateway alone; its engine notices, and ends by itself some time later."""
+        """`kill -9` for the gateway alone; its engine notices, and ends by itself some time
+        later."""
         server = self._over()
         server.process.kill()
         server.process.wait()
@@ -97,19 +101,30 @@ class Host:
         self.now_s += seconds
         self._write_clock()
 
-    def ask(self, system: str, question: str, *, ttl: str = "5m", max_tokens: int = 12, key: str = "k") -> Answer:
-        """One greedy answer to a question behind a marked system text. Any status but 200 raises `HTTPError`."""
+    def ask(
+        self, system: str, question: str, *, ttl: str = "5m", max_tokens: int = 12, key: str = "k"
+    ) -> Answer:
+        """One greedy answer to a question behind a marked system text. Any status but 200 raises
+        `HTTPError`."""
         body = {
             "model": MODEL,
             "max_tokens": max_tokens,
             "temperature": 0,
-            "system": [{"type": "text", "text": system, "cache_control": {"type": "ephemeral", "ttl": ttl}}],
+            "system": [
+                {"type": "text", "text": system, "cache_control": {"type": "ephemeral", "ttl": ttl}}
+            ],
             "messages": [{"role": "user", "content": question}],
         }
-        content, headers = self._request("/v1/messages", json.dumps(body).encode(), {"x-api-key": key})
+        content, headers = self._request(
+            "/v1/messages", json.dumps(body).encode(), {"x-api-key": key}
+        )
         told: dict[str, Any] = json.loads(content)
         usage = told["usage"]
-        counts = (usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"], usage["input_tokens"])
+        counts = (
+            usage["cache_read_input_tokens"],
+            usage["cache_creation_input_tokens"],
+            usage["input_tokens"],
+        )
         return Answer("".join(block["text"] for block in told["content"]), *counts, headers)
 
     def metric(self, name: str, **labels: str) -> float:
@@ -135,7 +150,11 @@ class Host:
 
     def stored(self) -> list[Path]:
         """The files of all stored objects."""
-        return sorted(path for path in (self.home / "kv").rglob("*") if path.is_file() and len(path.name) == 64)
+        return sorted(
+            path
+            for path in (self.home / "kv").rglob("*")
+            if path.is_file() and len(path.name) == 64
+        )
 
     def log(self) -> str:
         """Everything this host's gateways have said."""
@@ -157,8 +176,12 @@ class Host:
     def _write_clock(self) -> None:
         set_clock(self._clock, self.now_s)
 
-    def _request(self, path: str, body: bytes | None, headers: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
-        request = urllib.request.Request(f"{self.url}{path}", body, {"Content-Type": "application/json", **headers})
+    def _request(
+        self, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[bytes, dict[str, str]]:
+        request = urllib.request.Request(
+            f"{self.url}{path}", body, {"Content-Type": "application/json", **headers}
+        )
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.read(), {name.lower(): value for name, value in answer.headers.items()}
 
@@ -171,8 +194,11 @@ class Host:
 
 
 @contextmanager
-def hosts(folder: Path, *tiers: str, secret: str = "0123456789abcdef0123456789abcdef", **more: Any) -> Iterator[list[Host]]:
-    """Hosts with the same secret and nothing running, one per section; whatever runs at the end is stopped."""
+def hosts(
+    folder: Path, *tiers: str, secret: str = "0123456789abcdef0123456789abcdef", **more: Any
+) -> Iterator[list[Host]]:
+    """Hosts with the same secret and nothing running, one per section; whatever runs at the end is
+    stopped."""
     folder.mkdir(exist_ok=True)
     made = []
     for i, section in enumerate(tiers):

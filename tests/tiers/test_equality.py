@@ -1,4 +1,5 @@
-"""Exact mode from every tier, the faster ones out of the way: the answer is the cold one, and the headers say who served it."""
+"""Exact mode from every tier, the faster ones out of the way: the answer is the cold one, and the
+headers say who served it."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def test_from_the_ssd(encrypt: str, cold: Answer, tmp_path: Path) -> None:
 def test_from_redis(encrypt: str, cold: Answer, tmp_path: Path) -> None:
     """Another process without a disk."""
     with RedisServer(tmp_path) as redis:
-        section = f"{{ssd: {{bytes: 0, encrypt: {encrypt}}}, redis: {{url: '{redis.url}', timeout: 1s}}}}"
+        section = (
+            f"{{ssd: {{bytes: 0, encrypt: {encrypt}}}, redis: {{url: '{redis.url}', timeout: 1s}}}}"
+        )
         with hosts(tmp_path, section, section) as (first, second):
             first.start()
             first.ask(manual("A"), WARMER)

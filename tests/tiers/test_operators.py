@@ -1,4 +1,5 @@
-"""What an operator does to a gateway: looks at what is stored, has it checked, has it forgotten, and relies on the cap."""
+"""What an operator does to a gateway: looks at what is stored, has it checked, has it forgotten,
+and relies on the cap."""
 
 from __future__ import annotations
 
@@ -25,16 +26,27 @@ MIB = 1024**2
 
 def pcg_cache(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`pcg cache ARGUMENTS` as the operator of this host types it."""
-    command = [sys.executable, "-m", "gateway.cli", "cache", *arguments, "--policy", str(host.home / "policy.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "gateway.cli",
+        "cache",
+        *arguments,
+        "--policy",
+        str(host.home / "policy.yaml"),
+    ]
     environ = {**os.environ, "PCG_HOME": str(host.home), "COLUMNS": "200"}
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
 
 def test_a_tenant_is_forgotten_in_every_tier(default_model: Path, tmp_path: Path) -> None:
-    """Device, SSD and Redis: its objects are gone, its next request is cold; the other tenant notices nothing."""
+    """Device, SSD and Redis: its objects are gone, its next request is cold; the other tenant
+    notices nothing."""
     prefixes = {name: namespace(SECRET.encode(), name).hex() for name in ("acme", "zeta")}
     with RedisServer(tmp_path) as redis, redis.client() as client:
-        section = f"{{ssd: {{bytes: 1GiB, min_free: 0}}, redis: {{url: '{redis.url}', timeout: 1s}}}}"
+        section = (
+            f"{{ssd: {{bytes: 1GiB, min_free: 0}}, redis: {{url: '{redis.url}', timeout: 1s}}}}"
+        )
         with hosts(tmp_path, section, more=TENANTS, secret=SECRET) as (host,):
             host.start()
             for name in prefixes:
@@ -45,7 +57,9 @@ def test_a_tenant_is_forgotten_in_every_tier(default_model: Path, tmp_path: Path
             def stored(name: str) -> tuple[int, int]:
                 keys = [key.decode().removeprefix("pcg:") for key in client.keys("pcg:*")]
                 prefix = prefixes[name]
-                return sum(path.name.startswith(prefix) for path in host.stored()), sum(key.startswith(prefix) for key in keys)
+                return sum(path.name.startswith(prefix) for path in host.stored()), sum(
+                    key.startswith(prefix) for key in keys
+                )
 
             before = stored("zeta")
             assert stored("acme") == before > (0, 0)
@@ -61,10 +75,15 @@ def test_a_tenant_is_forgotten_in_every_tier(default_model: Path, tmp_path: Path
             assert host.ask(manual("A"), QUESTION, key="key-zeta").tier == "device"
 
 
-def test_a_flush_that_redis_does_not_hear_is_done_later(default_model: Path, tmp_path: Path) -> None:
-    """The operator is told that it is not done; it is not served before, and gone soon after the server answers again."""
+def test_a_flush_that_redis_does_not_hear_is_done_later(
+    default_model: Path, tmp_path: Path
+) -> None:
+    """The operator is told that it is not done; it is not served before, and gone soon after the
+    server answers again."""
     with RedisServer(tmp_path) as redis, redis.client() as client:
-        section = f"{{ssd: {{bytes: 1GiB, min_free: 0}}, redis: {{url: '{redis.url}', timeout: 100ms}}}}"
+        section = (
+            f"{{ssd: {{bytes: 1GiB, min_free: 0}}, redis: {{url: '{redis.url}', timeout: 100ms}}}}"
+        )
         with hosts(tmp_path, section, more=TENANTS, secret=SECRET) as (host,):
             host.start()
             host.ask(manual("A"), QUESTION, key="key-acme")
@@ -84,8 +103,11 @@ def test_a_flush_that_redis_does_not_hear_is_done_later(default_model: Path, tmp
             assert pcg_cache(host, "flush", "--tenant", "acme", "--url", host.url).returncode == 0
 
 
-def test_a_stopped_gateways_files_are_checked_and_forgotten(default_model: Path, tmp_path: Path) -> None:
-    """The same commands without a gateway: what it left is listed and whole, then gone, and the next start is cold."""
+def test_a_stopped_gateways_files_are_checked_and_forgotten(
+    default_model: Path, tmp_path: Path
+) -> None:
+    """The same commands without a gateway: what it left is listed and whole, then gone, and the
+    next start is cold."""
     with hosts(tmp_path, "{ssd: {bytes: 1GiB, min_free: 0}}", more="") as (host,):
         host.start()
         cold = host.ask(manual("A"), QUESTION)
@@ -100,8 +122,11 @@ def test_a_stopped_gateways_files_are_checked_and_forgotten(default_model: Path,
         assert (again.text, again.bill) == (cold.text, cold.bill)
 
 
-def test_the_cap_holds_under_a_load_that_wants_ten_times_as_much(default_model: Path, tmp_path: Path) -> None:
-    """`du` of the folder never shows more than `bytes`, and the engine's memory grows by no more than its queue."""
+def test_the_cap_holds_under_a_load_that_wants_ten_times_as_much(
+    default_model: Path, tmp_path: Path
+) -> None:
+    """`du` of the folder never shows more than `bytes`, and the engine's memory grows by no more
+    than its queue."""
     cap_nbytes, queue_nbytes, slack_nbytes = 24 * MIB, 256 * MIB, 128 * MIB
     with hosts(tmp_path, f"{{ssd: {{bytes: {cap_nbytes}, min_free: 0}}}}") as (host,):
         host.start()
@@ -121,7 +146,8 @@ def test_the_cap_holds_under_a_load_that_wants_ten_times_as_much(default_model: 
 
 
 def test_a_pinned_entry_outlives_its_time_and_a_kill(default_model: Path, tmp_path: Path) -> None:
-    """A day after `kill -9` it is read from the SSD, billed as ever; unpinned and left alone it expires."""
+    """A day after `kill -9` it is read from the SSD, billed as ever; unpinned and left alone it
+    expires."""
     with hosts(tmp_path, "{ssd: {bytes: 1GiB, min_free: 0}}", more="") as (host,):
         host.start()
         cold = host.ask(manual("A"), QUESTION)
@@ -139,7 +165,12 @@ def test_a_pinned_entry_outlives_its_time_and_a_kill(default_model: Path, tmp_pa
         assert host.metric("pcg_kv_pinned_bytes", tier="ssd") > 0
         assert "pinned" in pcg_cache(host, "ls", "--url", host.url).stdout
         warm = host.ask(manual("A"), QUESTION)
-        assert (warm.num_read, warm.text, warm.tier, warm.ttl_s) == (cold.num_written, cold.text, "ssd", 300)
+        assert (warm.num_read, warm.text, warm.tier, warm.ttl_s) == (
+            cold.num_written,
+            cold.text,
+            "ssd",
+            300,
+        )
         unpinned = pcg_cache(host, "unpin", key, "--url", host.url)
         assert (unpinned.returncode, unpinned.stderr) == (0, "")
         host.wait_until_written()

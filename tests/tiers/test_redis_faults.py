@@ -1,4 +1,5 @@
-"""A Redis that is gone, silent, slow, cut, locked, full or empty: no request fails, none waits long, and it comes back."""
+"""A Redis that is gone, silent, slow, cut, locked, full or empty: no request fails, none waits
+long, and it comes back."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def check_said(host: Host) -> None:
 
 
 def comes_back(host: Host, edition: str) -> Answer:
-    """Requests go on until the tier is used again; what is written then is read by a process that has nothing else."""
+    """Requests go on until the tier is used again; what is written then is read by a process that
+    has nothing else."""
     deadline_s = time.monotonic() + PATIENCE_S
     while host.metric("pcg_store_up", store="redis") != 1:
         assert time.monotonic() < deadline_s, "the tier did not come back"
@@ -57,9 +59,14 @@ def comes_back(host: Host, edition: str) -> Answer:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_server_in_trouble(fault: Fault, default_model: Path, tmp_path: Path) -> None:
-    """It begins while the gateway holds open connections and believes in the tier: the first request loses what it was
-    reading, two hundred more are served through it, and afterwards the tier is used again."""
-    with RedisServer(tmp_path) as redis, FaultProxy(redis.path) as proxy, hosts(tmp_path, section(proxy.url)) as (host,):
+    """It begins while the gateway holds open connections and believes in the tier: the first
+    request loses what it was reading, two hundred more are served through it, and afterwards the
+    tier is used again."""
+    with (
+        RedisServer(tmp_path) as redis,
+        FaultProxy(redis.path) as proxy,
+        hosts(tmp_path, section(proxy.url)) as (host,),
+    ):
         host.start()
         cold = host.ask(manual("A"), QUESTION)
         host.wait_until_written("redis")
@@ -82,9 +89,15 @@ def test_a_server_in_trouble(fault: Fault, default_model: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("fault", ["refuse", "hang"])
-def test_a_server_that_is_not_there_at_the_start(fault: Fault, default_model: Path, tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_at_the_start(
+    fault: Fault, default_model: Path, tmp_path: Path
+) -> None:
     """The gateway starts without it, and uses it as soon as it is there."""
-    with RedisServer(tmp_path) as redis, FaultProxy(redis.path) as proxy, hosts(tmp_path, section(proxy.url)) as (host,):
+    with (
+        RedisServer(tmp_path) as redis,
+        FaultProxy(redis.path) as proxy,
+        hosts(tmp_path, section(proxy.url)) as (host,),
+    ):
         proxy.fault = fault
         host.start()
         many(host, 20)
@@ -102,12 +115,15 @@ def unlocked(redis: RedisServer) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "url"), [({"password": "opensesame"}, locked), ({"maxmemory": "2mb"}, unlocked)], ids=["password", "memory"]
+    ("options", "url"),
+    [({"password": "opensesame"}, locked), ({"maxmemory": "2mb"}, unlocked)],
+    ids=["password", "memory"],
 )
 def test_a_server_that_takes_nothing(
     options: dict[str, str], url: Callable[[RedisServer], str], default_model: Path, tmp_path: Path
 ) -> None:
-    """A wrong password, no memory left: answers as without it; drops are counted, the log says why and no password."""
+    """A wrong password, no memory left: answers as without it; drops are counted, the log says why
+    and no password."""
     with RedisServer(tmp_path, **options) as redis, hosts(tmp_path, section(url(redis))) as (host,):  # type: ignore[arg-type]
         host.start()
         cold = host.ask(manual("A"), QUESTION)

@@ -1,4 +1,5 @@
-"""An SSD that lies, is full, cannot be written or was cut off: every request gets the cold answer, and the operator is told."""
+"""An SSD that lies, is full, cannot be written or was cut off: every request gets the cold answer,
+and the operator is told."""
 
 from __future__ import annotations
 
@@ -47,8 +48,11 @@ def spoiled(host: Host, spoil: Callable[[Path], None]) -> Answer:
 
 
 @pytest.mark.parametrize("spoil", [flip_one_bit, truncate, empty])
-def test_damage_in_every_object(spoil: Callable[[Path], None], default_model: Path, tmp_path: Path) -> None:
-    """The answer and the bill are the cold ones, and what is computed anew is stored and read again by the next process."""
+def test_damage_in_every_object(
+    spoil: Callable[[Path], None], default_model: Path, tmp_path: Path
+) -> None:
+    """The answer and the bill are the cold ones, and what is computed anew is stored and read again
+    by the next process."""
     with hosts(tmp_path, SSD) as (host,):
         host.start()
         cold = host.ask(manual("A"), QUESTION)
@@ -62,7 +66,8 @@ def test_damage_in_every_object(spoil: Callable[[Path], None], default_model: Pa
 
 
 def test_damage_under_a_running_gateway(default_model: Path, tmp_path: Path) -> None:
-    """Objects whose headers were sound at the start are found damaged when they are read: counted, said once, a miss."""
+    """Objects whose headers were sound at the start are found damaged when they are read: counted,
+    said once, a miss."""
     with hosts(tmp_path, SSD) as (host,):
         host.start()
         cold = host.ask(manual("A"), QUESTION)
@@ -80,8 +85,11 @@ def test_damage_under_a_running_gateway(default_model: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("change", ["tenant", "dtype"])
-def test_objects_of_others_under_our_names(change: str, default_model: Path, tmp_path: Path) -> None:
-    """Files of another tenant or of another number format, put under the names of ours: never read into an answer."""
+def test_objects_of_others_under_our_names(
+    change: str, default_model: Path, tmp_path: Path
+) -> None:
+    """Files of another tenant or of another number format, put under the names of ours: never read
+    into an answer."""
     tenants = "tenants: [{name: a, keys: [key-a]}, {name: b, keys: [key-b]}]"
     with hosts(tmp_path, SSD, SSD, more=tenants) as (ours, theirs):
         ours.start()
@@ -93,7 +101,9 @@ def test_objects_of_others_under_our_names(change: str, default_model: Path, tmp
         theirs.ask(manual("A"), QUESTION, key="key-b" if change == "tenant" else "key-a")
         theirs.wait_until_written()
         theirs.kill()
-        for own, other in zip(sorted(ours.stored(), key=size), sorted(theirs.stored(), key=size), strict=False):
+        for own, other in zip(
+            sorted(ours.stored(), key=size), sorted(theirs.stored(), key=size), strict=False
+        ):
             shutil.copyfile(other, own)
         ours.start()
         again = ours.ask(manual("A"), QUESTION, key="key-a")
@@ -113,8 +123,11 @@ def size(path: Path) -> int:
     ],
     ids=["not a folder", "read-only", "disk full"],
 )
-def test_a_folder_that_takes_nothing(section: str, words: str, default_model: Path, tmp_path: Path) -> None:
-    """The gateway starts and answers as without it; drops are counted, the tier is shown as down, and the log says why."""
+def test_a_folder_that_takes_nothing(
+    section: str, words: str, default_model: Path, tmp_path: Path
+) -> None:
+    """The gateway starts and answers as without it; drops are counted, the tier is shown as down,
+    and the log says why."""
     with hosts(tmp_path, section) as (host,):
         host.start()
         cold = host.ask(manual("A"), QUESTION)
@@ -126,7 +139,8 @@ def test_a_folder_that_takes_nothing(section: str, words: str, default_model: Pa
 
 
 def test_kill_nine_while_writing(default_model: Path, tmp_path: Path) -> None:
-    """Killed at the moment of the first object, a gateway comes back with what was whole and computes the rest."""
+    """Killed at the moment of the first object, a gateway comes back with what was whole and
+    computes the rest."""
     with hosts(tmp_path, SSD) as (host,):
         host.start()
         cold = host.ask(manual("A"), QUESTION)

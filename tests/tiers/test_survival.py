@@ -1,4 +1,5 @@
-"""What outlives a process and a machine: after `kill -9`, and on a second host, bills and times are as if nothing had been."""
+"""What outlives a process and a machine: after `kill -9`, and on a second host, bills and times are
+as if nothing had been."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ QUESTIONS = ("How deep is berth 12?", "Which berth is deepest?", "How deep is be
 
 
 def run(host: Host, *, interrupt: bool) -> list[Answer]:
-    """Three questions about one text, a hundred and then two hundred and fifty seconds apart, then one after its time."""
+    """Three questions about one text, a hundred and then two hundred and fifty seconds apart, then
+    one after its time."""
     answers = [host.ask(manual("A"), QUESTIONS[0])]
     for seconds, question in ((100, QUESTIONS[1]), (250, QUESTIONS[2]), (301, QUESTIONS[0])):
         if interrupt:
@@ -32,7 +34,8 @@ def run(host: Host, *, interrupt: bool) -> list[Answer]:
 
 
 def test_kill_nine_changes_no_bill(default_model: Path, tmp_path: Path) -> None:
-    """Texts, reads, writes and remaining TTL of a host that is killed before each question equal those of one that is not."""
+    """Texts, reads, writes and remaining TTL of a host that is killed before each question equal
+    those of one that is not."""
     with hosts(tmp_path, DEVICE_ONLY, SSD) as (untroubled, troubled):
         untroubled.start()
         wanted = run(untroubled, interrupt=False)
@@ -47,7 +50,8 @@ def test_kill_nine_changes_no_bill(default_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_crash_of_the_gateway_alone(default_model: Path, tmp_path: Path) -> None:
-    """The next gateway starts at once, though the engine of the last one still has the folder for a moment."""
+    """The next gateway starts at once, though the engine of the last one still has the folder for a
+    moment."""
     with hosts(tmp_path, SSD) as (host,):
         host.start()
         cold = host.ask(manual("A"), QUESTIONS[0])
@@ -58,7 +62,8 @@ def test_a_crash_of_the_gateway_alone(default_model: Path, tmp_path: Path) -> No
 
 
 def test_a_second_host_reads_what_the_first_wrote(default_model: Path, tmp_path: Path) -> None:
-    """Two hosts share one Redis and no disk: the second bills and times as the first would, and both refresh the same entry."""
+    """Two hosts share one Redis and no disk: the second bills and times as the first would, and
+    both refresh the same entry."""
     with RedisServer(tmp_path) as redis:
         section = f"{{ssd: {{bytes: 0}}, redis: {{url: '{redis.url}', timeout: 1s}}}}"
         with hosts(tmp_path, DEVICE_ONLY, section, section) as (alone, first, second):
@@ -88,7 +93,10 @@ def test_another_secret_reads_nothing(default_model: Path, tmp_path: Path) -> No
     """Control: with a secret of its own a host finds nothing in the same Redis."""
     with RedisServer(tmp_path) as redis:
         section = f"{{ssd: {{bytes: 0}}, redis: {{url: '{redis.url}', timeout: 1s}}}}"
-        with hosts(tmp_path / "one", section) as (first,), hosts(tmp_path / "two", section, secret="f" * 32) as (second,):
+        with (
+            hosts(tmp_path / "one", section) as (first,),
+            hosts(tmp_path / "two", section, secret="f" * 32) as (second,),
+        ):
             first.start()
             cold = first.ask(manual("A"), QUESTIONS[0])
             first.wait_until_written("redis")

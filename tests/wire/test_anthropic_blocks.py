@@ -1,4 +1,5 @@
-"""Reasoning and tool calls in Anthropic's answers: whole and streamed alike, through the official SDK's own types."""
+"""Reasoning and tool calls in Anthropic's answers: whole and streamed alike, through the official
+SDK's own types."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ CALLS: Final = (ToolCall("find", '{"q": "é", "n": [1, 2]}'), ToolCall("stop", "
 
 
 def a_request(**changes: Any) -> Request:
-    body = {"model": "claude-test", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]} | changes
+    body = {
+        "model": "claude-test",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hi"}],
+    } | changes
     return WIRE.parse(orjson.dumps(body), {}, request_id="req_42")
 
 
@@ -50,7 +55,12 @@ def streamed(request: Request, answer: Answer) -> anthropic.types.Message:
         )
     )
     client = anthropic.Anthropic(api_key="k", http_client=http, max_retries=0)
-    with client, client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", "content": "x"}]) as stream:
+    with (
+        client,
+        client.messages.stream(
+            model="m", max_tokens=9, messages=[{"role": "user", "content": "x"}]
+        ) as stream,
+    ):
         message = stream.get_final_message()
     return anthropic.types.Message.model_validate(message.model_dump(), strict=False)
 
@@ -61,11 +71,16 @@ def shape(message: anthropic.types.Message) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("text", ["", "Let me look."])
 def test_tool_calls(text: str) -> None:
-    """Calls are blocks with ids of their own and decoded input, after the text; the turn ends for their results."""
+    """Calls are blocks with ids of their own and decoded input, after the text; the turn ends for
+    their results."""
     request, answer = a_request(), Answer(text, "stop", None, USAGE, calls=CALLS)
     message = whole(request, answer)
     blocks = shape(message)
-    assert [block["type"] for block in blocks] == [*(["text"] if text else []), "tool_use", "tool_use"]
+    assert [block["type"] for block in blocks] == [
+        *(["text"] if text else []),
+        "tool_use",
+        "tool_use",
+    ]
     assert [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"] == [
         ("find", {"q": "é", "n": [1, 2]}),
         ("stop", {}),
@@ -84,8 +99,14 @@ def test_call_ids_differ_between_requests_of_one_id() -> None:
         {"role": "user", "content": "x"}]}), {}, request_id="req_42")  # fmt: skip
     ids = set()
     for request, at_s in ((one, 1.0), (other, 2.0)):
-        from_then = Request(**{name: getattr(request, name) for name in request.__struct_fields__} | {"started_at_s": at_s})
-        ids |= {block["id"] for block in shape(whole(from_then, Answer("", "stop", None, USAGE, calls=CALLS)))}
+        from_then = Request(
+            **{name: getattr(request, name) for name in request.__struct_fields__}
+            | {"started_at_s": at_s}
+        )
+        ids |= {
+            block["id"]
+            for block in shape(whole(from_then, Answer("", "stop", None, USAGE, calls=CALLS)))
+        }
     assert len(ids) == 4
 
 
@@ -100,7 +121,8 @@ def test_arguments_that_are_no_object_are_kept(arguments: str) -> None:
 
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 def test_reasoning(display: str) -> None:
-    """A signed block before the text. What the client sends back is what the model thought, also if it was not shown."""
+    """A signed block before the text. What the client sends back is what the model thought, also if
+    it was not shown."""
     request = a_request(thinking=THINKING | {"display": display})
     answer = Answer("Four.", "stop", None, USAGE, thinking="Two and two is 네.")
     message = whole(request, answer)
@@ -119,13 +141,16 @@ def test_reasoning(display: str) -> None:
 
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 def test_changed_reasoning_is_refused(display: str) -> None:
-    """Ours is checked; a signature made elsewhere passes unread, so that a conversation may move here."""
+    """Ours is checked; a signature made elsewhere passes unread, so that a conversation may move
+    here."""
     request = a_request(thinking=THINKING | {"display": display})
     block = shape(whole(request, Answer("x", "stop", None, USAGE, thinking="abc")))[0]
 
     def echo(**changes: Any) -> Request:
         content = [block | changes, {"type": "text", "text": "x"}]
-        return a_request(messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": content}])
+        return a_request(
+            messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
+        )
 
     echo()
     echo(signature="EqQBCgIYAhIM")
@@ -147,19 +172,41 @@ def test_blocks_alternate_in_a_stream() -> None:
     """Reasoning between texts opens a block each time, and every block is closed once."""
     request = a_request(thinking=THINKING)
     encoder = WIRE.stream(request, created_at_s=0)
-    raw = encoder.start(USAGE) + encoder.delta("a", thinking=True) + encoder.delta("b") + encoder.delta("c", thinking=True)
+    raw = (
+        encoder.start(USAGE)
+        + encoder.delta("a", thinking=True)
+        + encoder.delta("b")
+        + encoder.delta("c", thinking=True)
+    )
     raw += encoder.call(0, ToolCall("find", "{}"), begins=True) + encoder.delta("d")
-    raw += encoder.finish(Answer("bd", "stop", None, USAGE, thinking="ac", calls=(ToolCall("find", "{}"),)))
-    events = [orjson.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: ")]
-    starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+    raw += encoder.finish(
+        Answer("bd", "stop", None, USAGE, thinking="ac", calls=(ToolCall("find", "{}"),))
+    )
+    events = [
+        orjson.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: ")
+    ]
+    starts = [
+        event["content_block"]["type"] for event in events if event["type"] == "content_block_start"
+    ]
     assert starts == ["thinking", "text", "thinking", "tool_use", "text"]
-    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2, 3, 4]
-    signatures = [event["delta"]["signature"] for event in events if event.get("delta", {}).get("type") == "signature_delta"]
+    assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+    signatures = [
+        event["delta"]["signature"]
+        for event in events
+        if event.get("delta", {}).get("type") == "signature_delta"
+    ]
     assert len(set(signatures)) == 2
 
 
 def test_blocks_of_a_whole_answer_keep_their_order() -> None:
-    """As in a stream: text behind a call stays there, and text around reasoning that is not shown is one block."""
+    """As in a stream: text behind a call stays there, and text around reasoning that is not shown
+    is one block."""
     said = (
         AnswerRun("text", "b"),
         AnswerRun("thinking", "c"),
@@ -167,7 +214,9 @@ def test_blocks_of_a_whole_answer_keep_their_order() -> None:
         AnswerRun("call"),
         AnswerRun("text", "e"),
     )
-    answer = Answer("bde", "stop", None, USAGE, thinking="c", calls=(ToolCall("find", "{}"),), said=said)
+    answer = Answer(
+        "bde", "stop", None, USAGE, thinking="c", calls=(ToolCall("find", "{}"),), said=said
+    )
     assert [block["type"] for block in shape(whole(a_request(thinking=THINKING), answer))] == [
         *("text", "thinking", "text", "tool_use", "text"),
     ]
@@ -177,10 +226,14 @@ def test_blocks_of_a_whole_answer_keep_their_order() -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_citations_are_a_setting_of_the_request(nested: bool) -> None:
-    """Asked for by any document, wherever it stands; said to be off they are as if nothing was said."""
+    """Asked for by any document, wherever it stands; said to be off they are as if nothing was
+    said."""
     found = []
     for citations in ({"enabled": True}, {"enabled": False}, None):
-        block: dict[str, Any] = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
+        block: dict[str, Any] = {
+            "type": "document",
+            "source": {"type": "text", "media_type": "text/plain", "data": "d"},
+        }
         block |= {"citations": citations} if citations else {}
         turn = {"type": "tool_result", "tool_use_id": "t", "content": [block]} if nested else block
         body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [turn]}]}
@@ -190,7 +243,8 @@ def test_citations_are_a_setting_of_the_request(nested: bool) -> None:
 
 @pytest.mark.parametrize(("lifetime_s", "short"), [(300.0, 12), (900.0, 12)])
 def test_writes_are_named_by_class_not_by_lifetime(lifetime_s: float, short: int) -> None:
-    """A policy may let the class 5m live longer: it is still the one the client asked for and is billed for."""
+    """A policy may let the class 5m live longer: it is still the one the client asked for and is
+    billed for."""
     request = a_request()
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
     named = Request(**fields | {"ttl_classes": {"5m": lifetime_s, "1h": 3600.0}})

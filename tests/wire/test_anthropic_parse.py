@@ -8,7 +8,15 @@ from typing import Any
 import orjson
 import pytest
 
-from engine.prompt.types import CacheMark, Message, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
+from engine.prompt.types import (
+    CacheMark,
+    Message,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
 from engine.types import OutputFormat, ToolChoice
 from gateway import dialects
 from gateway.errors import InvalidRequest
@@ -25,7 +33,11 @@ TOOL = {"name": "f", "input_schema": SCHEMA}
 
 def body(**changes: Any) -> dict[str, Any]:
     """A minimal valid body; `...` removes a field."""
-    fields: dict[str, Any] = {"model": "claude-test", "max_tokens": 10, "messages": [{"role": "user", "content": "hi"}]}
+    fields: dict[str, Any] = {
+        "model": "claude-test",
+        "max_tokens": 10,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
     return {name: value for name, value in (fields | changes).items() if value is not ...}
 
 
@@ -38,7 +50,9 @@ def user(*blocks: Any) -> dict[str, Any]:
 
 
 def assistant(*blocks: Any) -> dict[str, Any]:
-    return body(messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": list(blocks)}])
+    return body(
+        messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": list(blocks)}]
+    )
 
 
 def text(value: str = "x", **more: Any) -> dict[str, Any]:
@@ -46,7 +60,11 @@ def text(value: str = "x", **more: Any) -> dict[str, Any]:
 
 
 def image(data: str = "aGk=", **more: Any) -> dict[str, Any]:
-    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}, **more}
+    return {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": data},
+        **more,
+    }
 
 
 def result(*blocks: Any) -> dict[str, Any]:
@@ -80,21 +98,35 @@ BAD: list[tuple[Any, str]] = [
     (body(messages={}), "messages: Input should be a valid list"),
     (body(messages=["hi"]), "messages.0: Input should be an object"),
     (body(messages=[{"content": "x"}]), "messages.0.role: Field required"),
-    (body(messages=[{"role": "tool", "content": "x"}]), "messages.0.role: Input should be 'user', 'assistant' or 'system'"),
+    (
+        body(messages=[{"role": "tool", "content": "x"}]),
+        "messages.0.role: Input should be 'user', 'assistant' or 'system'",
+    ),
     (body(messages=[{"role": "user"}]), "messages.0.content: Field required"),
-    (body(messages=[{"role": "user", "content": 5}]), "messages.0.content: Input should be a valid list"),
+    (
+        body(messages=[{"role": "user", "content": 5}]),
+        "messages.0.content: Input should be a valid list",
+    ),
     (
         body(messages=[{"role": "user", "content": ""}]),
-        "messages.0: all messages must have non-empty content except for the optional final assistant message",
+        "messages.0: all messages must have non-empty content except for the optional final "
+        "assistant message",
     ),
     (
         body(messages=[{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]),
-        "messages.0.role: the first message cannot have the role 'system'; use the `system` parameter",
+        "messages.0.role: the first message cannot have the role 'system'; use the `system` "
+        "parameter",
     ),
     (user({"text": "x"}), "messages.0.content.0.type: Field required"),
     (user({"type": "text"}), "messages.0.content.0.text.text: Field required"),
-    (user(text(), {"type": "text", "text": 7}), "messages.0.content.1.text.text: Input should be a valid string"),
-    (user({"type": "image", "source": {}}), "messages.0.content.0.image.source.type: Field required"),
+    (
+        user(text(), {"type": "text", "text": 7}),
+        "messages.0.content.1.text.text: Input should be a valid string",
+    ),
+    (
+        user({"type": "image", "source": {}}),
+        "messages.0.content.0.image.source.type: Field required",
+    ),
     (user({"type": "image"}), "messages.0.content.0.image.source: Field required"),
     (user(image("?")), "messages.0.content.0.image.source.base64.data: invalid base64 data"),
     (
@@ -115,7 +147,10 @@ BAD: list[tuple[Any, str]] = [
         assistant({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}),
         "messages.1.content.0: `server_tool_use` blocks are not supported by this model",
     ),
-    (user({"type": "thinking", "thinking": "x"}), "messages.0: `thinking` blocks can only be in `assistant` messages"),
+    (
+        user({"type": "thinking", "thinking": "x"}),
+        "messages.0: `thinking` blocks can only be in `assistant` messages",
+    ),
     (
         assistant({"type": "tool_result", "tool_use_id": "t"}),
         "messages.1: `tool_result` blocks can only be in `user` messages",
@@ -126,7 +161,8 @@ BAD: list[tuple[Any, str]] = [
     ),
     (
         assistant({"type": "tool_use", "id": "t9", "name": "f", "input": {}}),
-        "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: t9. Each `tool_use` block must "
+        "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: "
+        "t9. Each `tool_use` block must "
         "have a corresponding `tool_result` block in the next message.",
     ),
     (
@@ -136,13 +172,17 @@ BAD: list[tuple[Any, str]] = [
     (user({"type": "tool_result"}), "messages.0.content.0.tool_result.tool_use_id: Field required"),
     (
         user({"type": "tool_result", "tool_use_id": "t", "content": [image()]}),
-        "messages.0.content.0.tool_result.content.0: `image` blocks are not supported by this model",
+        "messages.0.content.0.tool_result.content.0: `image` blocks are not supported by this "
+        "model",
     ),
     (body(system=[{"text": "x"}]), "system.0.type: Field required"),
     (body(system=[{"type": "image"}]), "system.0.type: Input should be 'text'"),
     (body(system=4), "system: Input should be a valid list"),
     (body(tools=[{"name": "f"}]), "tools.0.custom.input_schema: Field required"),
-    (body(tools=[{"name": "f", "input_schema": []}]), "tools.0.custom.input_schema: Input should be an object"),
+    (
+        body(tools=[{"name": "f", "input_schema": []}]),
+        "tools.0.custom.input_schema: Input should be an object",
+    ),
     (
         body(tools=[{"name": "a b", "input_schema": SCHEMA}]),
         "tools.0.custom.name: String should match pattern '^[a-zA-Z0-9_-]{1,128}$'",
@@ -152,22 +192,34 @@ BAD: list[tuple[Any, str]] = [
         body(tools=[{"type": "web_search_20250305", "name": "web_search"}]),
         "tools.0: tools of type 'web_search_20250305' are not supported by this model",
     ),
-    (body(tool_choice={"type": "any"}), "tool_choice: tool_choice may only be specified while providing tools"),
+    (
+        body(tool_choice={"type": "any"}),
+        "tool_choice: tool_choice may only be specified while providing tools",
+    ),
     (
         body(tool_choice={"type": "tool", "name": "g"}, tools=[TOOL]),
         "tool_choice: Tool 'g' not found in provided tools",
     ),
     (
-        body(tool_choice={"type": "any"}, tools=[TOOL], max_tokens=4096, thinking={"type": "enabled", "budget_tokens": 1024}),
+        body(
+            tool_choice={"type": "any"},
+            tools=[TOOL],
+            max_tokens=4096,
+            thinking={"type": "enabled", "budget_tokens": 1024},
+        ),
         "Thinking may not be enabled when tool_choice forces tool use.",
     ),
     (body(tool_choice={"type": "tool"}), "tool_choice.name: Field required"),
     (body(tool_choice="auto"), "tool_choice: Input should be an object"),
     (
         body(output_config={"format": {"type": "regex"}}),
-        "output_config.format: Input tag 'regex' found using 'type' does not match any of the expected tags: 'json_schema'",
+        "output_config.format: Input tag 'regex' found using 'type' does not match any of the "
+        "expected tags: 'json_schema'",
     ),
-    (body(output_config={"format": {"type": "json_schema"}}), "output_config.format.json_schema.schema: Field required"),
+    (
+        body(output_config={"format": {"type": "json_schema"}}),
+        "output_config.format.json_schema.schema: Field required",
+    ),
     (body(mcp_servers=[{"type": "url"}]), "mcp_servers: not supported by this model"),
     (
         body(thinking={"type": "enabled"}, max_tokens=5000),
@@ -184,20 +236,30 @@ BAD: list[tuple[Any, str]] = [
     (body(temperature=1.5), "temperature: Input should be less than or equal to 1"),
     (body(top_k=-1), "top_k: Input should be greater than or equal to 0"),
     (body(stop_sequences=["a", 1]), "stop_sequences.1: Input should be a valid string"),
-    (body(stop_sequences=["x"] * 1025), "stop_sequences: List should have at most 1024 items after validation"),
+    (
+        body(stop_sequences=["x"] * 1025),
+        "stop_sequences: List should have at most 1024 items after validation",
+    ),
     (body(stop_sequences=[" "]), "stop_sequences: each stop sequence must contain non-whitespace"),
     (
         user(text(cache_control={"type": "persistent"})),
-        "messages.0.content.0.text.cache_control: Input tag 'persistent' found using 'type' does not match any of the expected "
+        "messages.0.content.0.text.cache_control: Input tag 'persistent' found using 'type' does "
+        "not match any of the expected "
         "tags: 'ephemeral'",
     ),
     (user(text(cache_control={})), "messages.0.content.0.text.cache_control.type: Field required"),
-    (user(text(cache_control=True)), "messages.0.content.0.text.cache_control: Input should be an object"),
+    (
+        user(text(cache_control=True)),
+        "messages.0.content.0.text.cache_control: Input should be an object",
+    ),
     (
         body(system=[text(cache_control={"type": "ephemeral", "ttl": "2h"})]),
         "system.0.cache_control.ephemeral.ttl: Input should be '5m' or '1h'",
     ),
-    (body(cache_control={"type": "ephemeral", "ttl": 5}), "cache_control.ephemeral.ttl: Input should be a valid string"),
+    (
+        body(cache_control={"type": "ephemeral", "ttl": 5}),
+        "cache_control.ephemeral.ttl: Input should be a valid string",
+    ),
     (body(max_tokens=0, stream=True), "stream: not allowed when `max_tokens` is 0"),
     (
         body(max_tokens=0, thinking={"type": "enabled", "budget_tokens": 1024}),
@@ -207,8 +269,14 @@ BAD: list[tuple[Any, str]] = [
         body(max_tokens=0, output_config={"format": {"type": "json_schema", "schema": {}}}),
         "output_config.format: not allowed when `max_tokens` is 0",
     ),
-    (body(max_tokens=0, tool_choice={"type": "any"}), "tool_choice: not allowed when `max_tokens` is 0"),
-    (body(max_tokens=0, tool_choice={"type": "tool", "name": "f"}), "tool_choice: not allowed when `max_tokens` is 0"),
+    (
+        body(max_tokens=0, tool_choice={"type": "any"}),
+        "tool_choice: not allowed when `max_tokens` is 0",
+    ),
+    (
+        body(max_tokens=0, tool_choice={"type": "tool", "name": "f"}),
+        "tool_choice: not allowed when `max_tokens` is 0",
+    ),
 ]
 
 
@@ -221,7 +289,9 @@ def test_refused_bodies(fields: Any, message: str) -> None:
 def test_unknown_block_names_itself() -> None:
     """A block type nobody knows is named, with what is known."""
     message = refused(user({"type": "hologram"}))
-    assert message.startswith("messages.0.content.0: Input tag 'hologram' found using 'type' does not match")
+    assert message.startswith(
+        "messages.0.content.0: Input tag 'hologram' found using 'type' does not match"
+    )
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"a": NaN}', b'{"model": "\\ud800"}'])
@@ -236,7 +306,9 @@ def test_deep_json_is_refused() -> None:
     schema: dict[str, Any] = {}
     for _ in range(80):
         schema = {"items": schema}
-    assert refused(body(tools=[{"name": "f", "input_schema": schema}])).endswith("nested more than 64 levels deep")
+    assert refused(body(tools=[{"name": "f", "input_schema": schema}])).endswith(
+        "nested more than 64 levels deep"
+    )
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "top_k"])
@@ -250,13 +322,17 @@ def test_sampling_fields_by_version(name: str) -> None:
 def test_citations_in_user_text_by_version() -> None:
     """2026-10-21 refuses citations in a user's text."""
     cited = user(text(citations=[{"type": "char_location"}]))
-    assert refused(cited, NEW) == "messages.0.content.0.text.citations: Extra inputs are not permitted"
+    assert (
+        refused(cited, NEW) == "messages.0.content.0.text.citations: Extra inputs are not permitted"
+    )
     parse(cited)
 
 
 def test_unknown_version() -> None:
     """A version nobody published is a 400."""
-    assert refused(body(), {"anthropic-version": "2031-01-01"}).startswith("anthropic-version: '2031-01-01'")
+    assert refused(body(), {"anthropic-version": "2031-01-01"}).startswith(
+        "anthropic-version: '2031-01-01'"
+    )
 
 
 def test_every_part_of_a_conversation() -> None:
@@ -264,7 +340,14 @@ def test_every_part_of_a_conversation() -> None:
     request = parse(
         body(
             system=[text("a"), text("b", cache_control={"type": "ephemeral", "ttl": "1h"})],
-            tools=[{"name": "f", "description": "d", "input_schema": {"b": 1, "a": 2}, "cache_control": CC}],
+            tools=[
+                {
+                    "name": "f",
+                    "description": "d",
+                    "input_schema": {"b": 1, "a": 2},
+                    "cache_control": CC,
+                }
+            ],
             messages=[
                 {"role": "user", "content": "q"},
                 {
@@ -273,13 +356,25 @@ def test_every_part_of_a_conversation() -> None:
                         {"type": "thinking", "thinking": "hm", "signature": "sig"},
                         {"type": "redacted_thinking", "data": "zzz"},
                         text("ok"),
-                        {"type": "tool_use", "id": "t1", "name": "f", "input": {"z": 1, "a": 2}, "cache_control": CC},
+                        {
+                            "type": "tool_use",
+                            "id": "t1",
+                            "name": "f",
+                            "input": {"z": 1, "a": 2},
+                            "cache_control": CC,
+                        },
                     ],
                 },
                 {
                     "role": "user",
                     "content": [
-                        {"type": "tool_result", "tool_use_id": "t1", "content": "r", "is_error": True, "cache_control": CC},
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "t1",
+                            "content": "r",
+                            "is_error": True,
+                            "cache_control": CC,
+                        },
                     ],
                 },
                 {"role": "system", "content": "late"},
@@ -292,17 +387,29 @@ def test_every_part_of_a_conversation() -> None:
     assert list(prompt.tools[0].parameters) == ["b", "a"]
     assert prompt.messages[0] == Message("user", (TextPart("q"),))
     call = ToolCallPart("t1", "f", {"z": 1, "a": 2}, CacheMark(300.0))
-    assert prompt.messages[1].parts == (ThinkingPart("hm", "sig"), ThinkingPart(""), TextPart("ok"), call)
+    assert prompt.messages[1].parts == (
+        ThinkingPart("hm", "sig"),
+        ThinkingPart(""),
+        TextPart("ok"),
+        call,
+    )
     assert prompt.messages[2].parts == (ToolResultPart("t1", "r", True, CacheMark(300.0)),)
     assert prompt.messages[3] == Message("system", (TextPart("late"),))
     assert not prompt.continue_final
 
 
 def test_mark_inside_a_tool_result_ends_the_result() -> None:
-    """Nested marks are one mark at the end of the result, with the longest TTL; nested text joins with line breaks."""
-    inner = [text("a", cache_control=CC), text("b", cache_control={"type": "ephemeral", "ttl": "1h"}), text("c")]
+    """Nested marks are one mark at the end of the result, with the longest TTL; nested text joins
+    with line breaks."""
+    inner = [
+        text("a", cache_control=CC),
+        text("b", cache_control={"type": "ephemeral", "ttl": "1h"}),
+        text("c"),
+    ]
     request = parse(user({"type": "tool_result", "tool_use_id": "t", "content": inner}))
-    assert request.prompt.messages[0].parts == (ToolResultPart("t", "a\nb\nc", False, CacheMark(3600.0)),)
+    assert request.prompt.messages[0].parts == (
+        ToolResultPart("t", "a\nb\nc", False, CacheMark(3600.0)),
+    )
 
 
 def test_last_assistant_turn_is_continued() -> None:
@@ -325,7 +432,8 @@ def test_marks_on_thinking_are_problems_not_marks() -> None:
 
 
 def test_prewarm_and_automatic_and_directives() -> None:
-    """`max_tokens: 0` warms; the request-level mark and the request's Cache-Control are kept apart from the prompt."""
+    """`max_tokens: 0` warms; the request-level mark and the request's Cache-Control are kept apart
+    from the prompt."""
     request = parse(body(max_tokens=0, cache_control=CC), {"cache-control": "no-store"})
     assert (request.prewarm, request.automatic) == (True, 300.0)
     assert (request.read_cache, request.store_cache) == (False, False)
@@ -367,7 +475,12 @@ def test_parameters_that_cost_a_level() -> None:
 def test_unknown_fields_and_betas_are_ignored() -> None:
     """What a newer client adds and what changes no answer does not fail a request."""
     headers = {"anthropic-beta": "prompt-caching-2024-07-31,what-is-this-2031"}
-    fields = body(metadata={"user_id": "u"}, service_tier="auto", new_field=1, context_management={"edits": []})
+    fields = body(
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        new_field=1,
+        context_management={"edits": []},
+    )
     parse(fields, headers)
     parse(user(text(cache_control={"type": "ephemeral", "scope": "global"})), headers)
 
@@ -395,20 +508,30 @@ def test_tool_choices() -> None:
 
 @pytest.mark.parametrize("place", ["output_config", "output_format"])
 def test_structured_output(place: str) -> None:
-    """A schema is text with its keys in the client's order; it costs the messages like any other parameter of the answer."""
+    """A schema is text with its keys in the client's order; it costs the messages like any other
+    parameter of the answer."""
     form = {"type": "json_schema", "schema": {"type": "object", "properties": {"é": {}, "a": {}}}}
-    request = parse(body(**({place: {"format": form}} if place == "output_config" else {place: form})))
-    assert request.sampling.output_format == OutputFormat("json_schema", '{"type": "object", "properties": {"é": {}, "a": {}}}')
+    request = parse(
+        body(**({place: {"format": form}} if place == "output_config" else {place: form}))
+    )
+    assert request.sampling.output_format == OutputFormat(
+        "json_schema", '{"type": "object", "properties": {"é": {}, "a": {}}}'
+    )
     assert "messages" in dialects.plan(request, ANTHROPIC).salts
 
 
 def test_an_image_is_its_bytes() -> None:
-    """Line breaks in base64 and a data: prefix change nothing; other bytes or another media type are another image."""
+    """Line breaks in base64 and a data: prefix change nothing; other bytes or another media type
+    are another image."""
 
     def name(block: Any) -> Any:
         return parse(user(block)).prompt.messages[0].parts[0]
 
-    assert name(image("aGVsbG8h")) == name(image("aGVs\nbG8h")) == name(image("data:image/png;base64,aGVsbG8h"))
+    assert (
+        name(image("aGVsbG8h"))
+        == name(image("aGVs\nbG8h"))
+        == name(image("data:image/png;base64,aGVsbG8h"))
+    )
     jpeg = image("aGVsbG8h")
     jpeg["source"] = jpeg["source"] | {"media_type": "image/jpeg"}
     assert len({name(image("aGVsbG8h")).text, name(image("aGVsbG8i")).text, name(jpeg).text}) == 3
@@ -416,10 +539,24 @@ def test_an_image_is_its_bytes() -> None:
 
 
 def test_documents_that_are_text_are_read() -> None:
-    """Plain text, text blocks and search results are the model's language, in messages and in results."""
-    plain = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}
-    blocks = {"type": "document", "source": {"type": "content", "content": [text("a"), text("b")]}, "cache_control": CC}
-    found = {"type": "search_result", "title": "T", "source": "S", "content": [text("x"), text("y")]}
+    """Plain text, text blocks and search results are the model's language, in messages and in
+    results."""
+    plain = {
+        "type": "document",
+        "title": "T",
+        "source": {"type": "text", "media_type": "text/plain", "data": "D"},
+    }
+    blocks = {
+        "type": "document",
+        "source": {"type": "content", "content": [text("a"), text("b")]},
+        "cache_control": CC,
+    }
+    found = {
+        "type": "search_result",
+        "title": "T",
+        "source": "S",
+        "content": [text("x"), text("y")],
+    }
     request = parse(user(plain, blocks, found, result(found)))
     assert request.unseen == ()
     assert request.prompt.messages[0].parts == (
@@ -432,7 +569,10 @@ def test_documents_that_are_text_are_read() -> None:
 
 def test_documents_of_an_assistant_by_version() -> None:
     """2026-10-21 takes documents from users only."""
-    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}
+    plain = {
+        "type": "document",
+        "source": {"type": "text", "media_type": "text/plain", "data": "D"},
+    }
     fields = assistant(plain)
     parse(fields)
     assert refused(fields, NEW) == "messages.1: `document` blocks can only be in `user` messages"
@@ -441,9 +581,13 @@ def test_documents_of_an_assistant_by_version() -> None:
 def test_a_deferred_tool_stands_where_it_was_found() -> None:
     """It is not part of the head, and a reference to it brings its definition into the messages."""
     deferred = {"name": "late", "description": "é", "input_schema": SCHEMA, "defer_loading": True}
-    request = parse(user(result({"type": "tool_reference", "tool_name": "late"})) | {"tools": [TOOL, deferred]})
+    request = parse(
+        user(result({"type": "tool_reference", "tool_name": "late"})) | {"tools": [TOOL, deferred]}
+    )
     assert [tool.name for tool in request.prompt.tools] == ["f"]
-    definition = '{"name": "late", "description": "é", "parameters": {"type": "object", "properties": {}}}'
+    definition = (
+        '{"name": "late", "description": "é", "parameters": {"type": "object", "properties": {}}}'
+    )
     assert request.prompt.messages[0].parts == (ToolResultPart("t", definition),)
 
 

@@ -1,4 +1,5 @@
-"""docs/compatibility.md names every field, block and item that a parser refuses by name, and every route there is."""
+"""docs/compatibility.md names every field, block and item that a parser refuses by name, and every
+route there is."""
 
 from __future__ import annotations
 
@@ -34,9 +35,22 @@ def test_refused_blocks_are_named(name: str) -> None:
 def test_every_route_is_named(tmp_path: Path) -> None:
     """Whatever a client can ask for, below /v1."""
     policy = make_policy()
-    gateway = build_app(policy, {model.name: ScriptedBackend() for model in policy.models}, FakeClock(), batches=tmp_path)
-    routes = {route.resource.canonical for route in gateway.app.router.routes() if isinstance(route.resource, web.Resource)}
+    gateway = build_app(
+        policy,
+        {model.name: ScriptedBackend() for model in policy.models},
+        FakeClock(),
+        batches=tmp_path,
+    )
+    routes = {
+        route.resource.canonical
+        for route in gateway.app.router.routes()
+        if isinstance(route.resource, web.Resource)
+    }
     served = {path for path in routes if path.startswith("/v1/")}
     assert len(served) > 10
-    below = {path: (path, f"/{path.rpartition('/')[2]}", path.removesuffix("/{id}")) for path in served}
-    assert [path for path, names in below.items() if not any(f"{name}`" in PAGE for name in names)] == []
+    below = {
+        path: (path, f"/{path.rpartition('/')[2]}", path.removesuffix("/{id}")) for path in served
+    }
+    assert [
+        path for path, names in below.items() if not any(f"{name}`" in PAGE for name in names)
+    ] == []

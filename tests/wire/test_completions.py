@@ -22,18 +22,30 @@ from policies.pricing import Usage
 WIRE: Final = CompletionsWire()
 USAGE: Final = Usage(input=4, cache_read=64, output=3)
 LOGPROBS: Final = (
-    TokenLogprobs(TokenLogprob(1, -0.5, b"ab"), (TokenLogprob(1, -0.5, b"ab"), TokenLogprob(2, -math.inf, b"c"))),
+    TokenLogprobs(
+        TokenLogprob(1, -0.5, b"ab"),
+        (TokenLogprob(1, -0.5, b"ab"), TokenLogprob(2, -math.inf, b"c")),
+    ),
     TokenLogprobs(TokenLogprob(3, -1.0, b"d"), (TokenLogprob(3, -1.0, b"d"),)),
 )
 
 
 def parse(**fields: Any) -> Request:
-    return WIRE.parse(orjson.dumps({"model": "m", "prompt": "Once"} | fields), {}, request_id="req_1")
+    return WIRE.parse(
+        orjson.dumps({"model": "m", "prompt": "Once"} | fields), {}, request_id="req_1"
+    )
 
 
 @pytest.mark.parametrize(
     ("prompt", "raw"),
-    [("Once", "Once"), (["Once"], "Once"), ([5, 6], (5, 6)), ([[5, 6]], (5, 6)), ("<|im_start|>", "<|im_start|>"), ("", "")],
+    [
+        ("Once", "Once"),
+        (["Once"], "Once"),
+        ([5, 6], (5, 6)),
+        ([[5, 6]], (5, 6)),
+        ("<|im_start|>", "<|im_start|>"),
+        ("", ""),
+    ],
 )
 def test_prompts(prompt: Any, raw: Any) -> None:
     """A text or token ids, alone or as a list of one: given to the model as they are."""
@@ -81,10 +93,13 @@ def test_sampling() -> None:
 
 
 def test_answers() -> None:
-    """Valid for the SDK's own type, several answers, the prompt echoed, probabilities in their old form."""
+    """Valid for the SDK's own type, several answers, the prompt echoed, probabilities in their old
+    form."""
     request = parse(n=2, echo=True)
     end = Answer(" upon", "stop", None, USAGE)
-    body = WIRE.encode_answer(request, replace(end, others=(Answer(" more", "length", None, USAGE),)), created_at_s=5.0)
+    body = WIRE.encode_answer(
+        request, replace(end, others=(Answer(" more", "length", None, USAGE),)), created_at_s=5.0
+    )
     completion = openai.types.Completion.model_validate_json(body, strict=True)
     assert [(choice.index, choice.text, choice.finish_reason) for choice in completion.choices] == [
         (0, "Once upon", "stop"),
@@ -92,10 +107,16 @@ def test_answers() -> None:
     ]
     assert completion.usage is not None
     assert (completion.usage.prompt_tokens, completion.usage.total_tokens) == (68, 71)
-    probable = WIRE.encode_answer(parse(logprobs=2), replace(end, text="abd", logprobs=LOGPROBS), created_at_s=5.0)
+    probable = WIRE.encode_answer(
+        parse(logprobs=2), replace(end, text="abd", logprobs=LOGPROBS), created_at_s=5.0
+    )
     told = openai.types.Completion.model_validate_json(probable, strict=True).choices[0].logprobs
     assert told is not None
-    assert (told.tokens, told.token_logprobs, told.text_offset) == (["ab", "d"], [-0.5, -1.0], [0, 2])
+    assert (told.tokens, told.token_logprobs, told.text_offset) == (
+        ["ab", "d"],
+        [-0.5, -1.0],
+        [0, 2],
+    )
     assert told.top_logprobs == [{"ab": -0.5, "c": -9999.0}, {"d": -1.0}]
 
 
@@ -103,7 +124,11 @@ def test_streams() -> None:
     """Chunks have the whole answer's shape; offsets go on from chunk to chunk; `[DONE]` ends it."""
     request = parse(stream=True, logprobs=1, stream_options={"include_usage": True})
     stream = WIRE.stream(request, created_at_s=5.0)
-    pieces = [stream.start(USAGE), stream.delta("ab", logprobs=LOGPROBS[:1]), stream.delta("d", logprobs=LOGPROBS[1:])]
+    pieces = [
+        stream.start(USAGE),
+        stream.delta("ab", logprobs=LOGPROBS[:1]),
+        stream.delta("d", logprobs=LOGPROBS[1:]),
+    ]
     body = b"".join([*pieces, stream.finish(Answer("abd", "stop", None, USAGE, logprobs=LOGPROBS))])
     assert body.endswith(b"data: [DONE]\n\n")
     chunks = [orjson.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
@@ -111,7 +136,12 @@ def test_streams() -> None:
     assert [choice["text"] for choice in choices] == ["ab", "d", ""]
     assert [choice["logprobs"]["text_offset"] for choice in choices[:2]] == [[0], [2]]
     assert [choice["finish_reason"] for choice in choices] == [None, None, "stop"]
-    assert [chunk["usage"] and chunk["usage"]["prompt_tokens"] for chunk in chunks] == [None, None, None, 68]
+    assert [chunk["usage"] and chunk["usage"]["prompt_tokens"] for chunk in chunks] == [
+        None,
+        None,
+        None,
+        68,
+    ]
 
 
 def test_offsets_of_a_long_answer_cost_no_more_than_its_length() -> None:
@@ -129,7 +159,12 @@ def test_several_prompts_echo_each_their_own() -> None:
     end = Answer("0", "stop", None, USAGE)
     every = replace(end, others=tuple(replace(end, text=str(i)) for i in range(1, 4)))
     told = orjson.loads(WIRE.encode_answer(request, every, created_at_s=5.0))
-    assert [(choice["index"], choice["text"]) for choice in told["choices"]] == [(0, "x0"), (1, "x1"), (2, "y2"), (3, "y3")]
+    assert [(choice["index"], choice["text"]) for choice in told["choices"]] == [
+        (0, "x0"),
+        (1, "x1"),
+        (2, "y2"),
+        (3, "y3"),
+    ]
     first = WIRE.stream(request, created_at_s=5.0).start(USAGE)
     chunks = [orjson.loads(line[6:]) for line in first.split(b"\n") if line]
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["x", "x", "y", "y"]

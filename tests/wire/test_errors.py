@@ -87,11 +87,17 @@ def test_every_child_of_the_base_has_its_own_row() -> None:
 
 @pytest.mark.parametrize("name", ANTHROPIC)
 def test_anthropic_shape(name: str) -> None:
-    """Status, type and request id; the path goes before the message only where the body is at fault."""
+    """Status, type and request id; the path goes before the message only where the body is at
+    fault."""
     reply = AnthropicWire().encode_error(an_error(name), request_id="req_7")
     body = orjson.loads(reply.body)
     status, kind = ANTHROPIC[name]
-    assert (reply.status, body["type"], body["error"]["type"], body["request_id"]) == (status, "error", kind, "req_7")
+    assert (reply.status, body["type"], body["error"]["type"], body["request_id"]) == (
+        status,
+        "error",
+        kind,
+        "req_7",
+    )
     expected = {
         "ContextExceeded": "prompt is too long: 9000 tokens > 8192 maximum",
         "InvalidRequest": "a.b: what is wrong",
@@ -123,7 +129,8 @@ def test_an_unforeseen_error_is_a_500() -> None:
 
 @pytest.mark.parametrize("wire", [AnthropicWire(), OpenAIWire()], ids=["anthropic", "openai"])
 def test_retry_headers(wire: AnthropicWire | OpenAIWire) -> None:
-    """`Retry-After` in whole seconds where it is known, and never 0; a full engine says that a retry is welcome."""
+    """`Retry-After` in whole seconds where it is known, and never 0; a full engine says that a
+    retry is welcome."""
     limited = wire.encode_error(errors.RateLimited("x", retry_after_s=1.2), request_id="r")
     assert dict(limited.headers) == {"Retry-After": "2"}
     assert dict(wire.encode_error(errors.RateLimited("x"), request_id="r").headers) == {}
@@ -139,9 +146,15 @@ def test_the_anthropic_sdk_raises_its_own_class(name: str) -> None:
     with httpx2.Client(transport=httpx2.MockTransport(lambda _: answer)) as http:
         client = anthropic.Anthropic(api_key="k", http_client=http, max_retries=0)
         with pytest.raises(anthropic.APIStatusError) as caught:
-            client.messages.create(model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}])
+            client.messages.create(
+                model="m", max_tokens=1, messages=[{"role": "user", "content": "x"}]
+            )
     assert caught.value.status_code == ANTHROPIC[name][0]
-    classes = {400: anthropic.BadRequestError, 401: anthropic.AuthenticationError, 404: anthropic.NotFoundError}
+    classes = {
+        400: anthropic.BadRequestError,
+        401: anthropic.AuthenticationError,
+        404: anthropic.NotFoundError,
+    }
     assert isinstance(caught.value, classes.get(caught.value.status_code, anthropic.APIStatusError))
 
 
@@ -160,16 +173,23 @@ def test_the_openai_sdk_raises_its_own_class(name: str) -> None:
 
 @pytest.mark.parametrize("input_field", ["messages", "input", "prompt"])
 def test_a_prompt_that_the_model_cannot_be_asked_names_its_field(input_field: str) -> None:
-    """The engine finds out late, and knows no API: each one's own field is named, for what is empty and what is too long."""
-    for error in (errors.BadPrompt("the prompt is empty", path="messages"), errors.ContextExceeded(9, 8)):
+    """The engine finds out late, and knows no API: each one's own field is named, for what is empty
+    and what is too long."""
+    for error in (
+        errors.BadPrompt("the prompt is empty", path="messages"),
+        errors.ContextExceeded(9, 8),
+    ):
         assert openai_errors.error_fields(error, input_field=input_field)["param"] == input_field
 
 
 def test_a_format_that_cannot_be_kept_names_its_field() -> None:
     """The engine finds out late, and each API has a field of its own for it."""
     error = errors.BadFormat("Unimplemented keys")
-    assert orjson.loads(AnthropicWire().encode_error(error, request_id="r").body)["error"]["message"].startswith(
-        "output_config.format: "
+    assert orjson.loads(AnthropicWire().encode_error(error, request_id="r").body)["error"][
+        "message"
+    ].startswith("output_config.format: ")
+    assert (
+        orjson.loads(OpenAIWire().encode_error(error, request_id="r").body)["error"]["param"]
+        == "response_format"
     )
-    assert orjson.loads(OpenAIWire().encode_error(error, request_id="r").body)["error"]["param"] == "response_format"
     assert openai_errors.error_fields(error, input_field="input")["param"] == "text.format"

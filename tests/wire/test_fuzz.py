@@ -1,4 +1,5 @@
-"""Whatever a body holds, parsing gives a request or a 400: nothing else, and nothing that fails later."""
+"""Whatever a body holds, parsing gives a request or a 400: nothing else, and nothing that fails
+later."""
 
 from __future__ import annotations
 
@@ -39,14 +40,21 @@ ANTHROPIC_BODY: Final[dict[str, Any]] = {
     "context_management": {"edits": []},
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
     "system": [{"type": "text", "text": "s", "cache_control": CC}],
-    "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}, "cache_control": CC}],
+    "tools": [
+        {"name": "f", "description": "d", "input_schema": {"type": "object"}, "cache_control": CC}
+    ],
     "messages": [
         {"role": "user", "content": "q"},
         CALLING_TURN,
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "r"}], "is_error": False},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t1",
+                    "content": [{"type": "text", "text": "r"}],
+                    "is_error": False,
+                },
                 {"type": "text", "text": "go", "cache_control": CC},
             ],
         },
@@ -67,12 +75,27 @@ SCALARS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=8),
     st.sampled_from(
-        ["ephemeral", "text", "image", "tool_use", "tool_result", "user", "assistant", "system", "1h", "any", "none"]
+        [
+            "ephemeral",
+            "text",
+            "image",
+            "tool_use",
+            "tool_result",
+            "user",
+            "assistant",
+            "system",
+            "1h",
+            "any",
+            "none",
+        ]
     ),
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "ttl", "role", "x"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "text", "ttl", "role", "x"]), inner)
+    ),
     max_leaves=6,
 )
 
@@ -110,7 +133,12 @@ def answered(wire: Wire, request: Request) -> None:
     answer = Answer("a", "stop", None, Usage(1), thinking="t", calls=(call,))
     orjson.loads(wire.encode_answer(request, answer, created_at_s=0.0))
     stream = wire.stream(request, created_at_s=0.0)
-    pieces = [stream.start(Usage(1)), stream.delta("t", thinking=True), stream.delta("a"), stream.call(0, call, begins=True)]
+    pieces = [
+        stream.start(Usage(1)),
+        stream.delta("t", thinking=True),
+        stream.delta("a"),
+        stream.call(0, call, begins=True),
+    ]
     for line in b"".join([*pieces, stream.finish(answer)]).split(b"\n"):
         if line.startswith(b"data: {"):
             orjson.loads(line[6:])
@@ -141,7 +169,9 @@ def test_a_mutated_body_parses_or_is_a_400(case: tuple[Wire, bytes]) -> None:
             except InvalidRequest:
                 assert request.unseen
                 continue
-            frame = Submit("r", "t", normal.prompt, dialects.plan(normal, base), normal.sampling, 0.0)
+            frame = Submit(
+                "r", "t", normal.prompt, dialects.plan(normal, base), normal.sampling, 0.0
+            )
             assert decode_to_engine(encode_frame(frame)[4:]) == frame
             answered(wire, normal)
 
@@ -149,7 +179,8 @@ def test_a_mutated_body_parses_or_is_a_400(case: tuple[Wire, bytes]) -> None:
 @pytest.mark.parametrize("depth", [300, 1000])
 @pytest.mark.parametrize(("wire", "body"), [*SEEDS, (CompactWire(), openai_bodies.RESPONSES)])
 def test_nesting_anywhere_parses_or_is_a_400(wire: Wire, body: dict[str, Any], depth: int) -> None:
-    """Every field in turn is JSON as deep as the decoder takes, which encoders and recursive code do not."""
+    """Every field in turn is JSON as deep as the decoder takes, which encoders and recursive code
+    do not."""
     nested = b'{"a":' * depth + b"1" + b"}" * depth
     for *parents, key in paths(body):
         changed = copy.deepcopy(body)

@@ -7,7 +7,15 @@ from typing import Any
 import orjson
 import pytest
 
-from engine.prompt.types import CacheMark, Message, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
+from engine.prompt.types import (
+    CacheMark,
+    Message,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
 from engine.types import OutputFormat, ToolChoice
 from gateway.request import REST_OF_CONTEXT
 from gateway.wire.anthropic import AnthropicWire
@@ -37,11 +45,15 @@ def test_leading_instructions_are_the_system_text() -> None:
         )
     ).prompt
     assert prompt.system == (TextPart("a"), TextPart("b"), TextPart("c"))
-    assert prompt.messages == (Message("user", (TextPart("q"),)), Message("system", (TextPart("late"),)))
+    assert prompt.messages == (
+        Message("user", (TextPart("q"),)),
+        Message("system", (TextPart("late"),)),
+    )
 
 
 def test_one_conversation_is_one_prompt_through_both_formats() -> None:
-    """System text, tools, turns and a finished call mean the same; only who carries the result differs."""
+    """System text, tools, turns and a finished call mean the same; only who carries the result
+    differs."""
     schema = {"type": "object", "properties": {"x": {"type": "string"}}}
     openai = parse(
         body(
@@ -51,7 +63,12 @@ def test_one_conversation_is_one_prompt_through_both_formats() -> None:
                 {"role": "assistant", "content": "t", "tool_calls": [CALL]},
                 {"role": "tool", "tool_call_id": "c", "content": "r"},
             ],
-            tools=[{"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}],
+            tools=[
+                {
+                    "type": "function",
+                    "function": {"name": "f", "description": "d", "parameters": schema},
+                }
+            ],
         )
     ).prompt
     blocks = [text("t"), {"type": "tool_use", "id": "c", "name": "f", "input": {}}]
@@ -83,7 +100,8 @@ def test_one_conversation_is_one_prompt_through_both_formats() -> None:
 
 
 def test_assistant_turns() -> None:
-    """Text and refusals are text, calls follow; arguments that are no JSON object stay as they were written."""
+    """Text and refusals are text, calls follow; arguments that are no JSON object stay as they were
+    written."""
     raw = {"id": "d", "type": "function", "function": {"name": "g", "arguments": "not json"}}
     prompt = parse(
         turns(
@@ -104,7 +122,8 @@ def test_assistant_turns() -> None:
 
 
 def test_marks() -> None:
-    """Breakpoints of OpenAI and marks as aggregators pass them on, with the TTL each names or inherits."""
+    """Breakpoints of OpenAI and marks as aggregators pass them on, with the TTL each names or
+    inherits."""
     prompt = parse(
         body(
             prompt_cache_options={"ttl": "12h"},
@@ -119,13 +138,28 @@ def test_marks() -> None:
                         text("d", cache_control=None),
                     ],
                 },
-                {"role": "tool", "tool_call_id": "c", "content": [text("r", prompt_cache_breakpoint=BREAKPOINT), text("z")]},
+                {
+                    "role": "tool",
+                    "tool_call_id": "c",
+                    "content": [text("r", prompt_cache_breakpoint=BREAKPOINT), text("z")],
+                },
             ],
-            tools=[{"type": "function", "function": {"name": "f"}, "cache_control": {"type": "ephemeral"}}],
+            tools=[
+                {
+                    "type": "function",
+                    "function": {"name": "f"},
+                    "cache_control": {"type": "ephemeral"},
+                }
+            ],
         )
     ).prompt
     assert prompt.system == (TextPart("s", CacheMark(300.0)),)
-    assert [part.cache for part in prompt.messages[0].parts] == [CacheMark(43200.0), CacheMark(1800.0), CacheMark(3600.0), None]
+    assert [part.cache for part in prompt.messages[0].parts] == [
+        CacheMark(43200.0),
+        CacheMark(1800.0),
+        CacheMark(3600.0),
+        None,
+    ]
     assert prompt.messages[1].parts == (ToolResultPart("c", "r\nz", cache=CacheMark(43200.0)),)
     assert prompt.tools == (Tool("f", "", {"type": "object", "properties": {}}, CacheMark(300.0)),)
 
@@ -155,8 +189,18 @@ def test_sampling() -> None:
             ignore_eos=True,
         )
     ).sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (7, 0.0, 0.5, -1)
-    assert (sampling.stop, sampling.logit_bias, sampling.top_k, sampling.min_p) == (("x",), {17: -100.0}, 0, 0.1)
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (
+        7,
+        0.0,
+        0.5,
+        -1,
+    )
+    assert (sampling.stop, sampling.logit_bias, sampling.top_k, sampling.min_p) == (
+        ("x",),
+        {17: -100.0},
+        0,
+        0.1,
+    )
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
     assert (sampling.repetition_penalty, sampling.ignore_eos) == (1.1, True)
     assert parse(body(max_tokens=2**40)).sampling.max_tokens == REST_OF_CONTEXT
@@ -178,7 +222,10 @@ def test_sampling() -> None:
             OutputFormat("json_schema", '{"type":"array"}'),
         ),
         ({"structured_outputs": {"regex": "a+"}}, OutputFormat("regex", "a+")),
-        ({"structured_outputs": {"json": {"enum": ["값"]}}}, OutputFormat("json_schema", '{"enum": ["\\uac12"]}')),
+        (
+            {"structured_outputs": {"json": {"enum": ["값"]}}},
+            OutputFormat("json_schema", '{"enum": ["\\uac12"]}'),
+        ),
         ({"guided_json": '{"enum": [1]}'}, OutputFormat("json_schema", '{"enum": [1]}')),
         ({"guided_choice": ["yes", 'a"b']}, OutputFormat("lark", 'start: "yes" | "a\\"b"')),
         ({"guided_grammar": 'start: "x"'}, OutputFormat("lark", 'start: "x"')),
@@ -186,7 +233,8 @@ def test_sampling() -> None:
     ids=str,
 )
 def test_output_formats(fields: dict[str, Any], expected: OutputFormat | None) -> None:
-    """The form of an answer, in OpenAI's words and in those of vLLM's server; each has a cache of its own."""
+    """The form of an answer, in OpenAI's words and in those of vLLM's server; each has a cache of
+    its own."""
     request = parse(body(**fields))
     assert request.sampling.output_format == expected
     assert ("output_format" in request.parameters) == (expected is not None)
@@ -217,7 +265,8 @@ def test_what_asks_for_nothing_is_accepted() -> None:
 
 
 def test_parameters_and_options() -> None:
-    """What has a cache of its own is kept in the dialects' words; what concerns the stream, apart from it."""
+    """What has a cache of its own is kept in the dialects' words; what concerns the stream, apart
+    from it."""
     request = parse(
         body(
             stream=True,
@@ -266,7 +315,8 @@ CHOICES: list[tuple[Any, ToolChoice]] = [
 
 @pytest.mark.parametrize(("choice", "expected"), CHOICES)
 def test_tool_choice(choice: Any, expected: ToolChoice) -> None:
-    """Every way to choose among three tools, as the engine is told; they are in the prompt whatever is chosen."""
+    """Every way to choose among three tools, as the engine is told; they are in the prompt whatever
+    is chosen."""
     request = parse(body(tools=[TOOL, OTHER_TOOL, THIRD_TOOL], tool_choice=choice))
     assert request.sampling.tool_choice == expected
     assert len(request.prompt.tools) == 3
@@ -279,7 +329,8 @@ def test_one_call_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"), [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)]
+    ("fields", "expected"),
+    [({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3)],
 )
 def test_logprobs(fields: dict[str, Any], expected: int | None) -> None:
     """Probabilities of the chosen tokens alone, of others too, or none at all."""
@@ -293,7 +344,8 @@ def test_several_answers() -> None:
 
 
 def test_reasoning_sent_back_is_reasoning() -> None:
-    """What other engines' clients call `reasoning_content` is neither lost nor part of the answer."""
+    """What other engines' clients call `reasoning_content` is neither lost nor part of the
+    answer."""
     turn = {"role": "assistant", "reasoning_content": "hm", "content": "a"}
     prompt = parse(turns({"role": "user", "content": "q"}, turn)).prompt
     assert prompt.messages[1].parts == (ThinkingPart("hm"), TextPart("a"))

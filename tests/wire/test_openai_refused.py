@@ -21,15 +21,36 @@ from tests.fakes.chat_bodies import (
 )
 
 BAD: list[tuple[Any, str | None, str | None, str]] = [
-    ([], None, "invalid_type", "Invalid type for 'body': expected an object, but got an array instead."),
-    (body(model=...), "model", "missing_required_parameter", "Missing required parameter: 'model'."),
-    (body(model=1), "model", "invalid_type", "Invalid type for 'model': expected a string, but got an integer instead."),
-    (body(messages=...), "messages", "missing_required_parameter", "Missing required parameter: 'messages'."),
+    (
+        [],
+        None,
+        "invalid_type",
+        "Invalid type for 'body': expected an object, but got an array instead.",
+    ),
+    (
+        body(model=...),
+        "model",
+        "missing_required_parameter",
+        "Missing required parameter: 'model'.",
+    ),
+    (
+        body(model=1),
+        "model",
+        "invalid_type",
+        "Invalid type for 'model': expected a string, but got an integer instead.",
+    ),
+    (
+        body(messages=...),
+        "messages",
+        "missing_required_parameter",
+        "Missing required parameter: 'messages'.",
+    ),
     (
         body(messages=[]),
         "messages",
         "empty_array",
-        "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an empty array instead.",
+        "Invalid 'messages': empty array. Expected an array with minimum length 1, but got an "
+        "empty array instead.",
     ),
     (
         body(messages="hi"),
@@ -47,7 +68,8 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         turns({"role": "bot", "content": "x"}),
         "messages[0].role",
         "invalid_value",
-        "Invalid value: 'bot'. Supported values are: 'system', 'assistant', 'user', 'function', 'tool', and 'developer'.",
+        "Invalid value: 'bot'. Supported values are: 'system', 'assistant', 'user', 'function', "
+        "'tool', and 'developer'.",
     ),
     (
         turns({"role": "function", "name": "f", "content": "x"}),
@@ -77,7 +99,8 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         user(text(), {"type": "image_url", "image_url": {"url": "x"}}),
         "messages[0].content[1].type",
         "unsupported_value",
-        "Unsupported value: 'messages[0].content[1].type' does not support 'image_url' with this model.",
+        "Unsupported value: 'messages[0].content[1].type' does not support 'image_url' with this "
+        "model.",
     ),
     (
         user({"type": "text"}),
@@ -92,13 +115,17 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         "Missing required parameter: 'messages[0].tool_call_id'.",
     ),
     (
-        turns({"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]}),
+        turns(
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function"}]}
+        ),
         "messages[0].tool_calls[0].function",
         "missing_required_parameter",
         "Missing required parameter: 'messages[0].tool_calls[0].function'.",
     ),
     (
-        turns({"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": ""}}),
+        turns(
+            {"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": ""}}
+        ),
         "messages[0].function_call",
         "unsupported_parameter",
         "Unsupported parameter: 'messages[0].function_call' is not supported with this model.",
@@ -113,14 +140,16 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         function(name="a b"),
         "tools[0].function.name",
         "invalid_value",
-        "Invalid 'tools[0].function.name': string does not match pattern. Expected a string that matches the pattern "
+        "Invalid 'tools[0].function.name': string does not match pattern. Expected a string that "
+        "matches the pattern "
         "'^[a-zA-Z0-9_-]{1,64}$'.",
     ),
     (
         function(name="f", parameters=[]),
         "tools[0].function.parameters",
         "invalid_type",
-        "Invalid type for 'tools[0].function.parameters': expected an object, but got an array instead.",
+        "Invalid type for 'tools[0].function.parameters': expected an object, but got an array "
+        "instead.",
     ),
     (
         body(n=129),
@@ -138,29 +167,43 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         body(temperature=2.5),
         "temperature",
         "decimal_above_max_value",
-        "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 2.5 instead.",
+        "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 2.5 "
+        "instead.",
     ),
     (
         body(max_tokens=0),
         "max_tokens",
         "integer_below_min_value",
-        "Invalid 'max_tokens': integer below minimum value. Expected a value >= 1, but got 0 instead.",
+        "Invalid 'max_tokens': integer below minimum value. Expected a value >= 1, but got 0 "
+        "instead.",
     ),
     (
         body(stop=["a", "b", "c", "d", "e"]),
         "stop",
         "array_above_max_length",
-        "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an array with length 5 instead.",
+        "Invalid 'stop': array too long. Expected an array with maximum length 4, but got an "
+        "array with length 5 instead.",
     ),
-    (body(stop=""), "stop", "invalid_value", "Invalid 'stop': empty string. A stop sequence has at least one character."),
+    (
+        body(stop=""),
+        "stop",
+        "invalid_value",
+        "Invalid 'stop': empty string. A stop sequence has at least one character.",
+    ),
     (
         body(logit_bias={str(i): 1 for i in range(4097)}),
         "logit_bias",
         "object_above_max_properties",
-        "Invalid 'logit_bias': too many properties. Expected an object with at most 4096 properties, but got an object with "
+        "Invalid 'logit_bias': too many properties. Expected an object with at most 4096 "
+        "properties, but got an object with "
         "4097 properties instead.",
     ),
-    (body(logit_bias={"x": 1}), "logit_bias", "invalid_value", "Invalid key in 'logit_bias': x. Expected a token id."),
+    (
+        body(logit_bias={"x": 1}),
+        "logit_bias",
+        "invalid_value",
+        "Invalid key in 'logit_bias': x. Expected a token id.",
+    ),
     (
         body(top_logprobs=2),
         "top_logprobs",
@@ -171,7 +214,8 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         body(logprobs=True, top_logprobs=21),
         "top_logprobs",
         "integer_above_max_value",
-        "Invalid 'top_logprobs': integer above maximum value. Expected a value <= 20, but got 21 instead.",
+        "Invalid 'top_logprobs': integer above maximum value. Expected a value <= 20, but got 21 "
+        "instead.",
     ),
     (
         body(functions=[{"name": "f"}]),
@@ -227,7 +271,12 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
         "invalid_value",
         "Invalid 'guided_choice': empty array. Expected at least one choice.",
     ),
-    (body(tool_choice="required"), "tool_choice", None, "'tool_choice' is only allowed when 'tools' are specified."),
+    (
+        body(tool_choice="required"),
+        "tool_choice",
+        None,
+        "'tool_choice' is only allowed when 'tools' are specified.",
+    ),
     (
         body(tool_choice={"type": "function", "function": {"name": "f"}}),
         "tool_choice",
@@ -273,7 +322,9 @@ BAD: list[tuple[Any, str | None, str | None, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "code", "message"), BAD, ids=[row[3][:60] for row in BAD])
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "message"), BAD, ids=[row[3][:60] for row in BAD]
+)
 def test_refused_bodies(fields: Any, param: str | None, code: str | None, message: str) -> None:
     """Each broken body gets the one message, param and code that name its field."""
     error = refused(fields)

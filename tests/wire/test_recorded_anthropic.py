@@ -1,4 +1,5 @@
-"""Recorded traffic of Anthropic's API: its requests are understood, our answers have its fields, its charges are ours."""
+"""Recorded traffic of Anthropic's API: its requests are understood, our answers have its fields,
+its charges are ours."""
 
 from __future__ import annotations
 
@@ -23,14 +24,17 @@ from tests.gateway.serving import make_policy
 
 DATA: Final = Path(__file__).parents[1] / "data" / "anthropic-cassettes" / "interactions.jsonl.gz"
 WIRE: Final = AnthropicWire()
-ALIASES: Final = "['claude-[0-9]*', 'claude-opus-*', 'claude-sonnet-*', 'claude-haiku-*', 'claude-fable-*']"
+ALIASES: Final = (
+    "['claude-[0-9]*', 'claude-opus-*', 'claude-sonnet-*', 'claude-haiku-*', 'claude-fable-*']"
+)
 POLICY: Final = make_policy(f"models: [{{name: smollm2-135m-instruct, aliases: {ALIASES}}}]")
 
 BETA_FIELDS: Final = {"context_management", "usage.iterations", "usage.pydantic_ai_gateway"}
 """Fields of answers to requests for features that are not here, and of a gateway in between."""
 
 SERVED_BY_TOOLS: Final = {"container", "usage.server_tool_use", "usage.inference_geo"}
-"""Fields that hold something where the provider's own tools or regions served the request, and are null here."""
+"""Fields that hold something where the provider's own tools or regions served the request, and are
+null here."""
 
 
 def recorded() -> list[dict[str, Any]]:
@@ -48,7 +52,8 @@ def parsed(row: dict[str, Any], **changes: Any) -> Request:
 
 
 def test_recorded_requests_are_understood() -> None:
-    """Each parses, with marks that keep the rules; what a text model cannot see is told by path and nothing else is refused."""
+    """Each parses, with marks that keep the rules; what a text model cannot see is told by path and
+    nothing else is refused."""
     num_unseen = 0
     for row in ROWS:
         request = parsed(row)
@@ -72,7 +77,9 @@ def test_recorded_errors_of_unknown_models() -> None:
     for row in rows:
         with pytest.raises(UnknownModel) as caught:
             catalogue.find(parsed(row).model)
-        body = orjson.loads(WIRE.encode_error(caught.value, request_id=row["response"]["request_id"]).body)
+        body = orjson.loads(
+            WIRE.encode_error(caught.value, request_id=row["response"]["request_id"]).body
+        )
         assert body == row["response"]
 
 
@@ -82,7 +89,9 @@ def test_the_recorded_error_of_an_unsupported_effort() -> None:
     request = parsed(row)
     with pytest.raises(InvalidRequest) as caught:
         dialects.check_abilities(request, POLICY.rules_for(request.model, "anthropic"))
-    body = orjson.loads(WIRE.encode_error(caught.value, request_id=row["response"]["request_id"]).body)
+    body = orjson.loads(
+        WIRE.encode_error(caught.value, request_id=row["response"]["request_id"]).body
+    )
     assert body == row["response"]
     for row in ROWS:
         if row["status"] == 200:
@@ -92,7 +101,15 @@ def test_the_recorded_error_of_an_unsupported_effort() -> None:
 
 def an_answer() -> Answer:
     calls = (ToolCall("find", '{"q": "x"}'),)
-    return Answer("text", "stop", None, Usage(5, 3, ((300.0, 2),), 7), thinking="hm", calls=calls, num_thinking=2)
+    return Answer(
+        "text",
+        "stop",
+        None,
+        Usage(5, 3, ((300.0, 2),), 7),
+        thinking="hm",
+        calls=calls,
+        num_thinking=2,
+    )
 
 
 def fields(value: Any, prefix: str = "") -> dict[str, str]:
@@ -117,7 +134,11 @@ def check_fields(theirs: dict[str, str], ours: dict[str, str], ignored: set[str]
 
 def test_our_answers_have_the_recorded_fields() -> None:
     """Message, usage and the blocks that a text model writes."""
-    ours = orjson.loads(WIRE.encode_answer(parsed(ROWS[0], thinking={"type": "adaptive"}), an_answer(), created_at_s=0))
+    ours = orjson.loads(
+        WIRE.encode_answer(
+            parsed(ROWS[0], thinking={"type": "adaptive"}), an_answer(), created_at_s=0
+        )
+    )
     blocks = {block["type"]: block for block in ours["content"]}
     known = fields({name: value for name, value in ours.items() if name != "content"})
     nulls = {name for name in SERVED_BY_TOOLS if known[name] == "NoneType"}
@@ -129,10 +150,16 @@ def test_our_answers_have_the_recorded_fields() -> None:
             continue
         num_messages += 1
         theirs = fields({name: value for name, value in body.items() if name != "content"})
-        check_fields({n: k for n, k in theirs.items() if n not in nulls}, known, BETA_FIELDS | SERVED_BY_TOOLS)
+        check_fields(
+            {n: k for n, k in theirs.items() if n not in nulls},
+            known,
+            BETA_FIELDS | SERVED_BY_TOOLS,
+        )
         for block in body["content"]:
             if block["type"] in blocks:
-                check_fields(fields(block), fields(blocks[block["type"]]), {"caller", "input", "citations"})
+                check_fields(
+                    fields(block), fields(blocks[block["type"]]), {"caller", "input", "citations"}
+                )
     assert num_messages > 200
 
 
@@ -144,8 +171,16 @@ def events(stream: bytes) -> list[dict[str, Any]]:
 def test_our_streams_have_the_recorded_events() -> None:
     """Every kind of event and of delta that text, reasoning and calls need, with its fields."""
     encoder = WIRE.stream(parsed(ROWS[0], thinking={"type": "adaptive"}), created_at_s=0)
-    raw = encoder.start(Usage(5, 3, ((300.0, 2),))) + encoder.keepalive() + encoder.delta("hm", thinking=True)
-    raw += encoder.delta("text") + encoder.call(0, ToolCall("find", '{"q": 1}'), begins=True) + encoder.finish(an_answer())
+    raw = (
+        encoder.start(Usage(5, 3, ((300.0, 2),)))
+        + encoder.keepalive()
+        + encoder.delta("hm", thinking=True)
+    )
+    raw += (
+        encoder.delta("text")
+        + encoder.call(0, ToolCall("find", '{"q": 1}'), begins=True)
+        + encoder.finish(an_answer())
+    )
     ours: dict[str, dict[str, str]] = {}
     for event in events(raw):
         ours.setdefault(kind_of(event), {}).update(fields(event))
@@ -156,12 +191,25 @@ def test_our_streams_have_the_recorded_events() -> None:
         num_streams += 1
         for event in events(row["response"].encode()):
             if (kind := kind_of(event)) in ours:
-                ignored = {"message.usage.inference_geo", "delta.container", "usage.iterations", "usage.server_tool_use"}
-                check_fields(fields(event), ours[kind], ignored | {"content_block.caller", "content_block.citations"})
+                ignored = {
+                    "message.usage.inference_geo",
+                    "delta.container",
+                    "usage.iterations",
+                    "usage.server_tool_use",
+                }
+                check_fields(
+                    fields(event),
+                    ours[kind],
+                    ignored | {"content_block.caller", "content_block.citations"},
+                )
     assert num_streams > 40
     assert set(ours) == {
         *("message_start", "ping", "content_block_stop", "message_delta", "message_stop"),
-        *("content_block_start text", "content_block_start thinking", "content_block_start tool_use"),
+        *(
+            "content_block_start text",
+            "content_block_start thinking",
+            "content_block_start tool_use",
+        ),
         *("content_block_delta text_delta", "content_block_delta thinking_delta"),
         *("content_block_delta signature_delta", "content_block_delta input_json_delta"),
     }
@@ -169,7 +217,9 @@ def test_our_streams_have_the_recorded_events() -> None:
 
 def kind_of(event: dict[str, Any]) -> str:
     """The event's type, and that of the block or delta in it."""
-    inner = event.get("content_block") or (event["delta"] if event["type"] == "content_block_delta" else {})
+    inner = event.get("content_block") or (
+        event["delta"] if event["type"] == "content_block_delta" else {}
+    )
     return f"{event['type']} {inner['type']}" if "type" in inner else str(event["type"])
 
 
@@ -189,20 +239,34 @@ CHARGES: Final = [
     (566, 0, 0, 27, "0.001698", "0.000405"),
     (716, 0, 0, 29, "0.002148", "0.000435"),
 ]
-"""Prompt, read, written for five minutes, output; what OpenRouter was charged for prompt and output by claude-sonnet-4.6."""
+"""Prompt, read, written for five minutes, output; what OpenRouter was charged for prompt and output
+by claude-sonnet-4.6."""
 
 
-@pytest.mark.parametrize(("prompt", "read", "written", "output", "prompt_usd", "output_usd"), CHARGES)
-def test_recorded_charges(prompt: int, read: int, written: int, output: int, prompt_usd: str, output_usd: str) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "read", "written", "output", "prompt_usd", "output_usd"), CHARGES
+)
+def test_recorded_charges(
+    prompt: int, read: int, written: int, output: int, prompt_usd: str, output_usd: str
+) -> None:
     """Usage with an exact charge prices to that charge."""
     writes = ((300.0, written),) if written else ()
-    found = charge(Usage(prompt - read - written, read, writes, output), POLICY.prices_for("claude-sonnet-4-6"))
+    found = charge(
+        Usage(prompt - read - written, read, writes, output), POLICY.prices_for("claude-sonnet-4-6")
+    )
     assert (found.prompt, found.output) == (Decimal(prompt_usd), Decimal(output_usd))
 
 
 def test_a_recorded_estimate() -> None:
     """The one charge that a gateway put into Anthropic's own usage."""
-    usages = [row["response"]["usage"] for row in ROWS if isinstance(row["response"], dict) and "usage" in row["response"]]
+    usages = [
+        row["response"]["usage"]
+        for row in ROWS
+        if isinstance(row["response"], dict) and "usage" in row["response"]
+    ]
     (told,) = [usage for usage in usages if "pydantic_ai_gateway" in usage]
-    found = charge(Usage(told["input_tokens"], output=told["output_tokens"]), POLICY.prices_for("claude-sonnet-4-5-20250929"))
+    found = charge(
+        Usage(told["input_tokens"], output=told["output_tokens"]),
+        POLICY.prices_for("claude-sonnet-4-5-20250929"),
+    )
     assert float(found.total) == pytest.approx(told["pydantic_ai_gateway"]["cost_estimate"])

@@ -7,7 +7,15 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from engine.prompt.types import CacheMark, Message, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
+from engine.prompt.types import (
+    CacheMark,
+    Message,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
 from engine.types import OutputFormat, ToolChoice
 from gateway.errors import InvalidRequest
 from gateway.request import Request
@@ -19,7 +27,13 @@ WIRE: Final = ResponsesWire(new_id=lambda: "1")
 BREAKPOINT: Final = {"mode": "explicit"}
 SHORT: Final = {"mode": "explicit", "ttl": "30m"}
 SCHEMA: Final = {"type": "object", "properties": {"x": {"type": "string"}}}
-FUNCTION: Final = {"type": "function", "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
+FUNCTION: Final = {
+    "type": "function",
+    "name": "f",
+    "description": "d",
+    "parameters": SCHEMA,
+    "strict": True,
+}
 
 
 def body(**changes: Any) -> dict[str, Any]:
@@ -53,11 +67,27 @@ BAD: list[tuple[Any, str | None, str | None]] = [
     (body(input=[{"role": "bot", "content": "x"}]), "input[0].role", "invalid_value"),
     (body(input=[{"role": "user"}]), "input[0].content", "missing_required_parameter"),
     (body(input=[said("user")]), "input[0].content", "empty_array"),
-    (body(input=[said("user", {"type": "input_image"})]), "input[0].content[0].type", "unsupported_value"),
+    (
+        body(input=[said("user", {"type": "input_image"})]),
+        "input[0].content[0].type",
+        "unsupported_value",
+    ),
     (body(input=[{"type": "web_search_call", "id": "w"}]), "input[0].type", "unsupported_value"),
-    (body(input=[{"type": "compaction", "encrypted_content": "x"}]), "input[0].encrypted_content", "invalid_encrypted_content"),
-    (body(input=[{"type": "function_call", "name": "f", "arguments": ""}]), "input[0].call_id", "missing_required_parameter"),
-    (body(input=[{"type": "function_call_output", "call_id": "c"}]), "input[0].output", "missing_required_parameter"),
+    (
+        body(input=[{"type": "compaction", "encrypted_content": "x"}]),
+        "input[0].encrypted_content",
+        "invalid_encrypted_content",
+    ),
+    (
+        body(input=[{"type": "function_call", "name": "f", "arguments": ""}]),
+        "input[0].call_id",
+        "missing_required_parameter",
+    ),
+    (
+        body(input=[{"type": "function_call_output", "call_id": "c"}]),
+        "input[0].output",
+        "missing_required_parameter",
+    ),
     (body(instructions=["x"]), "instructions", "invalid_type"),
     (body(metadata={"a": "b", "c": 0.5}), "metadata.c", "invalid_type"),
     (body(max_output_tokens=0), "max_output_tokens", "integer_below_min_value"),
@@ -65,24 +95,39 @@ BAD: list[tuple[Any, str | None, str | None]] = [
     (body(conversation="conv_1"), "conversation", "unsupported_parameter"),
     (body(prompt={"id": "p"}), "prompt", "unsupported_parameter"),
     (body(text={"format": {"type": "grammar"}}), "text.format.type", "unsupported_value"),
-    (body(text={"format": {"type": "json_schema", "schema": {}}}), "text.format.name", "missing_required_parameter"),
+    (
+        body(text={"format": {"type": "json_schema", "schema": {}}}),
+        "text.format.name",
+        "missing_required_parameter",
+    ),
     (body(reasoning={"effort": "huge"}), "reasoning.effort", "invalid_value"),
     (body(prompt_cache_options={"ttl": "9h"}), "prompt_cache_options.ttl", "invalid_value"),
     (body(prompt_cache_retention="1h"), "prompt_cache_retention", "invalid_value"),
     (body(tool_choice="required"), "tool_choice", None),
-    (body(tools=[FUNCTION], tool_choice={"type": "function", "name": "g"}), "tool_choice", "invalid_value"),
+    (
+        body(tools=[FUNCTION], tool_choice={"type": "function", "name": "g"}),
+        "tool_choice",
+        "invalid_value",
+    ),
     (body(tools=[{"type": "function", "name": "a b"}]), "tools[0].name", "invalid_value"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "code"), BAD, ids=[f"{row[1]}-{row[2]}-{i}" for i, row in enumerate(BAD)])
+@pytest.mark.parametrize(
+    ("fields", "param", "code"), BAD, ids=[f"{row[1]}-{row[2]}-{i}" for i, row in enumerate(BAD)]
+)
 def test_refused_bodies(fields: Any, param: str | None, code: str | None) -> None:
     """Each broken body names its field."""
     with pytest.raises(InvalidRequest) as caught:
         parse(fields)
     reply = WIRE.encode_error(caught.value, request_id="r")
     error = orjson.loads(reply.body)["error"]
-    assert (reply.status, error["type"], error["param"], error["code"]) == (400, "invalid_request_error", param, code)
+    assert (reply.status, error["type"], error["param"], error["code"]) == (
+        400,
+        "invalid_request_error",
+        param,
+        code,
+    )
 
 
 def test_a_body_nested_too_deep_is_refused() -> None:
@@ -95,21 +140,35 @@ def test_a_body_nested_too_deep_is_refused() -> None:
 
 
 def test_instructions_and_leading_developer_messages() -> None:
-    """Both are system text, instructions first; later ones stay in place, and so do all that continue a conversation."""
+    """Both are system text, instructions first; later ones stay in place, and so do all that
+    continue a conversation."""
     developer = {"role": "developer", "content": "d"}
     prompt = items(developer, {"role": "user", "content": "q"}, developer, instructions="i").prompt
     assert prompt.system == (TextPart("i"), TextPart("d"))
     assert [message.role for message in prompt.messages] == ["user", "system"]
     continued = items(developer, instructions="i", previous_response_id="resp_0").prompt
-    assert (continued.system, continued.messages) == ((TextPart("i"),), (Message("system", (TextPart("d"),)),))
+    assert (continued.system, continued.messages) == (
+        (TextPart("i"),),
+        (Message("system", (TextPart("d"),)),),
+    )
 
 
 def test_one_answer_is_one_turn() -> None:
-    """Reasoning, text and calls that follow each other are the assistant's one turn; text after text is another."""
+    """Reasoning, text and calls that follow each other are the assistant's one turn; text after
+    text is another."""
     prompt = items(
         said("user", text("q")),
-        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "message", "role": "assistant", "content": [text("a", "output_text"), {"type": "refusal", "refusal": "no"}]},
+        {
+            "type": "reasoning",
+            "id": "rs",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "hm"}],
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [text("a", "output_text"), {"type": "refusal", "refusal": "no"}],
+        },
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x": 1}'},
         {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "raw"},
         {"type": "function_call_output", "call_id": "c", "output": [text("r"), text("s")]},
@@ -137,19 +196,31 @@ def test_one_answer_is_one_turn() -> None:
 
 
 def test_the_same_conversation_through_both_apis_is_one_prompt() -> None:
-    """Chat Completions and Responses share a prefix: instructions, tools, turns, calls and results mean the same."""
+    """Chat Completions and Responses share a prefix: instructions, tools, turns, calls and results
+    mean the same."""
     chat = OpenAIWire().parse(
         orjson.dumps(
             {
                 "model": "m",
-                "tools": [{"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}],
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "description": "d", "parameters": SCHEMA},
+                    }
+                ],
                 "messages": [
                     {"role": "system", "content": "s"},
                     {"role": "user", "content": "q"},
                     {
                         "role": "assistant",
                         "content": "a",
-                        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                        "tool_calls": [
+                            {
+                                "id": "c",
+                                "type": "function",
+                                "function": {"name": "f", "arguments": "{}"},
+                            }
+                        ],
                     },
                     {"role": "tool", "tool_call_id": "c", "content": "r"},
                 ],
@@ -170,12 +241,24 @@ def test_the_same_conversation_through_both_apis_is_one_prompt() -> None:
 
 
 def test_ids_and_other_unrendered_json_are_no_part_of_the_prompt() -> None:
-    """Fresh ids, statuses, key order and unknown members of an item leave prompt and parameters as they are."""
+    """Fresh ids, statuses, key order and unknown members of an item leave prompt and parameters as
+    they are."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    plain = items(said("developer", text("s")), said("user", text("q")), call, client_metadata={"session": "1"})
+    plain = items(
+        said("developer", text("s")),
+        said("user", text("q")),
+        call,
+        client_metadata={"session": "1"},
+    )
     fresh = items(
-        {"content": [{"text": "s", "type": "input_text", "id": "p1"}], "role": "developer", "id": "m1", "type": "message"},
-        {"id": "m2", "status": "completed", "phase": "commentary"} | said("user", text("q", annotations=[])),
+        {
+            "content": [{"text": "s", "type": "input_text", "id": "p1"}],
+            "role": "developer",
+            "id": "m1",
+            "type": "message",
+        },
+        {"id": "m2", "status": "completed", "phase": "commentary"}
+        | said("user", text("q", annotations=[])),
         {"id": "fc_9", "status": "completed", "namespace": None} | dict(reversed(call.items())),
         client_metadata={"session": "2"},
         metadata={"turn": "7"},
@@ -185,8 +268,13 @@ def test_ids_and_other_unrendered_json_are_no_part_of_the_prompt() -> None:
 
 
 def test_reasoning_of_others_is_tolerated() -> None:
-    """What another provider sealed cannot be read and is left out; what we sealed is read; summaries are not the reasoning."""
-    reasoning = {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "s"}]}
+    """What another provider sealed cannot be read and is left out; what we sealed is read;
+    summaries are not the reasoning."""
+    reasoning = {
+        "type": "reasoning",
+        "id": "rs",
+        "summary": [{"type": "summary_text", "text": "s"}],
+    }
     prompt = items(
         said("user", text("q")),
         reasoning | {"encrypted_content": "gAAAAAB"},
@@ -198,10 +286,17 @@ def test_reasoning_of_others_is_tolerated() -> None:
 
 
 def test_sealed_reasoning_stays_small() -> None:
-    """What a body holds sealed is unpacked up to a bound for all of it: a thousand items are no way around it."""
-    large = {"type": "reasoning", "summary": [], "encrypted_content": sealed("a" * (MAX_NBYTES // 2))}
+    """What a body holds sealed is unpacked up to a bound for all of it: a thousand items are no way
+    around it."""
+    large = {
+        "type": "reasoning",
+        "summary": [],
+        "encrypted_content": sealed("a" * (MAX_NBYTES // 2)),
+    }
     request = items(*[large] * 50, said("user", {"type": "input_text", "text": "x"}))
-    texts = [part.text for part in request.prompt.messages[0].parts if isinstance(part, ThinkingPart)]
+    texts = [
+        part.text for part in request.prompt.messages[0].parts if isinstance(part, ThinkingPart)
+    ]
     assert sum(map(len, texts)) == MAX_NBYTES
     assert unsealed(sealed("a" * (MAX_NBYTES + 1))) == ""
 
@@ -214,25 +309,61 @@ def test_marks() -> None:
             text("a", prompt_cache_breakpoint=BREAKPOINT),
             text("b", prompt_cache_breakpoint=BREAKPOINT | {"ttl": "30m"}),
         ),
-        {"type": "function_call_output", "call_id": "c", "output": [text("r", prompt_cache_breakpoint=BREAKPOINT), text("z")]},
+        {
+            "type": "function_call_output",
+            "call_id": "c",
+            "output": [text("r", prompt_cache_breakpoint=BREAKPOINT), text("z")],
+        },
         prompt_cache_options={"ttl": "12h"},
     ).prompt
-    assert [part.cache for part in prompt.messages[0].parts] == [CacheMark(43200.0), CacheMark(1800.0)]
+    assert [part.cache for part in prompt.messages[0].parts] == [
+        CacheMark(43200.0),
+        CacheMark(1800.0),
+    ]
     assert prompt.messages[1].parts == (ToolResultPart("c", "r\nz", cache=CacheMark(43200.0)),)
 
 
 def test_tools() -> None:
-    """Functions and custom tools are offered; those the provider runs are left out, and a warning says so."""
-    request = parse(body(tools=[FUNCTION, {"type": "web_search"}, {"type": "custom", "name": "g", "description": "e"}]))
-    free_text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    """Functions and custom tools are offered; those the provider runs are left out, and a warning
+    says so."""
+    request = parse(
+        body(
+            tools=[
+                FUNCTION,
+                {"type": "web_search"},
+                {"type": "custom", "name": "g", "description": "e"},
+            ]
+        )
+    )
+    free_text = {
+        "type": "object",
+        "properties": {"input": {"type": "string"}},
+        "required": ["input"],
+    }
     assert request.prompt.tools == (Tool("f", "d", SCHEMA), Tool("g", "e", free_text))
     assert request.warnings == ("hosted-tools-ignored",)
-    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}
-    chosen = parse(body(tools=[FUNCTION, FUNCTION | {"name": "g"}], tool_choice=allowed, parallel_tool_calls=False))
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "f"}],
+    }
+    chosen = parse(
+        body(
+            tools=[FUNCTION, FUNCTION | {"name": "g"}],
+            tool_choice=allowed,
+            parallel_tool_calls=False,
+        )
+    )
     assert chosen.sampling.tool_choice == ToolChoice("required", ("f",), parallel=False)
-    some = {"type": "allowed_tools", "mode": "auto", "tools": [*allowed["tools"], {"type": "custom", "name": "g"}]}
+    some = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [*allowed["tools"], {"type": "custom", "name": "g"}],
+    }
     tools = [FUNCTION, {"type": "custom", "name": "g"}, FUNCTION | {"name": "h"}]
-    assert parse(body(tools=tools, tool_choice=some)).sampling.tool_choice == ToolChoice(names=("f", "g"))
+    assert parse(body(tools=tools, tool_choice=some)).sampling.tool_choice == ToolChoice(
+        names=("f", "g")
+    )
     named = parse(body(tools=tools, tool_choice={"type": "custom", "name": "g"}))
     assert named.sampling.tool_choice == ToolChoice("required", ("g",))
 
@@ -240,7 +371,10 @@ def test_tools() -> None:
 def test_formats() -> None:
     """Text, any JSON object, or JSON of a schema; each has a cache of its own."""
     schema = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
-    formats = [parse(body(text={"format": form})) for form in ({"type": "text"}, {"type": "json_object"}, schema)]
+    formats = [
+        parse(body(text={"format": form}))
+        for form in ({"type": "text"}, {"type": "json_object"}, schema)
+    ]
     assert [request.sampling.output_format for request in formats] == [
         None,
         OutputFormat("json_object"),
@@ -273,7 +407,12 @@ def test_parameters_and_sampling() -> None:
         "retention_s": 86400.0,
     }
     sampling = request.sampling
-    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.num_logprobs) == (7, 0.0, 0.5, 2)
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.num_logprobs) == (
+        7,
+        0.0,
+        0.5,
+        2,
+    )
     assert not request.prewarm
 
 

@@ -1,4 +1,5 @@
-"""Usage as upstreams tell it: field by field, in every format, in whatever pieces a stream comes."""
+"""Usage as upstreams tell it: field by field, in every format, in whatever pieces a stream
+comes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ EXCLUSIVE, INCLUSIVE, USAGE = anthropic.EXCLUSIVE, anthropic.INCLUSIVE, openai.U
 
 
 def told(
-    input: int, read: int | None, writes: dict[str, int] | None = None, unclassed: int = 0, output: int = 0, odd: bool = False
+    input: int,
+    read: int | None,
+    writes: dict[str, int] | None = None,
+    unclassed: int = 0,
+    output: int = 0,
+    odd: bool = False,
 ) -> ReportedUsage:
     return ReportedUsage(input, read, writes or {}, unclassed, output, odd)
 
@@ -49,7 +55,10 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
                     "input_tokens": 180_000,
                     "cache_read_input_tokens": 700,
                     "cache_creation_input_tokens": 60,
-                    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 60},
+                    "cache_creation": {
+                        "ephemeral_5m_input_tokens": 0,
+                        "ephemeral_1h_input_tokens": 60,
+                    },
                     "output_tokens": 3_500,
                 },
                 {"type": "message", "input_tokens": 23_000, "output_tokens": 1_000},
@@ -59,8 +68,16 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
         },
         told(203_005, 700, {"1h": 60, "5m": 40}, output=4_501),
     ),
-    "iterations that are none": (EXCLUSIVE, {"input_tokens": 4, "iterations": {"type": "compaction"}}, told(4, None)),
-    "no word of a cache": (EXCLUSIVE, {"input_tokens": 4, "output_tokens": 1}, told(4, None, output=1)),
+    "iterations that are none": (
+        EXCLUSIVE,
+        {"input_tokens": 4, "iterations": {"type": "compaction"}},
+        told(4, None),
+    ),
+    "no word of a cache": (
+        EXCLUSIVE,
+        {"input_tokens": 4, "output_tokens": 1},
+        told(4, None, output=1),
+    ),
     "no word of the prompt": (EXCLUSIVE, {"output_tokens": 1}, None),
     "a total without a split": (
         EXCLUSIVE,
@@ -69,7 +86,11 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
     ),
     "a split without a total": (
         EXCLUSIVE,
-        {"input_tokens": 4, "cache_read_input_tokens": 0, "cache_creation": {"ephemeral_5m_input_tokens": 9}},
+        {
+            "input_tokens": 4,
+            "cache_read_input_tokens": 0,
+            "cache_creation": {"ephemeral_5m_input_tokens": 9},
+        },
         told(4, 0, {"5m": 9}),
     ),
     "a split that is less than its total": (
@@ -97,9 +118,21 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
         {"input_tokens": 100, "cache_read_input_tokens": 60, "cache_creation_input_tokens": 30},
         told(10, 60, unclassed=30),
     ),
-    "inclusive and too little": (INCLUSIVE, {"input_tokens": 100, "cache_read_input_tokens": 160}, told(0, 160, odd=True)),
-    "numbers that are none": (EXCLUSIVE, {"input_tokens": "4", "cache_read_input_tokens": True, "output_tokens": 1.5}, None),
-    "numbers as JavaScript writes them": (EXCLUSIVE, {"input_tokens": 4.0, "output_tokens": 1.0}, told(4, None, output=1)),
+    "inclusive and too little": (
+        INCLUSIVE,
+        {"input_tokens": 100, "cache_read_input_tokens": 160},
+        told(0, 160, odd=True),
+    ),
+    "numbers that are none": (
+        EXCLUSIVE,
+        {"input_tokens": "4", "cache_read_input_tokens": True, "output_tokens": 1.5},
+        None,
+    ),
+    "numbers as JavaScript writes them": (
+        EXCLUSIVE,
+        {"input_tokens": 4.0, "output_tokens": 1.0},
+        told(4, None, output=1),
+    ),
     "chat": (
         USAGE,
         {
@@ -151,10 +184,19 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
     ),
     "deepseek": (
         USAGE,
-        {"prompt_tokens": 100, "completion_tokens": 5, "prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 36},
+        {
+            "prompt_tokens": 100,
+            "completion_tokens": 5,
+            "prompt_cache_hit_tokens": 64,
+            "prompt_cache_miss_tokens": 36,
+        },
         told(36, 64, output=5),
     ),
-    "kimi": (USAGE, {"prompt_tokens": 100, "completion_tokens": 5, "cached_tokens": 40}, told(60, 40, output=5)),
+    "kimi": (
+        USAGE,
+        {"prompt_tokens": 100, "completion_tokens": 5, "cached_tokens": 40},
+        told(60, 40, output=5),
+    ),
     "vLLM 0.32, chat": (
         USAGE,
         {
@@ -180,16 +222,26 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
     ),
     "more read than there is": (
         USAGE,
-        {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 128}},
+        {
+            "prompt_tokens": 100,
+            "completion_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 128},
+        },
         told(0, 128, output=5, odd=True),
     ),
-    "details that are null": (USAGE, {"prompt_tokens": 100, "prompt_tokens_details": None}, told(100, None)),
+    "details that are null": (
+        USAGE,
+        {"prompt_tokens": 100, "prompt_tokens_details": None},
+        told(100, None),
+    ),
     "nothing at all": (USAGE, {}, None),
 }
 
 
 @pytest.mark.parametrize(("format", "fields", "expected"), CASES.values(), ids=CASES)
-def test_usage_is_read(format: UsageFormat, fields: dict[str, Any], expected: ReportedUsage | None) -> None:
+def test_usage_is_read(
+    format: UsageFormat, fields: dict[str, Any], expected: ReportedUsage | None
+) -> None:
     """Disjoint parts, none negative; unknown is None; what did not add up is marked."""
     assert format.read(fields) == expected
 
@@ -206,7 +258,9 @@ def test_usage_is_read(format: UsageFormat, fields: dict[str, Any], expected: Re
         ({"a": {"x": 1}}, {"a": 5}, {"a": 5}),
     ],
 )
-def test_the_last_value_that_is_present_wins(old: dict[str, Any], new: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_the_last_value_that_is_present_wins(
+    old: dict[str, Any], new: dict[str, Any], expected: dict[str, Any]
+) -> None:
     """Per field, in nested objects too; null is absent."""
     assert merged(old, new) == expected
 
@@ -235,10 +289,17 @@ EVENT = st.tuples(
 )
 
 
-@given(events=st.lists(EVENT, max_size=8), end=st.sampled_from([b"\n", b"\r\n", b"\r"]), data=st.data())
-def test_events_are_found_however_they_are_cut(events: list[tuple[bytes, bytes]], end: bytes, data: st.DataObject) -> None:
+@given(
+    events=st.lists(EVENT, max_size=8), end=st.sampled_from([b"\n", b"\r\n", b"\r"]), data=st.data()
+)
+def test_events_are_found_however_they_are_cut(
+    events: list[tuple[bytes, bytes]], end: bytes, data: st.DataObject
+) -> None:
     """Every way to cut a stream gives the same events, and the same bytes in the same order."""
-    raw = b"".join((before.replace(b"\r\n", b"\n") + b"data: " + text + b"\n\n").replace(b"\n", end) for before, text in events)
+    raw = b"".join(
+        (before.replace(b"\r\n", b"\n") + b"data: " + text + b"\n\n").replace(b"\n", end)
+        for before, text in events
+    )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
     reader, passed, found = EventReader(), b"", []
     for begin, stop in zip([0, *cuts], [*cuts, len(raw)], strict=True):
@@ -251,7 +312,8 @@ def test_events_are_found_however_they_are_cut(events: list[tuple[bytes, bytes]]
 
 
 def test_lines_of_one_event_are_joined() -> None:
-    """As the standard says: one optional space goes, several `data` lines are one text; other fields are none of ours."""
+    """As the standard says: one optional space goes, several `data` lines are one text; other
+    fields are none of ours."""
     assert EventReader().feed(b"data:a\ndata:  b\nevent: x\ndata\n\n").data == [b"a\n b\n"]
 
 
@@ -267,4 +329,6 @@ def test_an_event_without_end_passes_unread() -> None:
     assert (len(out) > MAX_EVENT_NBYTES, found, reader.between) == (True, [], False)
     rest, found = reader.feed(b"x\n\ndata: y\n\n")
     assert (found, reader.between) == ([b"y"], True)
-    assert out + rest + reader.rest() == b"data: " + b"x" * (MAX_EVENT_NBYTES + 1) + b"\n\ndata: y\n\n"
+    assert (
+        out + rest + reader.rest() == b"data: " + b"x" * (MAX_EVENT_NBYTES + 1) + b"\n\ndata: y\n\n"
+    )

@@ -1,4 +1,5 @@
-"""The cache's side of the lower tiers: fetches of requests, and what the tiers are to keep. Knows no trees and no reports."""
+"""The cache's side of the lower tiers: fetches of requests, and what the tiers are to keep. Knows
+no trees and no reports."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from engine.cache.tree.radix import Match
 
 
 class LowerTiers:
-    """Tiers, and what of the device they should have. Owned by the cache; nothing here waits but `close`."""
+    """Tiers, and what of the device they should have. Owned by the cache; nothing here waits but
+    `close`."""
 
     def __init__(self, tiers: Tiers, write_back: WriteBack, geometry: Geometry) -> None:
         self._tiers = tiers
@@ -53,7 +55,7 @@ class LowerTiers:
         """The tenants for whom something is being fetched."""
         return [fetch.space for fetch in self._fetches]
 
-    # Requests -------------------------------------------------------------------------------------------------------------
+    # Requests -------------------------------------------------------------------------------------
 
     def seek(self, fetch: Fetch) -> None:
         """Begin a fetch; it is over at once where the device has enough."""
@@ -69,13 +71,18 @@ class LowerTiers:
             del self._fetches[fetch]
             self._tiers.reads.abandon(fetch)
 
-    def arrived(self, fetch: Fetch, space: TenantCache, match: Match, now_s: float) -> list[SpanRead]:
-        """What was fetched, and has not expired while the request waited, that makes a device match longer."""
+    def arrived(
+        self, fetch: Fetch, space: TenantCache, match: Match, now_s: float
+    ) -> list[SpanRead]:
+        """What was fetched, and has not expired while the request waited, that makes a device match
+        longer."""
         if fetch.space is not space:  # flushed meanwhile
             return []
         promised = max(self._live(fetch, now_s), default=0)
         fetched = fetch.arrived(len(match.path) * self._geometry.block_size)
-        pieces = list(takewhile(lambda piece: piece.expires_at_s > now_s or piece.start < promised, fetched))
+        pieces = list(
+            takewhile(lambda piece: piece.expires_at_s > now_s or piece.start < promised, fetched)
+        )
         return pieces if pieces and pieces[-1].end > match.num_tokens else []
 
     def expect(self, lease: Lease, pieces: Sequence[SpanRead]) -> None:
@@ -92,14 +99,15 @@ class LowerTiers:
         """The model has prefilled so many tokens in so long."""
         self._tiers.reads.speed.average.add(num_tokens / seconds)
 
-    # What the tiers should have -------------------------------------------------------------------------------------------
+    # What the tiers should have -------------------------------------------------------------------
 
     def keep(self, lease: Lease) -> None:
         """Have the tiers keep the spans of the lease's path as long as the device does."""
         self._write_back.spans(lease.space, lease.held)
 
     def write(self, lease: Lease, entry: Entry) -> None:
-        """Have the tiers know an entry as it is now, and keep what was just read from them as long."""
+        """Have the tiers know an entry as it is now, and keep what was just read from them as
+        long."""
         for piece in lease.arrivals:
             if piece.start < entry.offset and piece.expires_at_s < entry.expires_at_s:
                 piece.expires_at_s = entry.expires_at_s
@@ -112,8 +120,11 @@ class LowerTiers:
         self._write_back.entry(space, entry)
         self._tiers.tell_refreshes()  # at once: a kill must not leave a pinned entry whose KV expires
 
-    def unpin(self, space: TenantCache, entry: Entry, path: Sequence[Block], until_s: float) -> None:
-        """The opposite: from here on nothing of it is kept longer than `until_s` or than the device keeps it."""
+    def unpin(
+        self, space: TenantCache, entry: Entry, path: Sequence[Block], until_s: float
+    ) -> None:
+        """The opposite: from here on nothing of it is kept longer than `until_s` or than the device
+        keeps it."""
         self._write_back.curtail(space, entry, path, until_s)
 
     def rescue(self, block: Block) -> None:
@@ -133,7 +144,7 @@ class LowerTiers:
         self._tiers.purge(prefix, then)
         self._tiers.poll()
 
-    # Time -----------------------------------------------------------------------------------------------------------------
+    # Time -----------------------------------------------------------------------------------------
 
     def tell_time(self, now_s: float) -> None:
         """Let every tier drop some of what has expired."""
@@ -144,7 +155,8 @@ class LowerTiers:
         self._tiers.poll()
 
     def wait_s(self) -> float | None:
-        """Seconds after which `poll` has something to do though nothing came; None if it never will."""
+        """Seconds after which `poll` has something to do though nothing came; None if it never
+        will."""
         return self._tiers.wait_s()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -152,7 +164,8 @@ class LowerTiers:
         self._tiers.wake_by(wake)
 
     def close(self, timeout_s: float) -> bool:
-        """Write what the tiers should have, for so long at most; False when some of it was given up."""
+        """Write what the tiers should have, for so long at most; False when some of it was given
+        up."""
         self._write_back.copy(sys.maxsize)
         return self._tiers.close(timeout_s) and not self._write_back.num_wanted
 
@@ -161,15 +174,18 @@ class LowerTiers:
         return self._tiers.stats()
 
     def check(self, leases: Sequence[Lease]) -> None:
-        """Raise AssertionError unless everything staged or awaited belongs to some request. For tests."""
+        """Raise AssertionError unless everything staged or awaited belongs to some request. For
+        tests."""
         used = [lease.fetch for lease in leases if lease.fetch is not None]
         assert all(fetch in self._fetches for fetch in used)
         self._tiers.reads.check(list(self._fetches))
 
     def _has_enough(self, fetch: Fetch) -> bool:
-        """Whether the device has what the plan would read, and fewer of the prompt's tokens are missing than make a span.
+        """Whether the device has what the plan would read, and fewer of the prompt's tokens are
+        missing than make a span.
 
-        Every live entry the plan may read has to be there: one whose end alone has left the device is still a promise.
+        Every live entry the plan may read has to be there: one whose end alone has left the device
+        is still a promise.
         """
         view, plan = fetch.view, fetch.view.plan
         if view.limit - fetch.num_matched >= self._geometry.span_tokens:
@@ -184,5 +200,13 @@ class LowerTiers:
         """Where the live entries end that are known here and that the plan may read."""
         view, entries = fetch.view, fetch.space.entries
         least = max(view.plan.min_tokens, 1)
-        wanted = [position for position in view.plan.readable if view.offset(position) >= least] if len(entries) else []
-        return [view.offset(position) for position in wanted if entries.find_live(view.key(position), now_s) is not None]
+        wanted = (
+            [position for position in view.plan.readable if view.offset(position) >= least]
+            if len(entries)
+            else []
+        )
+        return [
+            view.offset(position)
+            for position in wanted
+            if entries.find_live(view.key(position), now_s) is not None
+        ]

@@ -1,6 +1,8 @@
-"""One tier below the device and the threads that move its bytes. Knows objects and keys, but no blocks, leases or plans.
+"""One tier below the device and the threads that move its bytes. Knows objects and keys, but no
+blocks, leases or plans.
 
-All methods are for the engine thread and none waits, but where the store is memory. Results come back through the mailbox.
+All methods are for the engine thread and none waits, but where the store is memory. Results come
+back through the mailbox.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from typing import Final, TypeVar
 
 from engine.cache.stats import TierCounters, TierGauges
 from engine.cache.tiers.io import CompletionQueue, InlineIo, Io, ThreadIo
-from engine.cache.tiers.object_format import ObjectKey, ObjectNamespace, StoredEntry, decode_entry, decode_object
+from engine.cache.tiers.object_format import (
+    ObjectKey,
+    ObjectNamespace,
+    StoredEntry,
+    decode_entry,
+    decode_object,
+)
 from engine.memory import Payload
 from engine.store.base import Found, Item, NamedStore, delete_prefix
 from engine.store.memory import MemoryStore
@@ -23,14 +31,16 @@ _log = logging.getLogger(__name__)
 
 NUM_READERS: Final = 2
 WRITER_NICENESS: Final = 5
-"""Writing 92 MB to a disk keeps a core busy for half a second, which the next request would pay for. A thread so nice still has
-a quarter of a core where all are busy, which is more than what prefill has to write."""
+"""Writing 92 MB to a disk keeps a core busy for half a second, which the next request would pay
+for. A thread so nice still has a quarter of a core where all are busy, which is more than what
+prefill has to write."""
 
 QUEUE_NBYTES: Final = 256 * 1024**2
 """Bytes that may wait to be written to one tier; more are dropped."""
 
 STALL_S: Final = 0.25
-"""A tier that owes answers and gave none for so long is *stuck*: nobody waits for it, nobody asks it, until it answers."""
+"""A tier that owes answers and gave none for so long is *stuck*: nobody waits for it, nobody asks
+it, until it answers."""
 
 COMPLAINT_S: Final = 60.0
 """How long the log is spared another line about the same trouble of the same tier."""
@@ -45,7 +55,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TierQuery:
-    """What a request wants to know of a tier: which of `objects` it has, and the entries under `entries`."""
+    """What a request wants to know of a tier: which of `objects` it has, and the entries under
+    `entries`."""
 
     objects: Sequence[bytes]
     entries: Sequence[ObjectKey]
@@ -55,8 +66,8 @@ class TierQuery:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TierQueryResult:
-    """One answer per object and one per entry; None for what is not there or not acceptable. `num_corrupt` of them
-    were damaged or foreign; those under `refused` are in the store still."""
+    """One answer per object and one per entry; None for what is not there or not acceptable.
+    `num_corrupt` of them were damaged or foreign; those under `refused` are in the store still."""
 
     objects: list[Found | None]
     entries: list[StoredEntry | None]
@@ -66,7 +77,8 @@ class TierQueryResult:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TierReadResult:
-    """A read that ended: `body` is None when the object was gone, or was not what it should be (`is_corrupt`)."""
+    """A read that ended: `body` is None when the object was gone, or was not what it should be
+    (`is_corrupt`)."""
 
     body: memoryview | None
     is_corrupt: bool
@@ -74,8 +86,8 @@ class TierReadResult:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PendingWrite:
-    """An object to be stored, whose payload of about `nbytes` the tier's own thread makes; `worth` as in `Item`. `replaces`:
-    it is not always the same, so what is under the key is overwritten."""
+    """An object to be stored, whose payload of about `nbytes` the tier's own thread makes; `worth`
+    as in `Item`. `replaces`: it is not always the same, so what is under the key is overwritten."""
 
     key: bytes
     expires_at_s: float
@@ -99,9 +111,17 @@ class Average:
 
 
 class TierClient:
-    """A store, the `reader` that runs its finds and gets, and the `writer` that runs everything else, strictly in order."""
+    """A store, the `reader` that runs its finds and gets, and the `writer` that runs everything
+    else, strictly in order."""
 
-    def __init__(self, tier: NamedStore, mailbox: CompletionQueue, reader: Io, writer: Io, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        tier: NamedStore,
+        mailbox: CompletionQueue,
+        reader: Io,
+        writer: Io,
+        clock: Callable[[], float],
+    ) -> None:
         self.name = tier.name
         self.counters = TierCounters()
         self.queued_nbytes = 0
@@ -123,7 +143,8 @@ class TierClient:
         self._num_owed = 0
         self._is_told = False
         self._purges: dict[bytes, bool] = {}
-        """Prefixes of keys that the store may still have though they are to be forgotten: whether it failed to."""
+        """Prefixes of keys that the store may still have though they are to be forgotten: whether
+        it failed to."""
         self._quiet_until_s: dict[str, float] = {}
 
     @property
@@ -147,7 +168,8 @@ class TierClient:
         return self._num_owed > 0 and self._clock() - self.progress_s >= STALL_S
 
     def is_forgetting(self, key: bytes) -> bool:
-        """Whether what the store has under such a key may be what is to be forgotten: it is not read."""
+        """Whether what the store has under such a key may be what is to be forgotten: it is not
+        read."""
         return any(key.startswith(prefix) for prefix in self._purges)
 
     def load_s(self, nbytes: int) -> float:
@@ -159,10 +181,13 @@ class TierClient:
         return not self.queued_nbytes or self.queued_nbytes + nbytes <= QUEUE_NBYTES
 
     def takes(self, key: bytes, nbytes: int) -> bool:
-        """Whether an object may wait to be written: not where a later purge would take it along, or there is no room."""
-        return self.has_room(nbytes) and not any(failed and key.startswith(prefix) for prefix, failed in self._purges.items())
+        """Whether an object may wait to be written: not where a later purge would take it along, or
+        there is no room."""
+        return self.has_room(nbytes) and not any(
+            failed and key.startswith(prefix) for prefix, failed in self._purges.items()
+        )
 
-    # Reads ----------------------------------------------------------------------------------------------------------------
+    # Reads ----------------------------------------------------------------------------------------
 
     def ask(self, question: TierQuery, then: Callable[[TierQueryResult | None], None]) -> None:
         """Find out what is there; None when the store failed."""
@@ -173,11 +198,15 @@ class TierClient:
             keys = [label.key for label in question.entries]
             payloads = self._store.get_many(keys, question.now_s) if keys else []
             # Another thread's finds are among these: never more than what is missing here.
-            num_damaged = min(self._store.stats.num_damaged - num_damaged, [*found, *payloads].count(None))
+            num_damaged = min(
+                self._store.stats.num_damaged - num_damaged, [*found, *payloads].count(None)
+            )
             pairs = zip(payloads, question.entries, strict=True)
             entries = [_open_entry(payload, label, question.seal) for payload, label in pairs]
             triples = zip(keys, payloads, entries, strict=True)
-            refused = [key for key, payload, entry in triples if payload is not None and entry is None]
+            refused = [
+                key for key, payload, entry in triples if payload is not None and entry is None
+            ]
             return TierQueryResult(found, entries, num_damaged + len(refused), refused)
 
         def told(answer: TierQueryResult | None, seconds: float) -> None:
@@ -190,7 +219,13 @@ class TierClient:
         self._owe()
         self._run(self._reader, look, told, urgent=True)
 
-    def read(self, label: ObjectKey, seal: ObjectNamespace, now_s: float, then: Callable[[TierReadResult], None]) -> None:
+    def read(
+        self,
+        label: ObjectKey,
+        seal: ObjectNamespace,
+        now_s: float,
+        then: Callable[[TierReadResult], None],
+    ) -> None:
         """Get one object's body."""
 
         def get() -> TierReadResult:
@@ -220,13 +255,14 @@ class TierClient:
         self.counters.num_late += 1
         self._complain("a tier does not answer in time")
 
-    # Writes ---------------------------------------------------------------------------------------------------------------
+    # Writes ---------------------------------------------------------------------------------------
 
     def put(self, item: PendingWrite, then: Callable[[bool], None]) -> None:
-        """Store an object, and then say whether the store has it. The caller saw that there is room for its bytes.
+        """Store an object, and then say whether the store has it. The caller saw that there is room
+        for its bytes.
 
-        One that is there already is not written again, unless it may have changed, and none is ever kept shorter: another
-        host may have promised more.
+        One that is there already is not written again, unless it may have changed, and none is ever
+        kept shorter: another host may have promised more.
         """
 
         def store() -> int:
@@ -256,8 +292,13 @@ class TierClient:
         def tell() -> None:
             found = self._store.find_many(list(expiries), 0.0)
             pairs = zip(expiries.items(), found, strict=True)
-            # What is not found may have expired since it was refreshed here: the store may have it still.
-            items = [Item(key, None, until_s) for (key, until_s), there in pairs if not there or there.expires_at_s < until_s]
+            # What is not found may have expired since it was refreshed here: the store may have it
+            # still.
+            items = [
+                Item(key, None, until_s)
+                for (key, until_s), there in pairs
+                if not there or there.expires_at_s < until_s
+            ]
             if items:
                 self._store.put_many(items)
 
@@ -268,7 +309,8 @@ class TierClient:
         self._run(self._writer, tell, told)
 
     def curtail(self, expiries: Mapping[bytes, float], unpinned_nbytes: int) -> None:
-        """Tell the tier until when objects are kept that were kept longer so far, `unpinned_nbytes` of KV for ever."""
+        """Tell the tier until when objects are kept that were kept longer so far, `unpinned_nbytes`
+        of KV for ever."""
         items = [Item(key, None, until_s) for key, until_s in expiries.items()]
 
         def told(result: object, seconds: float) -> None:
@@ -278,7 +320,8 @@ class TierClient:
         self._run(self._writer, lambda: self._store.put_many(items), told)
 
     def tell_time(self, now_s: float) -> None:
-        """Let the tier drop some of what has expired, though nobody asks it for anything, and what it failed to forget."""
+        """Let the tier drop some of what has expired, though nobody asks it for anything, and what
+        it failed to forget."""
         for prefix in [prefix for prefix, failed in self._purges.items() if failed]:
             self.purge(prefix, lambda num_keys: None)
         if not self.is_stuck and not self._is_told:
@@ -294,8 +337,9 @@ class TierClient:
         self._run(self._writer, lambda: self._store.delete_many(keys), _ignore)
 
     def purge(self, prefix: bytes, then: Callable[[int | None], None]) -> None:
-        """Forget every object whose key begins with `prefix`, those on their way to the store included; then say how many,
-        or None when the store failed: it is told again with the time, and none of them is read before it has done so."""
+        """Forget every object whose key begins with `prefix`, those on their way to the store
+        included; then say how many, or None when the store failed: it is told again with the time,
+        and none of them is read before it has done so."""
 
         def forget() -> int | None:
             try:
@@ -320,10 +364,18 @@ class TierClient:
         is_written = self._writer.close(timeout_s)
         return self._reader.close(max(0.0, timeout_s - (time.monotonic() - begin_s))) and is_written
 
-    # Inside ---------------------------------------------------------------------------------------------------------------
+    # Inside ---------------------------------------------------------------------------------------
 
-    def _run(self, io: Io, work: Callable[[], T], told: Callable[[T | None, float], None], *, urgent: bool = False) -> None:
-        """Do `work` in `io` and have the engine thread told its result and seconds; a store that raises has none."""
+    def _run(
+        self,
+        io: Io,
+        work: Callable[[], T],
+        told: Callable[[T | None, float], None],
+        *,
+        urgent: bool = False,
+    ) -> None:
+        """Do `work` in `io` and have the engine thread told its result and seconds; a store that
+        raises has none."""
 
         def job() -> None:
             result: T | None = None
@@ -342,7 +394,8 @@ class TierClient:
         self._complain(f"a tier failed with {kind}")
 
     def _distrust(self, num_corrupt: int, keys: Sequence[bytes]) -> None:
-        """Count what was not what it should be, say so, and forget the objects under `keys`. Nothing when there are none."""
+        """Count what was not what it should be, say so, and forget the objects under `keys`.
+        Nothing when there are none."""
         if not num_corrupt:
             return
         self.counters.num_corrupt += num_corrupt
@@ -367,8 +420,11 @@ class TierClient:
         self.progress_s = self._clock()
 
 
-def open_clients(tiers: Sequence[NamedStore], mailbox: CompletionQueue, clock: Callable[[], float]) -> tuple[TierClient, ...]:
-    """A lane per tier: in the engine thread where the store is memory, else with threads of its own."""
+def open_clients(
+    tiers: Sequence[NamedStore], mailbox: CompletionQueue, clock: Callable[[], float]
+) -> tuple[TierClient, ...]:
+    """A lane per tier: in the engine thread where the store is memory, else with threads of its
+    own."""
     lanes = []
     for tier in tiers:
         if isinstance(tier.store, MemoryStore):
@@ -381,7 +437,9 @@ def open_clients(tiers: Sequence[NamedStore], mailbox: CompletionQueue, clock: C
     return tuple(lanes)
 
 
-def _open_entry(payload: Payload | None, label: ObjectKey, seal: ObjectNamespace) -> StoredEntry | None:
+def _open_entry(
+    payload: Payload | None, label: ObjectKey, seal: ObjectNamespace
+) -> StoredEntry | None:
     body = None if payload is None else decode_object(payload, label, seal)
     return None if body is None else decode_entry(body)
 

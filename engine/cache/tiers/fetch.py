@@ -1,4 +1,5 @@
-"""What one request may get from below the device, and the choice of what to read. Data and arithmetic; talks to no store."""
+"""What one request may get from below the device, and the choice of what to read. Data and
+arithmetic; talks to no store."""
 
 from __future__ import annotations
 
@@ -15,14 +16,16 @@ from engine.cache.tree.geometry import Geometry, cut
 from engine.prompt.types import Position
 
 MAX_PLACES: Final = 64
-"""Positions of one prompt at which entries are looked for: those the plan names first, then the last ones."""
+"""Positions of one prompt at which entries are looked for: those the plan names first, then the
+last ones."""
 
 Cause: TypeAlias = Literal["late", "corrupt"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UnknownEntry:
-    """A position whose entry is not known here: `key` and `ancestor`, `tail` as in `Entry`; `label` of the stored object."""
+    """A position whose entry is not known here: `key` and `ancestor`, `tail` as in `Entry`; `label`
+    of the stored object."""
 
     key: bytes
     ancestor: bytes
@@ -34,11 +37,12 @@ class UnknownEntry:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """One request's reads from the lower tiers, from `seek` until its pages are on the device or it is abandoned.
+    """One request's reads from the lower tiers, from `seek` until its pages are on the device or it
+    is abandoned.
 
-    `last` was the prompt's last full block on the device when the fetch began, `num_matched` the tokens found there.
-    `pieces` are what is being read, in token order and without a gap; those with a body have arrived. `cause` is why
-    the pieces end sooner than they should have.
+    `last` was the prompt's last full block on the device when the fetch began, `num_matched` the
+    tokens found there. `pieces` are what is being read, in token order and without a gap; those
+    with a body have arrived. `cause` is why the pieces end sooner than they should have.
     """
 
     space: TenantCache
@@ -64,7 +68,8 @@ class Fetch:
 
     @property
     def is_outrun(self) -> bool:
-        """Whether the device has lost what it held of the prompt, so that the pieces may not join it any more."""
+        """Whether the device has lost what it held of the prompt, so that the pieces may not join
+        it any more."""
         return self.last.parent is None and self.last is not self.space.root
 
     def arrived(self, at: int) -> Iterator[SpanRead]:
@@ -78,11 +83,14 @@ class Fetch:
 
 
 def look_for(fetch: Fetch, geometry: Geometry, knows: Callable[[bytes], bool]) -> None:
-    """Fill in what the tiers are to be asked: spans past the device's, and places whose entries `knows` doesn't know."""
+    """Fill in what the tiers are to be asked: spans past the device's, and places whose entries
+    `knows` doesn't know."""
     view, seal, span = fetch.view, fetch.space.seal, geometry.span_tokens
     first = geometry.border(min(fetch.num_matched, view.num_prompt))
     for start in range(first, view.num_prompt - span + 1, span):
-        label = ObjectKey(span_key(seal, view.keys.ancestor(start + span)), cut(view.ids, start, start + span))
+        label = ObjectKey(
+            span_key(seal, view.keys.ancestor(start + span)), cut(view.ids, start, start + span)
+        )
         fetch.spans.append(SpanRead(label, start, start + span))
     places: dict[bytes, UnknownEntry] = {}
     for position in _positions(view):
@@ -96,16 +104,24 @@ def look_for(fetch: Fetch, geometry: Geometry, knows: Callable[[bytes], bool]) -
             fetch.tails[offset] = SpanRead(label, start, offset)
         key = view.key(position)
         if key not in places and not knows(key):
-            places[key] = UnknownEntry(key, ancestor, tail, position, offset, ObjectKey(stored_entry_key(seal, key), tail))
+            places[key] = UnknownEntry(
+                key, ancestor, tail, position, offset, ObjectKey(stored_entry_key(seal, key), tail)
+            )
     fetch.places = tuple(places.values())
 
 
 def choose(
-    fetch: Fetch, geometry: Geometry, is_live: Callable[[Position], bool], is_worth: Callable[[SpanRead], bool]
+    fetch: Fetch,
+    geometry: Geometry,
+    is_live: Callable[[Position], bool],
+    is_worth: Callable[[SpanRead], bool],
 ) -> list[SpanRead]:
-    """The pieces to read, in token order: all that the entry to be read needs, and beyond it what is worth its time."""
+    """The pieces to read, in token order: all that the entry to be read needs, and beyond it what
+    is worth its time."""
     chain = list(_contiguous(fetch.spans))
-    chain_end = chain[-1].end if chain else geometry.border(min(fetch.num_matched, fetch.view.num_prompt))
+    chain_end = (
+        chain[-1].end if chain else geometry.border(min(fetch.num_matched, fetch.view.num_prompt))
+    )
     live = _reachable(fetch, geometry, is_live, chain_end)
     promised = _promised(fetch, live)
     chosen: list[SpanRead] = []
@@ -113,11 +129,22 @@ def choose(
         if piece.start >= promised and not is_worth(piece):
             break
         chosen.append(piece)
-    end = chosen[-1].end if chosen else geometry.border(min(fetch.num_matched, fetch.view.num_prompt))
-    ends = [offset for offset in live.values() if max(end, fetch.num_matched) < offset < end + geometry.span_tokens]
+    end = (
+        chosen[-1].end if chosen else geometry.border(min(fetch.num_matched, fetch.view.num_prompt))
+    )
+    ends = [
+        offset
+        for offset in live.values()
+        if max(end, fetch.num_matched) < offset < end + geometry.span_tokens
+    ]
     for offset in sorted(ends, reverse=True):
         tail = fetch.tails.get(offset)
-        if tail is not None and tail.start == end and tail.is_there and (offset <= promised or is_worth(tail)):
+        if (
+            tail is not None
+            and tail.start == end
+            and tail.is_there
+            and (offset <= promised or is_worth(tail))
+        ):
             return [*chosen, tail]
     return chosen
 
@@ -129,7 +156,9 @@ def _contiguous(pieces: list[SpanRead]) -> Iterator[SpanRead]:
         yield piece
 
 
-def _reachable(fetch: Fetch, geometry: Geometry, is_live: Callable[[Position], bool], chain_end: int) -> dict[Position, int]:
+def _reachable(
+    fetch: Fetch, geometry: Geometry, is_live: Callable[[Position], bool], chain_end: int
+) -> dict[Position, int]:
     """Positions with a live entry whose KV can all be had."""
     live: dict[Position, int] = {}
     for position in _positions(fetch.view):
@@ -153,7 +182,12 @@ def _promised(fetch: Fetch, live: dict[Position, int]) -> int:
 
 
 def _positions(view: PromptLookup) -> list[Position]:
-    """At most `MAX_PLACES` of the prompt's positions, in the plan's order and then from the last to the first."""
+    """At most `MAX_PLACES` of the prompt's positions, in the plan's order and then from the last to
+    the first."""
     known = view.rendered.offsets
-    named = [*view.plan.readable, *(planned.position for planned in view.plan.writable), *reversed(list(known))]
+    named = [
+        *view.plan.readable,
+        *(planned.position for planned in view.plan.writable),
+        *reversed(list(known)),
+    ]
     return [position for position in dict.fromkeys(named) if position in known][:MAX_PLACES]

@@ -1,4 +1,5 @@
-"""Where calls of stores run, and how their results come back to the engine thread. Knows no stores and no blocks."""
+"""Where calls of stores run, and how their results come back to the engine thread. Knows no stores
+and no blocks."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ Job: TypeAlias = Callable[[], None]
 
 
 class Io(Protocol):
-    """Runs jobs, each once, in some thread, in the order they were submitted but for urgent ones. A job never raises."""
+    """Runs jobs, each once, in some thread, in the order they were submitted but for urgent ones. A
+    job never raises."""
 
     def submit(self, job: Job, *, urgent: bool = False) -> None:
         """Run `job` later, or at once. Urgent jobs go before others that have not begun."""
         ...
 
     def close(self, timeout_s: float) -> bool:
-        """Take no more jobs, run those submitted; False when they were not done in time, and are given up."""
+        """Take no more jobs, run those submitted; False when they were not done in time, and are
+        given up."""
         ...
 
 
@@ -39,8 +42,9 @@ class InlineIo:
 class ThreadIo:
     """`num_threads` threads that share one queue. With one thread jobs are strictly in order.
 
-    With a `niceness` they yield the processor to others of the process, as `nice` has it (Linux keeps it by thread).
-    The threads are daemons: a store that never answers must not keep the process alive.
+    With a `niceness` they yield the processor to others of the process, as `nice` has it (Linux
+    keeps it by thread). The threads are daemons: a store that never answers must not keep the
+    process alive.
     """
 
     def __init__(self, name: str, num_threads: int, *, niceness: int = 0) -> None:
@@ -48,7 +52,10 @@ class ThreadIo:
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._closed = False
-        self._threads = [threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(num_threads)]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True)
+            for i in range(num_threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -78,7 +85,9 @@ class ThreadIo:
     def _work(self) -> None:
         if self._niceness:
             thread = threading.get_native_id()
-            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + self._niceness)
+            os.setpriority(
+                os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + self._niceness
+            )
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
@@ -89,7 +98,8 @@ class ThreadIo:
 
 
 class CompletionQueue:
-    """What I/O threads have for the engine thread. `post` may be called from any thread, the rest from the engine's alone."""
+    """What I/O threads have for the engine thread. `post` may be called from any thread, the rest
+    from the engine's alone."""
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = lambda: None

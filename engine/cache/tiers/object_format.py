@@ -1,16 +1,19 @@
-"""What lies in the tiers below the device: keys and the one payload format. Pure bytes; knows no stores, pages or clocks.
+"""What lies in the tiers below the device: keys and the one payload format. Pure bytes; knows no
+stores, pages or clocks.
 
-Three kinds of objects. A *span* holds the KV of 16 blocks of 16 tokens (256 tokens, aligned in absolute positions), a
-*tail* the KV between the last span border and the exact end of an entry, an *entry* what was promised there. Every one is
-found by a key that can be computed from the tokens and the tenant's root key: no index is ever rebuilt from a tier.
+Three kinds of objects. A *span* holds the KV of 16 blocks of 16 tokens (256 tokens, aligned in
+absolute positions), a *tail* the KV between the last span border and the exact end of an entry, an
+*entry* what was promised there. Every one is found by a key that can be computed from the tokens
+and the tenant's root key: no index is ever rebuilt from a tier.
 
-A key is 32 bytes: 8 that are the tenant's under this secret, whatever the model, so that a scan can tell whose an object
-is, then 24 of SHA-256 over a tag and the key of the place (a chain over all tokens before it).
+A key is 32 bytes: 8 that are the tenant's under this secret, whatever the model, so that a scan can
+tell whose an object is, then 24 of SHA-256 over a tag and the key of the place (a chain over all
+tokens before it).
 
-A payload is `HEADER | fingerprint | token ids | body`. The checksum finds damage and needs no secret; the MAC, under the
-tenant's root key, covers everything but the body itself, and the body by its checksum: an object of another tenant, secret
-or model is never accepted. Whoever can write to a store *and* forge xxh3 could still alter KV: encryption at rest is the
-answer to that.
+A payload is `HEADER | fingerprint | token ids | body`. The checksum finds damage and needs no
+secret; the MAC, under the tenant's root key, covers everything but the body itself, and the body by
+its checksum: an object of another tenant, secret or model is never accepted. Whoever can write to a
+store *and* forge xxh3 could still alter KV: encryption at rest is the answer to that.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ MAC_NBYTES: Final = 16
 NAMESPACE_NBYTES: Final = 8
 KEY_NBYTES: Final = 32
 HEADER: Final = struct.Struct(f"<8sHHIQQ{KEY_NBYTES}s{MAC_NBYTES}s")
-"""Magic, layout version, bytes of fingerprint, bytes of token ids, bytes of body, xxh3_64 of all after the header, key, MAC."""
+"""Magic, layout version, bytes of fingerprint, bytes of token ids, bytes of body, xxh3_64 of all
+after the header, key, MAC."""
 
 
 class Kind(IntEnum):
@@ -65,9 +69,11 @@ class ObjectKey:
 
 
 class StoredEntry(msgspec.Struct, frozen=True, array_like=True):
-    """The body of an entry: see `engine/cache/tree/entries.py`. Its expiry is here, not in the store: a refresh rewrites it.
+    """The body of an entry: see `engine/cache/tree/entries.py`. Its expiry is here, not in the
+    store: a refresh rewrites it.
 
-    `position` and `offset` are for people who list what is stored; the request says where an entry is.
+    `position` and `offset` are for people who list what is stored; the request says where an entry
+    is.
     """
 
     ancestor: bytes
@@ -80,9 +86,12 @@ class StoredEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 def namespace(root_secret: bytes, tenant: str) -> bytes:
-    """The first bytes of the key of all a tenant has in any tier, under any model. Nobody can tell the tenant from it."""
+    """The first bytes of the key of all a tenant has in any tier, under any model. Nobody can tell
+    the tenant from it."""
     name = tenant.encode("utf-8", "surrogatepass")
-    return hmac.digest(root_secret, b"stored\0" + len(name).to_bytes(8, "little") + name, "sha256")[:NAMESPACE_NBYTES]
+    return hmac.digest(root_secret, b"stored\0" + len(name).to_bytes(8, "little") + name, "sha256")[
+        :NAMESPACE_NBYTES
+    ]
 
 
 def span_key(seal: ObjectNamespace, last_block: bytes) -> bytes:
@@ -91,7 +100,8 @@ def span_key(seal: ObjectNamespace, last_block: bytes) -> bytes:
 
 
 def tail_key(seal: ObjectNamespace, ancestor: bytes, tail: bytes) -> bytes:
-    """Key of the tail that ends `tail` (packed ids, less than a block) after the full block with key `ancestor`."""
+    """Key of the tail that ends `tail` (packed ids, less than a block) after the full block with
+    key `ancestor`."""
     return _key(seal, Kind.TAIL, ancestor + tail)
 
 
@@ -105,13 +115,16 @@ def encode_object(label: ObjectKey, seal: ObjectNamespace, body: Payload) -> Pay
     checksum = xxhash.xxh3_64(seal.fingerprint + label.ids)
     checksum.update(body)
     sizes = len(seal.fingerprint), len(label.ids), len(body)
-    open_header = HEADER.pack(MAGIC, LAYOUT_VERSION, *sizes, checksum.intdigest(), label.key, bytes(MAC_NBYTES))
+    open_header = HEADER.pack(
+        MAGIC, LAYOUT_VERSION, *sizes, checksum.intdigest(), label.key, bytes(MAC_NBYTES)
+    )
     mac = _mac(seal, open_header, label.ids)
     return joined((open_header[:-MAC_NBYTES], mac, seal.fingerprint, label.ids, body))
 
 
 def decode_object(payload: Payload, label: ObjectKey, seal: ObjectNamespace) -> memoryview | None:
-    """The body, a view of the payload; None when that is damaged, or of another key, tenant, model, layout or other tokens."""
+    """The body, a view of the payload; None when that is damaged, or of another key, tenant, model,
+    layout or other tokens."""
     header = bytes(payload[: HEADER.size])
     ids_at = HEADER.size + len(seal.fingerprint)
     body_at = ids_at + len(label.ids)
@@ -119,12 +132,15 @@ def decode_object(payload: Payload, label: ObjectKey, seal: ObjectNamespace) -> 
         return None
     magic, version, num_fingerprint, num_ids, num_body, checksum, key, mac = HEADER.unpack(header)
     if (
-        (magic, version, num_fingerprint, num_ids) != (MAGIC, LAYOUT_VERSION, len(seal.fingerprint), len(label.ids))
+        (magic, version, num_fingerprint, num_ids)
+        != (MAGIC, LAYOUT_VERSION, len(seal.fingerprint), len(label.ids))
         or key != label.key
         or len(payload) != body_at + num_body
         or payload[HEADER.size : ids_at] != seal.fingerprint
         or payload[ids_at:body_at] != label.ids
-        or not hmac.compare_digest(mac, _mac(seal, header[:-MAC_NBYTES] + bytes(MAC_NBYTES), label.ids))
+        or not hmac.compare_digest(
+            mac, _mac(seal, header[:-MAC_NBYTES] + bytes(MAC_NBYTES), label.ids)
+        )
         or xxhash.xxh3_64_intdigest(memoryview(payload)[HEADER.size :]) != checksum
     ):
         return None
@@ -132,10 +148,13 @@ def decode_object(payload: Payload, label: ObjectKey, seal: ObjectNamespace) -> 
 
 
 def is_intact(key: bytes, payload: Payload) -> bool:
-    """Whether a payload is what some engine stored under `key`, as far as can be told without the secret."""
+    """Whether a payload is what some engine stored under `key`, as far as can be told without the
+    secret."""
     if len(payload) < HEADER.size:
         return False
-    magic, version, num_fingerprint, num_ids, num_body, checksum, own_key, _ = HEADER.unpack_from(payload)
+    magic, version, num_fingerprint, num_ids, num_body, checksum, own_key, _ = HEADER.unpack_from(
+        payload
+    )
     return (
         (magic, version, own_key) == (MAGIC, LAYOUT_VERSION, key)
         and len(payload) == HEADER.size + num_fingerprint + num_ids + num_body

@@ -12,8 +12,9 @@ from engine.cache.tiers.object_format import ObjectKey
 class SpanRead:
     """One span or tail of the prompt: tokens `[start, end)`, `start` on a span border.
 
-    `holders` are the lanes that say they have it and were not tried yet, in order; `lane` is the one it is being read
-    from. Once it was read, `body` is its KV, page after page, and `tier` where it came from.
+    `holders` are the lanes that say they have it and were not tried yet, in order; `lane` is the
+    one it is being read from. Once it was read, `body` is its KV, page after page, and `tier` where
+    it came from.
     """
 
     label: ObjectKey

@@ -1,8 +1,9 @@
-"""Reads from the lower tiers on behalf of requests: who waits for what, and until when. Knows no pages and writes nothing.
+"""Reads from the lower tiers on behalf of requests: who waits for what, and until when. Knows no
+pages and writes nothing.
 
-For the engine thread alone, and nothing here waits: results come back through the mailbox. An object is read once however
-many requests want it. What is read is owned by its job: a request that ends, or stops waiting, takes nothing away from a
-thread that is still at work.
+For the engine thread alone, and nothing here waits: results come back through the mailbox. An
+object is read once however many requests want it. What is read is owned by its job: a request that
+ends, or stops waiting, takes nothing away from a thread that is still at work.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from functools import partial
 from typing import Final, Protocol
 
 from engine.cache.stats import CacheCounters
-from engine.cache.tiers.client import STALL_S, Average, TierClient, TierQuery, TierQueryResult, TierReadResult
+from engine.cache.tiers.client import (
+    STALL_S,
+    Average,
+    TierClient,
+    TierQuery,
+    TierQueryResult,
+    TierReadResult,
+)
 from engine.cache.tiers.fetch import Fetch, UnknownEntry, choose, look_for
 from engine.cache.tiers.object_format import StoredEntry
 from engine.cache.tiers.pieces import SpanRead
@@ -24,16 +32,19 @@ from engine.memory import Payload
 from engine.prompt.types import Position
 
 STAGED_NBYTES: Final = 1024**3
-"""Bytes that may be read and not yet on the device. One request alone may pass it, so that it can be served at all."""
+"""Bytes that may be read and not yet on the device. One request alone may pass it, so that it can
+be served at all."""
 
 LONG_WAIT_S: Final = 0.3
 
 LEAST_WAIT_S: Final = 0.02
-"""What is left to wait for the bytes of a tier after another one has used up the request's patience."""
+"""What is left to wait for the bytes of a tier after another one has used up the request's
+patience."""
 
 
 class InTransit(Protocol):
-    """Bytes on their way to the tiers, which can be read meanwhile. `tier` is the first they go to."""
+    """Bytes on their way to the tiers, which can be read meanwhile. `tier` is the first they go
+    to."""
 
     body: Payload
     expires_at_s: float
@@ -49,7 +60,8 @@ class _Read:
 
 @dataclass(slots=True)
 class Speed:
-    """Tokens that the model prefills per second: a running average, None before the first measurement."""
+    """Tokens that the model prefills per second: a running average, None before the first
+    measurement."""
 
     average: Average = field(default_factory=lambda: Average(0.0))
 
@@ -59,8 +71,9 @@ class Speed:
 
 
 class TierReader:
-    """The fetches of one cache. `passing(key)` is what is on its way to the tiers under a key; `tell()` has them know at once
-    until when objects are kept, before they hear of a time at which they would think them over."""
+    """The fetches of one cache. `passing(key)` is what is on its way to the tiers under a key;
+    `tell()` has them know at once until when objects are kept, before they hear of a time at which
+    they would think them over."""
 
     def __init__(
         self,
@@ -84,28 +97,37 @@ class TierReader:
         self._reads: dict[tuple[TierClient, bytes], _Read] = {}
 
     def start(self, fetch: Fetch) -> None:
-        """Ask every tier that answers at all, and has nothing to forget of the tenant, what it has of the prompt. `fetch` is
-        over at once where that is nothing."""
+        """Ask every tier that answers at all, and has nothing to forget of the tenant, what it has
+        of the prompt. `fetch` is over at once where that is nothing."""
         namespace = fetch.space.seal.namespace
-        lanes = [lane for lane in self._lanes if not lane.is_stuck and not lane.is_forgetting(namespace)]
+        lanes = [
+            lane for lane in self._lanes if not lane.is_stuck and not lane.is_forgetting(namespace)
+        ]
         fetch.progress_s = self._clock()
         if not lanes:
             fetch.is_over = True
             return
-        look_for(fetch, self._geometry, lambda key: fetch.space.entries.find_live(key, fetch.now_s) is not None)
+        look_for(
+            fetch,
+            self._geometry,
+            lambda key: fetch.space.entries.find_live(key, fetch.now_s) is not None,
+        )
         objects = [piece.label.key for piece in self._askable(fetch)]
         if not objects and not fetch.places:
             fetch.is_over = True
             return
         self._tell()
-        question = TierQuery(objects, [place.label for place in fetch.places], fetch.space.seal, fetch.now_s)
+        question = TierQuery(
+            objects, [place.label for place in fetch.places], fetch.space.seal, fetch.now_s
+        )
         self._fetches[fetch] = None
         fetch.unanswered = list(lanes)
         for lane in lanes:
             lane.ask(question, partial(self._told, fetch, lane))
 
     def abandon(self, fetch: Fetch) -> None:
-        """Nobody wants it any more, or all of it was used: its bytes are free. Reads under way end by themselves."""
+        """Nobody wants it any more, or all of it was used: its bytes are free. Reads under way end
+        by themselves."""
         self._end(fetch)
         for piece in fetch.pieces:
             self._let_go(fetch, piece)
@@ -123,7 +145,8 @@ class TierReader:
                 self._give_up(fetch)
 
     def late_at_s(self) -> float:
-        """When `give_up_late` will have something to do, if nothing comes until then; infinity for never."""
+        """When `give_up_late` will have something to do, if nothing comes until then; infinity for
+        never."""
         return min((self._late_at_s(fetch) for fetch in self._fetches), default=float("inf"))
 
     def drop(self, prefix: bytes) -> None:
@@ -133,14 +156,17 @@ class TierReader:
                 self.abandon(fetch)
 
     def check(self, open_fetches: Sequence[Fetch]) -> None:
-        """Raise AssertionError unless everything staged or awaited belongs to one of `open_fetches`. For tests."""
+        """Raise AssertionError unless everything staged or awaited belongs to one of
+        `open_fetches`. For tests."""
         assert all(fetch in open_fetches for fetch in self._fetches)
-        assert self.staged_nbytes == sum(fetch.staged_nbytes for fetch in open_fetches if not fetch.is_queued)
+        assert self.staged_nbytes == sum(
+            fetch.staged_nbytes for fetch in open_fetches if not fetch.is_queued
+        )
         waiting = [fetch for read in self._reads.values() for fetch, _ in read.waiters]
         assert all(fetch in self._fetches for fetch in waiting)
         assert all(fetch in self._fetches for fetch in self._queue)
 
-    # A fetch's life -------------------------------------------------------------------------------------------------------
+    # A fetch's life -------------------------------------------------------------------------------
 
     @staticmethod
     def _askable(fetch: Fetch) -> list[SpanRead]:
@@ -172,7 +198,9 @@ class TierReader:
         entry = entries.find_live(place.key, now_s)
         if entry is None:
             times = stored.ttl_s, stored.expires_at_s, stored.refresh_on_read
-            entry = Entry(place.key, place.ancestor, place.tail, place.position, place.offset, *times)
+            entry = Entry(
+                place.key, place.ancestor, place.tail, place.position, place.offset, *times
+            )
             entry.ends_at_s = stored.ends_at_s
             entries.add(entry)
             self._counters.num_found_entries += 1
@@ -201,11 +229,16 @@ class TierReader:
                 piece.expires_at_s = write.expires_at_s
                 piece.body, piece.tier = memoryview(write.body), write.tier
         for place in fetch.places:
-            entry, tail = fetch.space.entries.find_live(place.key, fetch.now_s), fetch.tails.get(place.offset)
+            entry, tail = (
+                fetch.space.entries.find_live(place.key, fetch.now_s),
+                fetch.tails.get(place.offset),
+            )
             if entry is not None and tail is not None:
                 entry.has_tail = tail.is_there
         fetch.pieces = choose(fetch, self._geometry, partial(self._is_live, fetch), self._is_worth)
-        fetch.staged_nbytes = sum(self._geometry.nbytes(piece.start, piece.end) for piece in fetch.pieces)
+        fetch.staged_nbytes = sum(
+            self._geometry.nbytes(piece.start, piece.end) for piece in fetch.pieces
+        )
         if self._has_stage(fetch):
             self._begin(fetch)
         else:
@@ -227,7 +260,8 @@ class TierReader:
             self._end(fetch)
 
     def _read(self, fetch: Fetch, piece: SpanRead) -> None:
-        """Read a piece from the next tier that has it, or join a read under way; without any, the pieces end before it."""
+        """Read a piece from the next tier that has it, or join a read under way; without any, the
+        pieces end before it."""
         lane = piece.lane = next((lane for lane in piece.holders if not lane.is_stuck), None)
         if lane is None:
             if piece.holders:
@@ -240,7 +274,9 @@ class TierReader:
             read.waiters.append((fetch, piece))
             return
         self._reads[lane, piece.label.key] = _Read([(fetch, piece)])
-        lane.read(piece.label, fetch.space.seal, fetch.now_s, partial(self._got, lane, piece.label.key))
+        lane.read(
+            piece.label, fetch.space.seal, fetch.now_s, partial(self._got, lane, piece.label.key)
+        )
 
     def _got(self, lane: TierClient, key: bytes, got: TierReadResult) -> None:
         """A read ended, for all who still wait for it."""
@@ -251,7 +287,9 @@ class TierReader:
             if piece.lane is not lane:  # cut off meanwhile
                 continue
             piece.lane = None
-            if got.body is not None and len(got.body) == self._geometry.nbytes(piece.start, piece.end):
+            if got.body is not None and len(got.body) == self._geometry.nbytes(
+                piece.start, piece.end
+            ):
                 piece.body, piece.tier = got.body, lane.name
                 fetch.progress_s = self._clock()
                 fetch.num_missing -= 1
@@ -263,7 +301,8 @@ class TierReader:
                 self._end(fetch)
 
     def _forget_tail(self, fetch: Fetch, piece: SpanRead) -> None:
-        """A tail that was not read, or could not be, may be no tail any more: once computed, it is written again."""
+        """A tail that was not read, or could not be, may be no tail any more: once computed, it is
+        written again."""
         for place in fetch.places:
             entry = fetch.space.entries.find_live(place.key, fetch.now_s)
             if entry is not None and fetch.tails.get(place.offset) is piece:
@@ -285,7 +324,12 @@ class TierReader:
         patience_s = max(LEAST_WAIT_S, STALL_S - fetch.wasted_s)
         if not fetch.is_chosen:
             return fetch.progress_s + patience_s
-        progress_s = max([fetch.progress_s, *(piece.lane.progress_s for piece in fetch.pieces if piece.lane is not None)])
+        progress_s = max(
+            [
+                fetch.progress_s,
+                *(piece.lane.progress_s for piece in fetch.pieces if piece.lane is not None),
+            ]
+        )
         return min(progress_s + patience_s, fetch.deadline_s)
 
     def _give_up(self, fetch: Fetch) -> None:
@@ -320,7 +364,8 @@ class TierReader:
             self._counters.num_long_waits += fetch.wasted_s >= LONG_WAIT_S
 
     def _let_go(self, fetch: Fetch, piece: SpanRead) -> None:
-        """Drop what was read of a piece, and stop waiting for it; its thread goes on with what it owns."""
+        """Drop what was read of a piece, and stop waiting for it; its thread goes on with what it
+        owns."""
         piece.body = None
         if piece.lane is not None:
             self._reads[piece.lane, piece.label.key].waiters.remove((fetch, piece))

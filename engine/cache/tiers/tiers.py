@@ -1,7 +1,9 @@
-"""All tiers below the device as one: what is read from them, what is written to every one of them. Knows no pages.
+"""All tiers below the device as one: what is read from them, what is written to every one of them.
+Knows no pages.
 
-For the engine thread alone, and nothing here waits: results come back through the mailbox and are taken in by `poll`. What
-is written is owned by its job, and can be read from there until every tier has it.
+For the engine thread alone, and nothing here waits: results come back through the mailbox and are
+taken in by `poll`. What is written is owned by its job, and can be read from there until every tier
+has it.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ REFRESH_S: Final = 0.25
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ObjectSpec:
-    """An object about to be written: what it is, whose, and until when it is kept. `prefill_tokens` is what it saves, see
-    `engine/cache/tree/eviction.py`. `replaces`: its body may change."""
+    """An object about to be written: what it is, whose, and until when it is kept. `prefill_tokens`
+    is what it saves, see `engine/cache/tree/eviction.py`. `replaces`: its body may change."""
 
     label: ObjectKey
     seal: ObjectNamespace
@@ -60,15 +62,18 @@ class _Purge:
 
 
 class Tiers:
-    """The lanes, in the order they are read; everything is written to all of them. Without stores nothing is ever found, and
-    nothing has to be written. A context manager: leaving it gives up what `close` has not written."""
+    """The lanes, in the order they are read; everything is written to all of them. Without stores
+    nothing is ever found, and nothing has to be written. A context manager: leaving it gives up
+    what `close` has not written."""
 
     def __init__(
         self,
         stores: Sequence[NamedStore],
         *,
         clock: Callable[[], float] = time.monotonic,
-        open_all: Callable[[Sequence[NamedStore], CompletionQueue, Callable[[], float]], tuple[TierClient, ...]] = open_clients,
+        open_all: Callable[
+            [Sequence[NamedStore], CompletionQueue, Callable[[], float]], tuple[TierClient, ...]
+        ] = open_clients,
     ) -> None:
         self._clock = clock
         self._mailbox = CompletionQueue()
@@ -80,7 +85,9 @@ class Tiers:
 
     def attach(self, geometry: Geometry, counters: CacheCounters) -> None:
         """Work for a cache of this geometry, and count there."""
-        self.reads = TierReader(self._lanes, geometry, counters, self._clock, self._writes.get, self.tell_refreshes)
+        self.reads = TierReader(
+            self._lanes, geometry, counters, self._clock, self._writes.get, self.tell_refreshes
+        )
 
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Have `wake` called, from any thread, whenever there is something to poll."""
@@ -97,7 +104,8 @@ class Tiers:
         return not self._mailbox.is_empty
 
     def wait_s(self) -> float | None:
-        """Seconds until `poll` should be called though nothing came; None while nothing is pending."""
+        """Seconds until `poll` should be called though nothing came; None while nothing is
+        pending."""
         due_s = self.reads.late_at_s()
         if self._fresh:
             due_s = min(due_s, self._fresh_since_s + REFRESH_S)
@@ -108,14 +116,16 @@ class Tiers:
         return {lane.name: TierStats(lane.counters, lane.gauges) for lane in self._lanes}
 
     def tell_time(self, now_s: float) -> None:
-        """Let every tier drop some of what has expired, but nothing whose new expiry it does not know yet."""
+        """Let every tier drop some of what has expired, but nothing whose new expiry it does not
+        know yet."""
         self.tell_refreshes()
         for lane in self._lanes:
             lane.tell_time(now_s)
         self._mailbox.drain()
 
     def poll(self) -> None:
-        """Take in what came, stop waiting for what is late, and tell the tiers new expiries that are due."""
+        """Take in what came, stop waiting for what is late, and tell the tiers new expiries that
+        are due."""
         self._mailbox.drain()
         self.reads.give_up_late()
         self._mailbox.drain()
@@ -127,14 +137,15 @@ class Tiers:
         self.reads.start(fetch)
         self.poll()
 
-    # Writing --------------------------------------------------------------------------------------------------------------
+    # Writing --------------------------------------------------------------------------------------
 
     def has_room(self, nbytes: int) -> bool:
         """Whether some tier would queue so many bytes."""
         return any(lane.has_room(nbytes) for lane in self._lanes)
 
     def put(self, sealed: ObjectSpec, body: Payload, then: Callable[[bool], None]) -> None:
-        """Write an object to every tier that takes it; `then` says whether any has it. One is dropped elsewhere."""
+        """Write an object to every tier that takes it; `then` says whether any has it. One is
+        dropped elsewhere."""
         nbytes, lanes = len(body), []
         for lane in self._lanes:
             if lane.takes(sealed.label.key, nbytes):
@@ -149,11 +160,19 @@ class Tiers:
         self._fresh.pop(key, None)
         make = partial(encode_object, sealed.label, sealed.seal, body)
         for lane in lanes:
-            item = PendingWrite(key, sealed.expires_at_s, nbytes, sealed.prefill_tokens / nbytes, sealed.replaces, make)
+            item = PendingWrite(
+                key,
+                sealed.expires_at_s,
+                nbytes,
+                sealed.prefill_tokens / nbytes,
+                sealed.replaces,
+                make,
+            )
             lane.put(item, partial(self._written, key, write, then))
 
     def refresh(self, key: bytes, expires_at_s: float) -> None:
-        """Keep an object so long, or longer where somebody else has said so, in every tier that has it."""
+        """Keep an object so long, or longer where somebody else has said so, in every tier that has
+        it."""
         if not self._fresh:
             self._fresh_since_s = self._clock()
         self._fresh[key] = max(expires_at_s, self._fresh.get(key, expires_at_s))
@@ -169,17 +188,20 @@ class Tiers:
         for lane in self._lanes if fresh else ():
             lane.refresh(fresh)
 
-    def curtail(self, expiries: Mapping[bytes, float], forgotten: bytes, unpinned_nbytes: int) -> None:
-        """Keep objects so long only, in every tier, and the one under `forgotten` no longer; `unpinned_nbytes` of KV in them
-        were pinned."""
+    def curtail(
+        self, expiries: Mapping[bytes, float], forgotten: bytes, unpinned_nbytes: int
+    ) -> None:
+        """Keep objects so long only, in every tier, and the one under `forgotten` no longer;
+        `unpinned_nbytes` of KV in them were pinned."""
         self.tell_refreshes()
         for lane in self._lanes:
             lane.curtail(expiries, unpinned_nbytes)
             lane.delete([forgotten])
 
     def purge(self, prefix: bytes, then: Callable[[int | None], None]) -> None:
-        """Forget every object under a prefix of keys, in every tier. Nothing of it is served from here on; `then` says how
-        many objects there were, once all tiers are done, or None where one failed and is told again until it has done so."""
+        """Forget every object under a prefix of keys, in every tier. Nothing of it is served from
+        here on; `then` says how many objects there were, once all tiers are done, or None where one
+        failed and is told again until it has done so."""
         self.reads.drop(prefix)
         for keys in (self._writes, self._fresh):
             for key in [key for key in keys if key.startswith(prefix)]:
@@ -202,12 +224,19 @@ class Tiers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close(0.0)
 
-    # What the tiers say of writes -----------------------------------------------------------------------------------------
+    # What the tiers say of writes -----------------------------------------------------------------
 
-    def _written(self, key: bytes, write: _Write, then: Callable[[bool], None], is_stored: bool) -> None:
+    def _written(
+        self, key: bytes, write: _Write, then: Callable[[bool], None], is_stored: bool
+    ) -> None:
         write.num_left -= 1
         write.is_stored |= is_stored
         if not write.num_left:

@@ -1,6 +1,8 @@
-"""What the device holds and the lower tiers should: objects wanted, copied a slice at a time, handed to the tiers.
+"""What the device holds and the lower tiers should: objects wanted, copied a slice at a time,
+handed to the tiers.
 
-Knows blocks and pages; knows no leases and no threads. Everything is in order: an entry is never written before its KV.
+Knows blocks and pages; knows no leases and no threads. Everything is in order: an entry is never
+written before its KV.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from typing import Final, TypeAlias
 from engine.cache.device import PageDevice
 from engine.cache.lookup import TenantCache
 from engine.cache.stats import CacheCounters
-from engine.cache.tiers.object_format import ObjectKey, StoredEntry, encode_entry, span_key, stored_entry_key, tail_key
+from engine.cache.tiers.object_format import (
+    ObjectKey,
+    StoredEntry,
+    encode_entry,
+    span_key,
+    stored_entry_key,
+    tail_key,
+)
 from engine.cache.tiers.tiers import ObjectSpec, Tiers
 from engine.cache.tree.block import Block
 from engine.cache.tree.entries import Entry
@@ -50,7 +59,12 @@ class WriteBack:
     """The engine thread's side of writing. `now_s()` is the cache's time."""
 
     def __init__(
-        self, tiers: Tiers, device: PageDevice, geometry: Geometry, counters: CacheCounters, now_s: Callable[[], float]
+        self,
+        tiers: Tiers,
+        device: PageDevice,
+        geometry: Geometry,
+        counters: CacheCounters,
+        now_s: Callable[[], float],
     ) -> None:
         self._tiers = tiers
         self._device = device
@@ -69,12 +83,16 @@ class WriteBack:
     @property
     def may_copy(self) -> bool:
         """Whether `copy` would get on: something is wanted, and a tier has room."""
-        return bool(self._wanted) and self._tiers.has_room(self._geometry.nbytes(0, self._geometry.span_tokens))
+        return bool(self._wanted) and self._tiers.has_room(
+            self._geometry.nbytes(0, self._geometry.span_tokens)
+        )
 
     def spans(self, space: TenantCache, held: Sequence[Block]) -> None:
-        """Want every span of the path `held` that no tier has, and keep the others as long as the device does.
+        """Want every span of the path `held` that no tier has, and keep the others as long as the
+        device does.
 
-        What a request uses outlives its expiry on the device, but not in the tiers: they may have dropped it meanwhile.
+        What a request uses outlives its expiry on the device, but not in the tiers: they may have
+        dropped it meanwhile.
         """
         step, now_s = self._geometry.span_blocks, self._now_s()
         for i in range(step - 1, len(held), step):
@@ -89,24 +107,34 @@ class WriteBack:
         """Want an entry as it is now, and the tail that leads to it."""
         if entry.offset % self._geometry.span_tokens:
             if entry.has_tail:
-                self._tiers.refresh(tail_key(space.seal, entry.ancestor, entry.tail), self._kept_until_s(entry))
+                self._tiers.refresh(
+                    tail_key(space.seal, entry.ancestor, entry.tail), self._kept_until_s(entry)
+                )
             else:
                 self._want(_Tail(space, entry), entry)
         self._want(_Promise(space, entry), entry)
 
-    def curtail(self, space: TenantCache, entry: Entry, path: Sequence[Block], until_s: float) -> None:
-        """An entry at the end of `path` was pinned and now is not: its KV is kept no longer than on the device, its object
-        written anew."""
+    def curtail(
+        self, space: TenantCache, entry: Entry, path: Sequence[Block], until_s: float
+    ) -> None:
+        """An entry at the end of `path` was pinned and now is not: its KV is kept no longer than on
+        the device, its object written anew."""
         expiries, num_tokens = {}, 0
         for last in path[self._geometry.span_blocks - 1 :: self._geometry.span_blocks]:
             if last.stored_until_s > last.expires_at_s:
                 last.stored_until_s = expiries[span_key(space.seal, last.key)] = last.expires_at_s
-                num_tokens += self._geometry.span_tokens if last.expires_at_s < PINNED_UNTIL_S else 0
+                num_tokens += (
+                    self._geometry.span_tokens if last.expires_at_s < PINNED_UNTIL_S else 0
+                )
         if entry.offset % self._geometry.span_tokens:
             kept_until_s = max(until_s, self._kept_until_s(entry))
             expiries[tail_key(space.seal, entry.ancestor, entry.tail)] = kept_until_s
-            num_tokens += entry.offset % self._geometry.span_tokens if kept_until_s < PINNED_UNTIL_S else 0
-        self._tiers.curtail(expiries, stored_entry_key(space.seal, entry.key), self._geometry.nbytes(0, num_tokens))
+            num_tokens += (
+                entry.offset % self._geometry.span_tokens if kept_until_s < PINNED_UNTIL_S else 0
+            )
+        self._tiers.curtail(
+            expiries, stored_entry_key(space.seal, entry.key), self._geometry.nbytes(0, num_tokens)
+        )
         self._want(_Promise(space, entry), entry)
 
     def rescue(self, block: Block) -> None:
@@ -115,13 +143,16 @@ class WriteBack:
         if span is not None:
             self._copy(span)
         if self._num_tails:
-            tails = [w for w in self._wanted.values() if isinstance(w, _Tail) and w.entry.block is block]
+            tails = [
+                w for w in self._wanted.values() if isinstance(w, _Tail) and w.entry.block is block
+            ]
             for tail in tails:
                 del self._wanted[_Tail, id(tail.entry)]
                 self._copy(tail)
 
     def copy(self, max_nbytes: int) -> None:
-        """Hand over what is wanted, oldest first, until about `max_nbytes` were copied or no tier has room."""
+        """Hand over what is wanted, oldest first, until about `max_nbytes` were copied or no tier
+        has room."""
         left = max_nbytes
         while left > 0 and self.may_copy:
             _, wanted = self._wanted.popitem(last=False)
@@ -134,7 +165,7 @@ class WriteBack:
         for key in [key for key, wanted in self._wanted.items() if wanted.space is space]:
             del self._wanted[key]
 
-    # Inside ---------------------------------------------------------------------------------------------------------------
+    # Inside ---------------------------------------------------------------------------------------
 
     def _want(self, wanted: _Wanted, thing: object) -> None:
         key = (type(wanted), id(thing))
@@ -166,7 +197,9 @@ class WriteBack:
             last.stored_until_s = 0.0
 
         last.stored_until_s = last.expires_at_s
-        nbytes = self._hand_over(ObjectSpec(label, space.seal, last.expires_at_s, _saved(path)), path, lost)
+        nbytes = self._hand_over(
+            ObjectSpec(label, space.seal, last.expires_at_s, _saved(path)), path, lost
+        )
         if not nbytes:
             lost()
         return nbytes
@@ -184,7 +217,9 @@ class WriteBack:
 
         entry.has_tail = True
         # Written though a tier may have one: nobody read that one, or it was not what it should be.
-        sealed = ObjectSpec(label, space.seal, self._kept_until_s(entry), _saved(path), replaces=True)
+        sealed = ObjectSpec(
+            label, space.seal, self._kept_until_s(entry), _saved(path), replaces=True
+        )
         nbytes = self._hand_over(sealed, path, lost)
         entry.has_tail &= nbytes > 0
         return nbytes
@@ -193,15 +228,22 @@ class WriteBack:
         if entry.expires_at_s <= self._now_s():
             return 0
         times = entry.ttl_s, entry.expires_at_s, entry.refresh_on_read
-        stored = StoredEntry(entry.ancestor, *times, str(entry.position), entry.offset, entry.ends_at_s)
+        stored = StoredEntry(
+            entry.ancestor, *times, str(entry.position), entry.offset, entry.ends_at_s
+        )
         label = ObjectKey(stored_entry_key(space.seal, entry.key), entry.tail)
         body = encode_entry(stored)
         saved = prefill_tokens(0, entry.offset)
-        self._tiers.put(ObjectSpec(label, space.seal, entry.expires_at_s, saved, replaces=True), body, lambda is_stored: None)
+        self._tiers.put(
+            ObjectSpec(label, space.seal, entry.expires_at_s, saved, replaces=True),
+            body,
+            lambda is_stored: None,
+        )
         return len(body)
 
     def _hand_over(self, sealed: ObjectSpec, path: list[Block], lost: Callable[[], None]) -> int:
-        """The bytes copied; 0 when no tier has room for them. `lost` is called when no tier took them after all."""
+        """The bytes copied; 0 when no tier has room for them. `lost` is called when no tier took
+        them after all."""
         nbytes = len(path) * self._geometry.page_nbytes
         if not self._tiers.has_room(nbytes):
             self._counters.num_dropped_writes += 1
@@ -231,7 +273,9 @@ class WriteBack:
     def _kept_until_s(entry: Entry) -> float:
         """A tail lives as long as its blocks."""
         block = entry.block
-        return max(entry.expires_at_s, 0.0 if block is None or block.parent is None else block.expires_at_s)
+        return max(
+            entry.expires_at_s, 0.0 if block is None or block.parent is None else block.expires_at_s
+        )
 
 
 def _saved(path: Sequence[Block]) -> float:

@@ -1,4 +1,5 @@
-"""A block: a run of tokens, the key of everything up to its end, and its place in the tree. Knows no pages' bytes, no clock."""
+"""A block: a run of tokens, the key of everything up to its end, and its place in the tree. Knows
+no pages' bytes, no clock."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 LAYOUT_VERSION: Final = 1
-"""Raised whenever keys or payloads change meaning, so that nothing written before is ever found again."""
+"""Raised whenever keys or payloads change meaning, so that nothing written before is ever found
+again."""
 
 TOKEN_NBYTES: Final = 4
 _CODE: Final = "I" if array("I").itemsize == TOKEN_NBYTES else "L"
@@ -22,7 +24,8 @@ _ENTRY: Final = b"entry\0"
 
 
 def pack(token_ids: Iterable[int]) -> bytes:
-    """Token ids as little-endian uint32, four bytes each. Raises `OverflowError` for an id that does not fit."""
+    """Token ids as little-endian uint32, four bytes each. Raises `OverflowError` for an id that
+    does not fit."""
     ids = array(_CODE, token_ids)
     if sys.byteorder == "big":
         ids.byteswap()
@@ -41,7 +44,8 @@ def unpack(ids: bytes) -> tuple[int, ...]:
 def root_key(root_secret: bytes, tenant: str, fingerprint: str, block_size: int) -> bytes:
     """The key above a tenant's first block: 32 bytes nobody can compute without the secret.
 
-    Every part is tagged and length-prefixed, so that no two different inputs spell the same message.
+    Every part is tagged and length-prefixed, so that no two different inputs spell the same
+    message.
     """
     parts = (
         (b"layout", str(LAYOUT_VERSION).encode()),
@@ -49,7 +53,10 @@ def root_key(root_secret: bytes, tenant: str, fingerprint: str, block_size: int)
         (b"fingerprint", fingerprint.encode("utf-8", "surrogatepass")),
         (b"block_size", str(block_size).encode()),
     )
-    message = b"".join(len(tag).to_bytes(4, "little") + tag + len(part).to_bytes(8, "little") + part for tag, part in parts)
+    message = b"".join(
+        len(tag).to_bytes(4, "little") + tag + len(part).to_bytes(8, "little") + part
+        for tag, part in parts
+    )
     return hmac.digest(root_secret, message, "sha256")
 
 
@@ -64,20 +71,27 @@ def partial_key(parent: bytes, ids: bytes) -> bytes:
 
 
 def entry_key(ancestor: bytes, tail: bytes, salt: str) -> bytes:
-    """Key of an entry that ends `tail` (packed, less than a block) after the full block `ancestor`, under a level's salt."""
+    """Key of an entry that ends `tail` (packed, less than a block) after the full block `ancestor`,
+    under a level's salt."""
     return hashlib.sha256(
-        _ENTRY + ancestor + len(tail).to_bytes(4, "little") + tail + salt.encode("utf-8", "surrogatepass")
+        _ENTRY
+        + ancestor
+        + len(tail).to_bytes(4, "little")
+        + tail
+        + salt.encode("utf-8", "surrogatepass")
     ).digest()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block:
-    """One run of tokens in the tree. A root is a block of no tokens and no parent; a removed block has no parent either.
+    """One run of tokens in the tree. A root is a block of no tokens and no parent; a removed block
+    has no parent either.
 
-    `ids` are packed token ids; `start` is the number of tokens before them. `page` is the device page holding its KV (a
-    root has none). `pins` counts the leases whose block table holds `page`.
-    The block may be matched until `expires_at_s`; a live entry covers it until `promised_until_s <= expires_at_s`.
-    `num_uses` (its computation is the first) and `credit` (the eviction clock at the last use) feed eviction scores.
+    `ids` are packed token ids; `start` is the number of tokens before them. `page` is the device
+    page holding its KV (a root has none). `pins` counts the leases whose block table holds `page`.
+    The block may be matched until `expires_at_s`; a live entry covers it until `promised_until_s <=
+    expires_at_s`. `num_uses` (its computation is the first) and `credit` (the eviction clock at the
+    last use) feed eviction scores.
     """
 
     key: bytes
@@ -92,7 +106,8 @@ class Block:
     expires_at_s: float = 0.0
     promised_until_s: float = 0.0
     stored_until_s: float = 0.0
-    """Of the last block of a span: the expiry that the lower tiers were told; 0 when they do not have the span."""
+    """Of the last block of a span: the expiry that the lower tiers were told; 0 when they do not
+    have the span."""
     stored: bool = False
     """Whether a span or a tail that covers it was given to a lower tier."""
     queued: int = 0
@@ -114,7 +129,8 @@ class Block:
         return unpack(self.ids)
 
     def live(self, now_s: float) -> bool:
-        """Whether it may be matched: not expired, or held by a running request, which is still using it."""
+        """Whether it may be matched: not expired, or held by a running request, which is still
+        using it."""
         return self.pins > 0 or self.expires_at_s > now_s
 
 
@@ -126,7 +142,9 @@ class PromptKeys:
 
     __slots__ = ("_ids", "_keys", "_span")
 
-    def __init__(self, root: Block, ids: bytes, block_size: int, known: Sequence[Block] = ()) -> None:
+    def __init__(
+        self, root: Block, ids: bytes, block_size: int, known: Sequence[Block] = ()
+    ) -> None:
         self._ids = ids
         self._span = block_size * TOKEN_NBYTES
         self._keys = [root.key]

@@ -1,4 +1,5 @@
-"""Entries: promises that a prefix is cached up to here until then, and the tombstones they leave. Knows no pages, no tiers."""
+"""Entries: promises that a prefix is cached up to here until then, and the tombstones they leave.
+Knows no pages, no tiers."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ MAX_TOMBSTONES: Final = 4096
 class Entry:
     """Cached up to token `offset`, until `expires_at_s`; afterwards a tombstone.
 
-    It ends `tail` (packed ids, less than a block) after the full block with key `ancestor`. `block` is the block in the
-    tree that covers its last token and expires no sooner; a block without a parent has left the tree.
-    `has_tail` says that a lower tier was given the KV between the last span border and its end. `written_at_s` is when the
-    request that wrote it started; long ago where a lower tier brought it. No renewal moves its expiry past `ends_at_s`.
+    It ends `tail` (packed ids, less than a block) after the full block with key `ancestor`. `block`
+    is the block in the tree that covers its last token and expires no sooner; a block without a
+    parent has left the tree. `has_tail` says that a lower tier was given the KV between the last
+    span border and its end. `written_at_s` is when the request that wrote it started; long ago
+    where a lower tier brought it. No renewal moves its expiry past `ends_at_s`.
     """
 
     key: bytes
@@ -55,7 +57,8 @@ class Entry:
         return self.expires_at_s >= PINNED_UNTIL_S
 
     def ttl_left_s(self, now_s: float) -> float:
-        """Seconds it lives if nobody reads it; a pinned one: those it would live if it were unpinned now."""
+        """Seconds it lives if nobody reads it; a pinned one: those it would live if it were
+        unpinned now."""
         return self.ttl_s if self.is_pinned else max(0.0, self.expires_at_s - now_s)
 
     def renew(self, started_at_s: float, ttl_s: float = 0.0) -> None:
@@ -111,7 +114,8 @@ class EntryTable:
         yield from self.at(block.key, b"")
 
     def add(self, entry: Entry) -> None:
-        """Take a new entry in the place of the expired one or the tombstone with the same key, if there is one."""
+        """Take a new entry in the place of the expired one or the tombstone with the same key, if
+        there is one."""
         dead = self._live.pop(entry.key, None) or self._tombstones.pop(entry.key, None)
         if dead is not None:
             self._unplace(dead)
@@ -124,7 +128,8 @@ class EntryTable:
         heapq.heappush(self._expiring, (entry.expires_at_s, next(self._serials), entry))
 
     def sweep(self, now_s: float, max_entries: int) -> None:
-        """Turn up to `max_entries` expired entries into tombstones, and forget tombstones that are too old or too many."""
+        """Turn up to `max_entries` expired entries into tombstones, and forget tombstones that are
+        too old or too many."""
         heap = self._expiring
         for _ in range(max_entries):
             if not heap or heap[0][0] > now_s:
@@ -143,8 +148,11 @@ class EntryTable:
             self._unplace(oldest)
 
     def check(self, now_s: float) -> None:
-        """Raise AssertionError unless the tables agree and every live entry is kept by its block."""
-        placed = [e for tails in self._places.values() for entries in tails.values() for e in entries]
+        """Raise AssertionError unless the tables agree and every live entry is kept by its
+        block."""
+        placed = [
+            e for tails in self._places.values() for entries in tails.values() for e in entries
+        ]
         assert sorted(e.key for e in placed) == sorted([*self._live, *self._tombstones])
         assert len(self._tombstones) <= self._max_tombstones
         for entry in placed:
@@ -152,7 +160,9 @@ class EntryTable:
             block = entry.block
             if not entry.live(now_s) or block is None or block.parent is None:
                 continue
-            assert block.promised_until_s >= entry.expires_at_s, "a block expires with the last entry covering it"
+            assert block.promised_until_s >= entry.expires_at_s, (
+                "a block expires with the last entry covering it"
+            )
             assert block.start < entry.offset <= block.start + block.num_tokens
             if entry.tail:
                 assert block.ids.startswith(entry.tail)

@@ -1,4 +1,5 @@
-"""Which block leaves the device next: scores by name, and a queue that finds the lowest cheaply. Frees nothing itself."""
+"""Which block leaves the device next: scores by name, and a queue that finds the lowest cheaply.
+Frees nothing itself."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ Rank: TypeAlias = tuple[bool, float, float]
 """Pinned or not, then the score."""
 
 Score: TypeAlias = tuple[float, float]
-"""The lowest goes first. Using a block may only raise its score: the queue looks at a score again before it acts on it."""
+"""The lowest goes first. Using a block may only raise its score: the queue looks at a score again
+before it acts on it."""
 
 ATTENTION_TOKENS: Final = 4096
-"""Depth at which attention costs a token about as much prefill time as everything else (a 135M model on CPU)."""
+"""Depth at which attention costs a token about as much prefill time as everything else (a 135M
+model on CPU)."""
 
 
 def lru(block: Block) -> Score:
@@ -34,26 +37,33 @@ def lfu(block: Block) -> Score:
 def cost(block: Block) -> Score:
     """The block whose loss costs least prefill time per byte, counting how often it is used.
 
-    GreedyDual-Size-Frequency (Cherkasova, HP Labs 1998): uses x cost / size, on top of the queue's clock at the last use,
-    so that what was dear once ages. Pages have one size; a token's prefill is a constant plus attention over all before
-    it: 1 + start / ATTENTION_TOKENS.
+    GreedyDual-Size-Frequency (Cherkasova, HP Labs 1998): uses x cost / size, on top of the queue's
+    clock at the last use, so that what was dear once ages. Pages have one size; a token's prefill
+    is a constant plus attention over all before it: 1 + start / ATTENTION_TOKENS.
     """
-    return (block.credit + block.num_uses * (1.0 + block.start / ATTENTION_TOKENS), block.last_used_s)
+    return (
+        block.credit + block.num_uses * (1.0 + block.start / ATTENTION_TOKENS),
+        block.last_used_s,
+    )
 
 
 def prefill_tokens(start: int, end: int) -> float:
-    """What it costs to compute the KV of tokens `[start, end)`, in tokens at a prompt's begin; see `cost`."""
+    """What it costs to compute the KV of tokens `[start, end)`, in tokens at a prompt's begin; see
+    `cost`."""
     return (end - start) * (1.0 + (start + end) / 2 / ATTENTION_TOKENS)
 
 
-SCORES: Final[Mapping[str, Callable[[Block], Score]]] = MappingProxyType({"lru": lru, "lfu": lfu, "cost": cost})
+SCORES: Final[Mapping[str, Callable[[Block], Score]]] = MappingProxyType(
+    {"lru": lru, "lfu": lfu, "cost": cost}
+)
 
 
 class EvictionQueue:
     """Blocks that may leave the device: unpinned leaves of the tree.
 
-    Blocks under no live entry come first, then the others, each by score; those under a pinned entry last of all. A record
-    is not moved when its block is used, pinned or promised: it is looked at again when it comes up.
+    Blocks under no live entry come first, then the others, each by score; those under a pinned
+    entry last of all. A record is not moved when its block is used, pinned or promised: it is
+    looked at again when it comes up.
     """
 
     def __init__(self, score: str) -> None:
@@ -69,7 +79,8 @@ class EvictionQueue:
         self._num_queued = 0
 
     def add(self, block: Block, now_s: float) -> None:
-        """Let the block be popped, if it may leave the device; else, or if it is in the queue, do nothing."""
+        """Let the block be popped, if it may leave the device; else, or if it is in the queue, do
+        nothing."""
         if block.queued or not may_leave(block):
             return
         self._num_queued += 1
@@ -87,7 +98,9 @@ class EvictionQueue:
                     continue
                 if not may_leave(block):
                     self._forget(block)
-                elif self._rank(block) > rank or (heap is self._plain and block.promised_until_s > now_s):
+                elif self._rank(block) > rank or (
+                    heap is self._plain and block.promised_until_s > now_s
+                ):
                     self._push(block, now_s)
                 else:
                     self._forget(block)
@@ -103,7 +116,8 @@ class EvictionQueue:
             assert not block.queued or block.queued in records
 
     def renew(self, block: Block, now_s: float) -> None:
-        """Look at the block anew, if it is in the queue: it is promised for less time than before."""
+        """Look at the block anew, if it is in the queue: it is promised for less time than
+        before."""
         if block.queued:
             self._push(block, now_s)
 

@@ -17,7 +17,9 @@ class Geometry:
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.span_tokens < 1 or self.span_tokens % self.block_size:
-            raise ValueError(f"spans of {self.span_tokens} tokens are not made of blocks of {self.block_size}")
+            raise ValueError(
+                f"spans of {self.span_tokens} tokens are not made of blocks of {self.block_size}"
+            )
 
     @property
     def span_blocks(self) -> int:

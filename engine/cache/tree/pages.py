@@ -1,4 +1,5 @@
-"""The pool of device pages: which are free, handed out in contiguous runs where possible. Knows no blocks and no bytes."""
+"""The pool of device pages: which are free, handed out in contiguous runs where possible. Knows no
+blocks and no bytes."""
 
 from __future__ import annotations
 
@@ -8,14 +9,15 @@ from typing import Final
 _USED: Final = b"\x00"
 _FREE: Final = b"\x01"
 _CLAIMED: Final = b"\x02"
-"""Free, and in the way of a run that its owner said would grow: taken by others only where nothing else is as long."""
+"""Free, and in the way of a run that its owner said would grow: taken by others only where nothing
+else is as long."""
 
 
 class PagePool:
     """Pages `0 .. num_pages - 1`, each free or handed out once.
 
-    The lowest free run that is long enough is taken: what was used before is used again before memory that nobody has
-    touched yet, which costs many times as much to write.
+    The lowest free run that is long enough is taken: what was used before is used again before
+    memory that nobody has touched yet, which costs many times as much to write.
     """
 
     __slots__ = ("_states", "num_free", "num_pages")
@@ -30,9 +32,10 @@ class PagePool:
     def allocate(self, num_pages: int, after: int | None = None, room: int = 0) -> list[int]:
         """Take `num_pages` pages, in ascending runs.
 
-        They continue the run that ends with page `after` as far as it is free; where a new run must start, one with
-        `room` free pages is preferred, so that its owner can grow in place, and the rest of it is claimed until the
-        owner's `settle`. Raises `MemoryError` when too few are free.
+        They continue the run that ends with page `after` as far as it is free; where a new run must
+        start, one with `room` free pages is preferred, so that its owner can grow in place, and the
+        rest of it is claimed until the owner's `settle`. Raises `MemoryError` when too few are
+        free.
         """
         if num_pages > self.num_free:
             raise MemoryError(f"{num_pages} pages wanted, {self.num_free} free")
@@ -75,8 +78,9 @@ class PagePool:
         return max(0, (self.num_pages if end < 0 else end) - start)
 
     def _find(self, missing: int, room: int) -> tuple[int, int]:
-        """Start and length of a free run to take `missing` pages from: one with `room` if there is one, else one that holds
-        them, else, over all claims, the longest found by halving. At least one page is free."""
+        """Start and length of a free run to take `missing` pages from: one with `room` if there is
+        one, else one that holds them, else, over all claims, the longest found by halving. At least
+        one page is free."""
         length = room
         while (start := self._states.find(_FREE * length)) < 0:
             if length > missing:

@@ -1,7 +1,9 @@
-"""The tree of blocks: matching, inserting, extending and expiring them. Knows tokens and time, but no pages, entries or tiers.
+"""The tree of blocks: matching, inserting, extending and expiring them. Knows tokens and time, but
+no pages, entries or tiers.
 
-Closed upwards: whatever keeps a block (a pin, an expiry, a promise) keeps every block above it at least as long. So a walk
-from the root may stop at the first block that is not live, and blocks go from the leaves up.
+Closed upwards: whatever keeps a block (a pin, an expiry, a promise) keeps every block above it at
+least as long. So a walk from the root may stop at the first block that is not live, and blocks go
+from the leaves up.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _EVER: Final = -math.inf
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Match:
-    """The longest prefix found: the full blocks of `path`, then the first `num_tail` tokens of the block `tail`."""
+    """The longest prefix found: the full blocks of `path`, then the first `num_tail` tokens of the
+    block `tail`."""
 
     path: list[Block]
     tail: Block | None
@@ -31,7 +34,8 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """How far the tree knows a prompt, expired blocks included, and whether it knows another continuation there."""
+    """How far the tree knows a prompt, expired blocks included, and whether it knows another
+    continuation there."""
 
     num_tokens: int
     forks: bool
@@ -53,7 +57,8 @@ def shared_tokens(a: bytes, b: bytes) -> int:
 
 
 class RadixIndex:
-    """Blocks of `block_size` tokens under any number of roots; a shorter block is partial and always a leaf.
+    """Blocks of `block_size` tokens under any number of roots; a shorter block is partial and
+    always a leaf.
 
     Children are found by their token ids: a match compares ids, never a hash alone.
     """
@@ -65,10 +70,11 @@ class RadixIndex:
         self._expiring: list[tuple[float, int, Block]] = []
         self._serials = count(1)
 
-    # Looking ------------------------------------------------------------------------------------------------------------
+    # Looking --------------------------------------------------------------------------------------
 
     def match(self, root: Block, ids: bytes, limit: int, now_s: float) -> Match:
-        """The longest live prefix of at most `limit` tokens of the packed `ids`, exact to the token."""
+        """The longest live prefix of at most `limit` tokens of the packed `ids`, exact to the
+        token."""
         path = self._walk(root, ids, limit, now_s)
         num_full = len(path) * self.block_size
         rest = ids[num_full * TOKEN_NBYTES : limit * TOKEN_NBYTES]
@@ -82,9 +88,13 @@ class RadixIndex:
         num_full = len(path) * self.block_size
         rest = ids[num_full * TOKEN_NBYTES :]
         i = bisect_left(parent.order, rest)
-        neighbours = [(shared_tokens(other, rest), other) for other in parent.order[max(0, i - 1) : i + 1]]
+        neighbours = [
+            (shared_tokens(other, rest), other) for other in parent.order[max(0, i - 1) : i + 1]
+        ]
         num_tail = max((num for num, _ in neighbours), default=0)
-        forks = any(num == num_tail and len(other) > num * TOKEN_NBYTES for num, other in neighbours)
+        forks = any(
+            num == num_tail and len(other) > num * TOKEN_NBYTES for num, other in neighbours
+        )
         return KnownPrefix(num_full + num_tail, forks)
 
     def cover(self, parent: Block, ids: bytes, now_s: float) -> Block | None:
@@ -99,7 +109,8 @@ class RadixIndex:
         return None
 
     def shorter(self, parent: Block, ids: bytes) -> list[Block]:
-        """The unpinned children of `parent` that are a proper prefix of `ids`: with a block of `ids` nobody needs them."""
+        """The unpinned children of `parent` that are a proper prefix of `ids`: with a block of
+        `ids` nobody needs them."""
         children = parent.children
         if not children:
             return []
@@ -116,10 +127,11 @@ class RadixIndex:
             stack.extend(block.children.values())
         return reversed(seen)
 
-    # Changing -----------------------------------------------------------------------------------------------------------
+    # Changing -------------------------------------------------------------------------------------
 
     def add(self, parent: Block, ids: bytes, page: int) -> Block:
-        """A new block of `ids` under `parent`, with its KV in `page`. It expires at once unless pinned or extended."""
+        """A new block of `ids` under `parent`, with its KV in `page`. It expires at once unless
+        pinned or extended."""
         assert ids not in parent.children
         key = full_key(parent.key, ids) if len(ids) == self.span else partial_key(parent.key, ids)
         block = Block(key, parent, ids, parent.start + parent.num_tokens, page)
@@ -130,7 +142,8 @@ class RadixIndex:
         return block
 
     def remove(self, block: Block) -> None:
-        """Take a leaf out of the tree. Its page is the caller's to free, its parent the caller's to schedule."""
+        """Take a leaf out of the tree. Its page is the caller's to free, its parent the caller's to
+        schedule."""
         parent = block.parent
         assert parent is not None, "removed already, or a root"
         assert not block.children, "only leaves can go"
@@ -153,10 +166,11 @@ class RadixIndex:
                 node.promised_until_s = max(node.promised_until_s, until_s)
             node = parent
 
-    # Expiring -----------------------------------------------------------------------------------------------------------
+    # Expiring -------------------------------------------------------------------------------------
 
     def schedule(self, block: Block) -> None:
-        """Let the block be found by `pop_expired` once it expires, if it is an unpinned leaf; else do nothing."""
+        """Let the block be found by `pop_expired` once it expires, if it is an unpinned leaf; else
+        do nothing."""
         if block.parent is None or block.children or block.pins or block.timed:
             return
         block.timed = True
@@ -180,10 +194,11 @@ class RadixIndex:
             self.schedule(block)
         return None
 
-    # Verifying ----------------------------------------------------------------------------------------------------------
+    # Verifying ------------------------------------------------------------------------------------
 
     def check(self, roots: list[Block]) -> None:
-        """Raise AssertionError unless the tree under `roots`, which must be all of them, is well formed."""
+        """Raise AssertionError unless the tree under `roots`, which must be all of them, is well
+        formed."""
         num_blocks = 0
         for root in roots:
             for node in [*self.walk(root), root]:
@@ -210,7 +225,7 @@ class RadixIndex:
                 assert child.expires_at_s <= node.expires_at_s
                 assert child.promised_until_s <= node.promised_until_s
 
-    # Inside -------------------------------------------------------------------------------------------------------------
+    # Inside ---------------------------------------------------------------------------------------
 
     def _walk(self, root: Block, ids: bytes, limit: int, now_s: float) -> list[Block]:
         """The live full blocks along `ids` that end at or before `limit`."""
@@ -226,9 +241,11 @@ class RadixIndex:
         return path
 
     def _closest(self, parent: Block, ids: bytes, now_s: float) -> tuple[Block | None, int]:
-        """The live child that shares most tokens with `ids`, and how many; `(None, 0)` if none shares any.
+        """The live child that shares most tokens with `ids`, and how many; `(None, 0)` if none
+        shares any.
 
-        In sorted order the longest common prefixes stand next to where `ids` would: only expired neighbours are stepped over.
+        In sorted order the longest common prefixes stand next to where `ids` would: only expired
+        neighbours are stepped over.
         """
         order = parent.order
         best: Block | None = None

@@ -1,8 +1,10 @@
-"""Attention of a packed forward pass over the paged pool, as transformers calls it. Knows no scheduling and no sampling.
+"""Attention of a packed forward pass over the paged pool, as transformers calls it. Knows no
+scheduling and no sampling.
 
-Registered with transformers' `AttentionInterface` under `ATTENTION_NAME`; the pass's `Pass` travels through
-`model.forward(..., pcg_pass=...)` to every layer, so nothing is patched and nothing is global. No mask function is
-registered under that name, and transformers then passes no mask: causality and windows are applied here.
+Registered with transformers' `AttentionInterface` under `ATTENTION_NAME`; the pass's `Pass` travels
+through `model.forward(..., pcg_pass=...)` to every layer, so nothing is patched and nothing is
+global. No mask function is registered under that name, and transformers then passes no mask:
+causality and windows are applied here.
 """
 
 from __future__ import annotations
@@ -23,16 +25,25 @@ ATTENTION_NAME: Final = "pcg_paged"
 MAX_PARTS: Final = 6
 """More runs than this are copied together rather than attended one by one."""
 
-# Arguments that say nothing about the result: they repeat what the pass already says, or ask for extra outputs.
+# Arguments that say nothing about the result: they repeat what the pass already says, or ask for
+# extra outputs.
 _SILENT: Final = frozenset(
-    {"position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits"}
+    {
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
 )
 
 
 class Pass:
     """One forward pass: its rows, the pool they read and write, and masks shared by layers.
 
-    `windows[i]` is layer i's sliding window by the model's configuration, or None. Lives for one call of the model.
+    `windows[i]` is layer i's sliding window by the model's configuration, or None. Lives for one
+    call of the model.
     """
 
     def __init__(self, group: Group, pool: KvPool, windows: tuple[int | None, ...]) -> None:
@@ -45,8 +56,11 @@ class Pass:
         """Layers that attended, with their `(num_kv_heads, head_dim of K, head_dim of V)`."""
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
 
-    def mask(self, row: int, window: int | None, shape: tuple[int, int, int], like: torch.Tensor) -> torch.Tensor:
-        """The mask for `(num_rows, start, num_keys)` of the rows from `row` on, made at the first layer that asks."""
+    def mask(
+        self, row: int, window: int | None, shape: tuple[int, int, int], like: torch.Tensor
+    ) -> torch.Tensor:
+        """The mask for `(num_rows, start, num_keys)` of the rows from `row` on, made at the first
+        layer that asks."""
         key = (row, window)
         if key not in self._masks:
             num_rows, start, num_keys = shape
@@ -72,10 +86,11 @@ def paged_attention(
     sliding_window: int | None = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Write the rows' KV into the pool and attend: `query [1, num_heads, num_rows, head_dim]`, `key`/`value` with KV heads.
+    """Write the rows' KV into the pool and attend: `query [1, num_heads, num_rows, head_dim]`,
+    `key`/`value` with KV heads.
 
-    Returns `[1, num_rows, num_heads, head_dim]`; padding rows are zero. Raises `ModelUnsupported` for any argument that
-    would change the result and is not implemented.
+    Returns `[1, num_rows, num_heads, head_dim]`; padding rows are zero. Raises `ModelUnsupported`
+    for any argument that would change the result and is not implemented.
     """
     if pcg_pass is None:
         raise RuntimeError("paged attention needs pcg_pass in model.forward")
@@ -104,8 +119,11 @@ class _Layer:
     def __init__(self, context: Pass, layer: int, window: int | None, scale: float) -> None:
         self._pass, self._layer, self._window, self._scale = context, layer, window, scale
 
-    def __call__(self, span: RowSpan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """`query [num_heads, num_rows, head_dim]`; `key` and `value [num_rows, num_kv_heads, head_dim]` are the span's own."""
+    def __call__(
+        self, span: RowSpan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """`query [num_heads, num_rows, head_dim]`; `key` and `value [num_rows, num_kv_heads,
+        head_dim]` are the span's own."""
         first = 0 if self._window is None else max(0, span.start + 1 - self._window)
         if self._pass.group.attend == "prompt":
             return self._fixed(span, query)
@@ -116,9 +134,11 @@ class _Layer:
         return self._under_mask(span, query, first)
 
     def _fixed(self, span: RowSpan, query: torch.Tensor) -> torch.Tensor:
-        """Calls of `QUERY_ROWS` rows, keys padded to a multiple of `PAD_SLOTS` from position 0: bits depend on no cut.
+        """Calls of `QUERY_ROWS` rows, keys padded to a multiple of `PAD_SLOTS` from position 0:
+        bits depend on no cut.
 
-        Measured with torch 2.13 in bf16 and fp32; see docs/decisions. Windows are masked, never cut.
+        Measured with torch 2.13 in bf16 and fp32; see docs/decisions. Windows are masked, never
+        cut.
         """
         keys, values = self._pass.pool.read(self._layer, span.slots, _padded(span.end))
         out = torch.empty_like(query)
@@ -126,53 +146,80 @@ class _Layer:
         for row in range(0, span.num_rows, QUERY_ROWS):
             num_rows = min(QUERY_ROWS, span.num_rows - row)
             num_keys = _padded(span.start + row + num_rows)
-            mask = self._pass.mask(span.row + row, self._window, (QUERY_ROWS, span.start + row, num_keys), query)
+            mask = self._pass.mask(
+                span.row + row, self._window, (QUERY_ROWS, span.start + row, num_keys), query
+            )
             tile[:, :num_rows] = query[:, row : row + num_rows]
             attended = attend_masked(tile, keys[:num_keys], values[:num_keys], mask, self._scale)
             out[:, row : row + num_rows] = attended[:, :num_rows]
         return out
 
     def _one_row(self, span: RowSpan, query: torch.Tensor, first: int) -> torch.Tensor:
-        """A single token sees all its keys: no mask. In exact mode one call whatever runs there are: bits depend on no run."""
+        """A single token sees all its keys: no mask. In exact mode one call whatever runs there
+        are: bits depend on no run."""
         runs = skip_runs(span.slots, first)
         if not has_parts(query.device):
-            return attend_masked(query, *self._pass.pool.read(self._layer, runs, span.end - first), None, self._scale)
+            return attend_masked(
+                query, *self._pass.pool.read(self._layer, runs, span.end - first), None, self._scale
+            )
         whole = self._pass.group.attend == "generated"
-        return merge_parts([self._part(query, piece) for piece in ([runs] if whole else _pieces(runs))])
+        return merge_parts(
+            [self._part(query, piece) for piece in ([runs] if whole else _pieces(runs))]
+        )
 
-    def _in_parts(self, span: RowSpan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """The past without a mask, run by run, and the span itself causally, merged: cheaper than one masked call."""
+    def _in_parts(
+        self, span: RowSpan, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """The past without a mask, run by run, and the span itself causally, merged: cheaper than
+        one masked call."""
         parts = [attend_part(query, key, value, self._scale, causal=True)]
         parts += [self._part(query, piece) for piece in _pieces(cut_runs(span.slots, span.start))]
         return merge_parts(parts)
 
-    def _part(self, query: torch.Tensor, runs: tuple[SlotRun, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _part(
+        self, query: torch.Tensor, runs: tuple[SlotRun, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = self._pass.pool.read(self._layer, runs, sum(run.num_slots for run in runs))
         return attend_part(query, keys, values, self._scale, causal=False)
 
     def _under_mask(self, span: RowSpan, query: torch.Tensor, first: int) -> torch.Tensor:
-        """Several rows with a window that hides something, or a device without parts: one masked call over `[first, end)`."""
+        """Several rows with a window that hides something, or a device without parts: one masked
+        call over `[first, end)`."""
         runs = skip_runs(span.slots, first)
         keys, values = self._pass.pool.read(self._layer, runs, span.end - first)
-        mask = self._pass.mask(span.row, self._window, (span.num_rows, span.start - first, span.end - first), query)
+        mask = self._pass.mask(
+            span.row, self._window, (span.num_rows, span.start - first, span.end - first), query
+        )
         return attend_masked(query, keys, values, mask, self._scale)
 
 
-def _refuse_unknown(module: torch.nn.Module, mask: torch.Tensor | None, dropout: float, arguments: Mapping[str, Any]) -> None:
+def _refuse_unknown(
+    module: torch.nn.Module, mask: torch.Tensor | None, dropout: float, arguments: Mapping[str, Any]
+) -> None:
     name = type(module).__name__
     if mask is not None or dropout:
         raise ModelUnsupported(f"{name} brings its own attention mask or dropout")
     for argument, value in arguments.items():
-        if value is None or value is False or argument in _SILENT or (argument == "is_causal" and value is True):
+        if (
+            value is None
+            or value is False
+            or argument in _SILENT
+            or (argument == "is_causal" and value is True)
+        ):
             continue
-        raise ModelUnsupported(f"{name} uses the attention argument {argument!r}, which is not implemented")
+        raise ModelUnsupported(
+            f"{name} uses the attention argument {argument!r}, which is not implemented"
+        )
 
 
 def _window(context: Pass, layer: int, passed: int | None) -> int | None:
-    """The layer's window: what the module passes, which must agree with what the configuration says."""
+    """The layer's window: what the module passes, which must agree with what the configuration
+    says."""
     configured = context.windows[layer]
     if passed is not None and passed != configured:
-        raise ModelUnsupported(f"layer {layer} passes sliding_window={passed}, its configuration says {configured}")
+        raise ModelUnsupported(
+            f"layer {layer} passes sliding_window={passed}, its configuration says {configured}"
+        )
     return configured
 
 

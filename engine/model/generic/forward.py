@@ -1,4 +1,5 @@
-"""The generic forward pass: any supported transformers model over the paged pool, in fast or exact mode."""
+"""The generic forward pass: any supported transformers model over the paged pool, in fast or exact
+mode."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from engine.schedule.sequence import Slice
 
 
 class GenericForward:
-    """Implements `engine.model.runner.Forward` through transformers' own modules and our attention function."""
+    """Implements `engine.model.runner.Forward` through transformers' own modules and our attention
+    function."""
 
     name = "generic"
 
@@ -48,12 +50,19 @@ class GenericForward:
 
 
 def run_group(model: Any, context: Pass) -> torch.Tensor:
-    """One forward pass of a group, writing its KV; returns fp32 logits `[num_wanted, vocab]` of the spans that ask for them."""
+    """One forward pass of a group, writing its KV; returns fp32 logits `[num_wanted, vocab]` of the
+    spans that ask for them."""
     group, device = context.group, context.pool.device
     pad = group.num_rows - context.num_rows
     token_ids = [token for span in group.spans for token in span.token_ids] + [0] * pad
-    positions = [position for span in group.spans for position in range(span.start, span.end)] + [0] * pad
-    wanted = [span.row + row for span in group.spans for row in range(span.num_rows - span.num_sampled, span.num_rows)]
+    positions = [position for span in group.spans for position in range(span.start, span.end)] + [
+        0
+    ] * pad
+    wanted = [
+        span.row + row
+        for span in group.spans
+        for row in range(span.num_rows - span.num_sampled, span.num_rows)
+    ]
     head_rows = wanted + [0] * (group.num_sampled - len(wanted))
     with torch.inference_mode():
         output = model(

@@ -1,9 +1,11 @@
-"""Attention of the lean forward pass: rows of several sequences, each over its own runs of the pool. Knows no weights.
+"""Attention of the lean forward pass: rows of several sequences, each over its own runs of the
+pool. Knows no weights.
 
-Torch's fused kernel multiplies bf16 in fp32, at a third of the speed of plain products in bf16, so it serves only single rows
-over few keys. Several rows of a sequence take plain products, some rows and one KV head at a time: their scores stay in the
-processor's cache, and only a block's own keys are masked, as a triangle. Single rows take them over all KV heads at once,
-and those of sequences that begin with the same slots together.
+Torch's fused kernel multiplies bf16 in fp32, at a third of the speed of plain products in bf16, so
+it serves only single rows over few keys. Several rows of a sequence take plain products, some rows
+and one KV head at a time: their scores stay in the processor's cache, and only a block's own keys
+are masked, as a triangle. Single rows take them over all KV heads at once, and those of sequences
+that begin with the same slots together.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from engine.model.lean.rows import MAX_RUNS, Part, SequenceRows, SharedPrefixRow
 from engine.model.runs import SlotRun, cut_runs, skip_runs
 
 PRODUCT_ROWS: Final = 384
-"""Rows of one matrix product, the query heads of a KV head counted apart: enough for its speed, few enough for the cache."""
+"""Rows of one matrix product, the query heads of a KV head counted apart: enough for its speed, few
+enough for the cache."""
 
 MIN_WIDE: Final = 512
 """Keys from which on a single row is faster in matrix products than in torch's fused kernel."""
 
 WIDE_VALUES: Final = 1024
-"""Most rows times KV heads of one product over all KV heads: beyond, what it computes in vain costs more than it saves."""
+"""Most rows times KV heads of one product over all KV heads: beyond, what it computes in vain costs
+more than it saves."""
 
 Plan: TypeAlias = Mapping[int | None, tuple[Part, ...]]
 """For each window that layers have, how they take the rows."""
@@ -59,15 +63,22 @@ class LeanAttention:
         self._block_rows = max(16, PRODUCT_ROWS // self._num_group)
         self._max_together = max(1, WIDE_VALUES // (num_heads * self._num_kv))
         self._later = self._hidden(self._block_rows).triu_(1)
-        self._diagonal = torch.eye(self._num_kv, device=pool.device).view(self._num_kv, 1, self._num_kv, 1) * self._scale
+        self._diagonal = (
+            torch.eye(self._num_kv, device=pool.device).view(self._num_kv, 1, self._num_kv, 1)
+            * self._scale
+        )
         self._scratch = pool.empty(0)
 
     def plan(self, spans: Seq[SequenceRows]) -> Plan:
-        """All rows of a pass, in order, for `__call__`; single rows whose sequences begin alike best stand side by side."""
-        return {window: plan_parts(spans, window, self._max_together) for window in set(self._windows)}
+        """All rows of a pass, in order, for `__call__`; single rows whose sequences begin alike
+        best stand side by side."""
+        return {
+            window: plan_parts(spans, window, self._max_together) for window in set(self._windows)
+        }
 
     def __call__(self, layer: int, query: torch.Tensor, plan: Plan) -> torch.Tensor:
-        """Attend with `query [num_rows, num_heads, head_dim]`, in fp32 or the pool's dtype, to what the pool holds.
+        """Attend with `query [num_rows, num_heads, head_dim]`, in fp32 or the pool's dtype, to what
+        the pool holds.
 
         Returns `[num_rows, num_heads * head_dim]` in the pool's dtype.
         """
@@ -77,30 +88,42 @@ class LeanAttention:
             rows = heads[part.row : part.row + part.num_rows]
             if isinstance(part, SequenceRows):
                 self._several(layer, rows, part, out)
-            elif part.num_rows == 1 and self._has_parts and part.shared.num_slots + part.num_own < MIN_WIDE:
+            elif (
+                part.num_rows == 1
+                and self._has_parts
+                and part.shared.num_slots + part.num_own < MIN_WIDE
+            ):
                 out.append(self._in_place(layer, rows, (part.shared, *part.own[0])))
             else:
                 out.append(self._wide(layer, rows, part))
         return (out[0] if len(out) == 1 else torch.cat(out)).reshape(query.shape[0], -1)
 
     def _in_place(self, layer: int, query: torch.Tensor, runs: tuple[SlotRun, ...]) -> torch.Tensor:
-        """One row over few keys, in torch's fused kernel: `[1, num_kv_heads, num_group, head_dim]` as it comes."""
+        """One row over few keys, in torch's fused kernel: `[1, num_kv_heads, num_group, head_dim]`
+        as it comes."""
         query = query.to(self._pool.shape.dtype)
         key, value = self._pool.sides(layer)
         if len(runs) > MAX_RUNS:
             key, value = self._pool.gather(layer, runs)
             runs = (SlotRun(0, key.shape[2]),)
         parts = [
-            attend_row(query, key.narrow(2, run.first, run.num_slots), value.narrow(2, run.first, run.num_slots), self._scale)
+            attend_row(
+                query,
+                key.narrow(2, run.first, run.num_slots),
+                value.narrow(2, run.first, run.num_slots),
+                self._scale,
+            )
             for run in runs
         ]
         return merge_parts(parts)
 
     def _wide(self, layer: int, query: torch.Tensor, part: SharedPrefixRows) -> torch.Tensor:
-        """Single rows, `[num_rows, num_kv_heads, num_group, head_dim]` as they come, over all KV heads in one product.
+        """Single rows, `[num_rows, num_kv_heads, num_group, head_dim]` as they come, over all KV
+        heads in one product.
 
-        Every query head becomes a row as wide as a slot's keys of all KV heads, zero but for its own: products that are
-        not needed, but keys are read once, where they are, in the order they lie.
+        Every query head becomes a row as wide as a slot's keys of all KV heads, zero but for its
+        own: products that are not needed, but keys are read once, where they are, in the order they
+        lie.
         """
         key, value = self._pool.flat(layer)
         if len(part.own[0]) >= MAX_RUNS and part.num_rows == 1:
@@ -111,7 +134,9 @@ class LeanAttention:
         num_heads, num_shared = self._num_kv * self._num_group, part.shared.num_slots
         num_all = part.num_rows * num_heads
         scores, weights = self._buffers((num_all, num_shared + part.num_own), 2)
-        wide = self._pool.empty(num_all * key.shape[1]).view(*query.shape[:3], self._num_kv, self._head_dim)
+        wide = self._pool.empty(num_all * key.shape[1]).view(
+            *query.shape[:3], self._num_kv, self._head_dim
+        )
         torch.mul(query.unsqueeze(3), self._diagonal, out=wide)
         wide = wide.view(num_all, -1)
         torch.mm(wide, _of(key, part.shared).t(), out=scores.narrow(1, 0, num_shared))
@@ -124,10 +149,17 @@ class LeanAttention:
         out = torch.mm(weights.narrow(1, 0, num_shared), _of(value, part.shared))
         for rows, at, run in own:
             out[rows].addmm_(weights[rows, at : at + run.num_slots], _of(value, run))
-        return out.view(*query.shape[:3], self._num_kv, self._head_dim).diagonal(0, 1, 3).permute(0, 3, 1, 2)
+        return (
+            out.view(*query.shape[:3], self._num_kv, self._head_dim)
+            .diagonal(0, 1, 3)
+            .permute(0, 3, 1, 2)
+        )
 
-    def _several(self, layer: int, query: torch.Tensor, span: SequenceRows, parts: list[torch.Tensor]) -> None:
-        """Append to `parts` what the rows attend to, `[some rows, num_kv_heads, num_group, head_dim]` each."""
+    def _several(
+        self, layer: int, query: torch.Tensor, span: SequenceRows, parts: list[torch.Tensor]
+    ) -> None:
+        """Append to `parts` what the rows attend to, `[some rows, num_kv_heads, num_group,
+        head_dim]` each."""
         key, value = self._pool.sides(layer)
         runs, window = span.runs, self._windows[layer]
         if len(runs) > MAX_RUNS:
@@ -143,15 +175,22 @@ class LeanAttention:
             parts.append(self._block(query[offset : offset + end - start], seen, hidden))
 
     def _block(self, query: torch.Tensor, seen: _Keys, hidden: torch.Tensor | None) -> torch.Tensor:
-        """The rows of `query [num_rows, num_kv_heads, num_group, head_dim]` stand at the last of the keys seen.
+        """The rows of `query [num_rows, num_kv_heads, num_group, head_dim]` stand at the last of
+        the keys seen.
 
         `hidden [num_rows, some keys]` is added to the scores of the first keys.
         """
         num_rows, num_keys = query.shape[0], sum(run.num_slots for run in seen.runs)
         num_product = self._num_group * num_rows
         scores, weights = self._buffers((num_product, num_keys), 2)
-        heads = self._pool.empty(self._num_kv * num_product * self._head_dim).view(self._num_kv, num_product, -1)
-        torch.mul(query.permute(1, 2, 0, 3), self._scale, out=heads.view(self._num_kv, self._num_group, num_rows, -1))
+        heads = self._pool.empty(self._num_kv * num_product * self._head_dim).view(
+            self._num_kv, num_product, -1
+        )
+        torch.mul(
+            query.permute(1, 2, 0, 3),
+            self._scale,
+            out=heads.view(self._num_kv, self._num_group, num_rows, -1),
+        )
         by_row = scores.view(self._num_group, num_rows, num_keys)
         own = by_row.narrow(2, num_keys - num_rows, num_rows)
         out = torch.empty_like(heads)
@@ -167,7 +206,10 @@ class LeanAttention:
             torch.softmax(scores, -1, out=weights)
             at = 0
             for run in seen.runs:
-                value, weight = seen.value[head].narrow(0, run.first, run.num_slots), weights.narrow(1, at, run.num_slots)
+                value, weight = (
+                    seen.value[head].narrow(0, run.first, run.num_slots),
+                    weights.narrow(1, at, run.num_slots),
+                )
                 torch.addmm(out[head], weight, value, beta=1 if at else 0, out=out[head])
                 at += run.num_slots
         return out.view(self._num_kv, self._num_group, num_rows, self._head_dim).permute(2, 0, 1, 3)
@@ -178,10 +220,12 @@ class LeanAttention:
         return 0 if window is None else max(0, position + 1 - window)
 
     def _before(self, start: int, end: int, first: int, window: int | None) -> torch.Tensor | None:
-        """What hides the keys from `first` on that have left the window of the rows at `[start, end)`, if any have."""
+        """What hides the keys from `first` on that have left the window of the rows at `[start,
+        end)`, if any have."""
         if window is None or end <= window:
             return None
-        # The row at start + i sees keys later than start + i - window; the key in column c is first + c.
+        # The row at start + i sees keys later than start + i - window; the key in column c is first
+        # + c.
         return self._hidden(end - start).tril_(start - window - first)
 
     def _hidden(self, size: int) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The lean forward pass on the CPU: the rows of a step, side by side where their sequences begin alike."""
+"""The lean forward pass on the CPU: the rows of a step, side by side where their sequences begin
+alike."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class LeanForward:
         """See `Forward`: there is nothing."""
 
     def _batch(self, slices: Seq[Slice]) -> RowBatch[Plan]:
-        """Rows of all slices: single ones first, those of sequences that begin alike side by side."""
+        """Rows of all slices: single ones first, those of sequences that begin alike side by
+        side."""
         tables = self._tables
         tables.renew(piece.sequence for piece in slices)
         token_ids: list[int] = []
@@ -57,7 +59,9 @@ class LeanForward:
             written += tables.cover(piece.sequence, piece.start, piece.end)
             if piece.sample:
                 num_sampled = 1 + len(piece.draft)
-                sampled_spans.append(SequenceRows(len(sampled), num_sampled, piece.end - num_sampled, runs))
+                sampled_spans.append(
+                    SequenceRows(len(sampled), num_sampled, piece.end - num_sampled, runs)
+                )
                 places[index] = range(len(sampled), len(sampled) + num_sampled)
                 sampled += range(len(token_ids) - num_sampled, len(token_ids))
         device = self._device
@@ -68,7 +72,11 @@ class LeanForward:
             plan=self._attention.plan(spans),
             sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
             sampled_plan=self._attention.plan(sampled_spans),
-            answer=torch.tensor([row for index in sorted(places) for row in places[index]], dtype=torch.int64, device=device),
+            answer=torch.tensor(
+                [row for index in sorted(places) for row in places[index]],
+                dtype=torch.int64,
+                device=device,
+            ),
         )
 
 

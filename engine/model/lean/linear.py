@@ -1,4 +1,5 @@
-"""Matrix products with weights that never change, in the layout this machine multiplies fastest. Knows no model."""
+"""Matrix products with weights that never change, in the layout this machine multiplies fastest.
+Knows no model."""
 
 from __future__ import annotations
 
@@ -7,22 +8,26 @@ from typing import Any, Final, Protocol
 import torch
 import torch.nn.functional as F
 
-# Torch's own kernels behind Inductor's linears; not part of the public API, so every use has a fallback.
+# Torch's own kernels behind Inductor's linears; not part of the public API, so every use has a
+# fallback.
 _ONEDNN: Final[Any] = torch.ops.mkldnn
 
 INT4_GROUP: Final = 32
-"""Inputs that share a scale: as in the GGUF formats Q4_0 and Q4_1, whose values come out nearly as they were."""
+"""Inputs that share a scale: as in the GGUF formats Q4_0 and Q4_1, whose values come out nearly as
+they were."""
 
 INT4_ROWS: Final = 4
-"""Rows up to which 4-bit codes are faster than bf16: all linears of the default model take 4.8 ms and 12.0 for one row, 7.8 and
-10.6 for 4, 14.2 and 12.8 for 8. Torch's kernel for 8 bits takes 9.6, 14.2 and 33, so it is not used."""
+"""Rows up to which 4-bit codes are faster than bf16: all linears of the default model take 4.8 ms
+and 12.0 for one row, 7.8 and 10.6 for 4, 14.2 and 12.8 for 8. Torch's kernel for 8 bits takes 9.6,
+14.2 and 33, so it is not used."""
 
 
 class Linear(Protocol):
     """`y = x W^T + b` for a matrix fixed at load time."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[num_rows, num_in]` to `[num_rows, num_out]`, in the dtype of the rows. A row's values depend on no other row."""
+        """`[num_rows, num_in]` to `[num_rows, num_out]`, in the dtype of the rows. A row's values
+        depend on no other row."""
         ...
 
 
@@ -37,9 +42,11 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """The same, with the weight in oneDNN's blocked layout: same bits, and up to half the time for a few rows.
+    """The same, with the weight in oneDNN's blocked layout: same bits, and up to half the time for
+    a few rows.
 
-    Measured with torch 2.13 on AVX512-BF16: `[3072, 576]` 138 -> 68 µs for one row, 229 -> 150 for 8, the same from 512 on.
+    Measured with torch 2.13 on AVX512-BF16: `[3072, 576]` 138 -> 68 µs for one row, 229 -> 150 for
+    8, the same from 512 on.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -47,15 +54,18 @@ class PackedLinear:
         self._bias = bias
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = _ONEDNN._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        product: torch.Tensor = _ONEDNN._linear_pointwise(
+            rows, self._weight, self._bias, "none", [], ""
+        )
         return product
 
 
 class Int4Linear:
-    """The product with weights of 4 bits: a scale and an offset in bf16 for every `INT4_GROUP` inputs of an output.
+    """The product with weights of 4 bits: a scale and an offset in bf16 for every `INT4_GROUP`
+    inputs of an output.
 
-    Few rows are multiplied with the codes themselves, which streams a quarter of the bytes; more rows with the same values
-    written out in bf16, as that kernel's time grows with the rows.
+    Few rows are multiplied with the codes themselves, which streams a quarter of the bytes; more
+    rows with the same values written out in bf16, as that kernel's time grows with the rows.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -69,7 +79,9 @@ class Int4Linear:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if rows.shape[0] > INT4_ROWS:
             return self._values(rows)
-        product: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._codes, INT4_GROUP, self._scales)
+        product: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            rows, self._codes, INT4_GROUP, self._scales
+        )
         return product if self._bias is None else product.add_(self._bias)
 
 
@@ -79,7 +91,8 @@ def int4_values(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes 0 to 15 `[num_out, num_groups, INT4_GROUP]`, scale and offset `[num_out, num_groups, 1]`, all fp32."""
+    """Codes 0 to 15 `[num_out, num_groups, INT4_GROUP]`, scale and offset `[num_out, num_groups,
+    1]`, all fp32."""
     groups = weight.float().view(weight.shape[0], -1, INT4_GROUP)
     low, high = groups.amin(2, keepdim=True), groups.amax(2, keepdim=True)
     scale = ((high - low) / 15).clamp_min(1e-8).bfloat16().float()
@@ -102,8 +115,15 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether `PackedLinear` works for this weight here: bf16 on a CPU whose oneDNN multiplies it."""
-    if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    """Whether `PackedLinear` works for this weight here: bf16 on a CPU whose oneDNN multiplies
+    it."""
+    if (
+        weight.device.type != "cpu"
+        or weight.dtype is not torch.bfloat16
+        or not torch.backends.mkldnn.is_available()
+    ):  # type: ignore[no-untyped-call]
         return False
     needed = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
-    return all(hasattr(_ONEDNN, name) for name in needed) and bool(_ONEDNN._is_mkldnn_bf16_supported())
+    return all(hasattr(_ONEDNN, name) for name in needed) and bool(
+        _ONEDNN._is_mkldnn_bf16_supported()
+    )

@@ -1,4 +1,5 @@
-"""How the lean attention takes the rows of a pass: single rows of sequences that begin alike together. Knows no tensors."""
+"""How the lean attention takes the rows of a pass: single rows of sequences that begin alike
+together. Knows no tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MIN_SHARED: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
-    """Consecutive rows of one sequence: `num_rows` from `row` on, the first of them at position `start`.
+    """Consecutive rows of one sequence: `num_rows` from `row` on, the first of them at position
+    `start`.
 
     `runs` hold the sequence's tokens `[0, start + num_rows)`.
     """
@@ -36,7 +38,8 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefixRows:
-    """Single rows from `row` on, of sequences that all begin with the slots of `shared`; `own` are each one's other slots."""
+    """Single rows from `row` on, of sequences that all begin with the slots of `shared`; `own` are
+    each one's other slots."""
 
     row: int
     shared: SlotRun
@@ -56,7 +59,8 @@ Part: TypeAlias = SequenceRows | SharedPrefixRows
 
 
 def plan_parts(spans: Seq[SequenceRows], window: int | None, max_together: int) -> tuple[Part, ...]:
-    """All rows in order, as parts to attend one by one; what a window hides from a single row is left out."""
+    """All rows in order, as parts to attend one by one; what a window hides from a single row is
+    left out."""
     parts: list[Part] = []
     for begins, same in groupby(spans, _begins):
         group = list(same)
@@ -71,7 +75,8 @@ def plan_parts(spans: Seq[SequenceRows], window: int | None, max_together: int) 
 
 
 def _begins(span: SequenceRows) -> int | None:
-    """Equal for single rows that could be taken together; None for several rows. Slots are never negative."""
+    """Equal for single rows that could be taken together; None for several rows. Slots are never
+    negative."""
     if span.num_rows > 1:
         return None
     return span.runs[0].first if len(span.runs) <= MAX_RUNS else -1 - span.row
@@ -82,7 +87,11 @@ def _together(spans: Seq[SequenceRows]) -> list[Part]:
     if num_shared < MIN_SHARED:
         return [_alone(span, None) for span in spans]
     shared = SlotRun(spans[0].runs[0].first, num_shared)
-    return [SharedPrefixRows(spans[0].row, shared, tuple(skip_runs(span.runs, num_shared) for span in spans))]
+    return [
+        SharedPrefixRows(
+            spans[0].row, shared, tuple(skip_runs(span.runs, num_shared) for span in spans)
+        )
+    ]
 
 
 def _alone(span: SequenceRows, window: int | None) -> SharedPrefixRows:

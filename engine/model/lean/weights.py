@@ -1,4 +1,5 @@
-"""The weights of a Llama-shaped decoder, fused for a forward pass of ours. Knows no pool, no sequences and no attention."""
+"""The weights of a Llama-shaped decoder, fused for a forward pass of ours. Knows no pool, no
+sequences and no attention."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from transformers import PreTrainedConfig
 from engine.errors import ModelUnsupported
 from engine.model.lean.linear import Int4Linear, Linear, can_quantize, int4_values, make_linear
 
-ARCHITECTURES: Final = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+ARCHITECTURES: Final = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
 ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary scalings whose frequencies are fixed when the model is loaded."""
 
@@ -29,7 +32,8 @@ class MatrixFactory(Protocol[M_co]):
 
 @dataclass(frozen=True, slots=True)
 class MatrixFactories(Generic[M]):
-    """How the matrices of a model are made: those of its layers, of them the one of gate and up, and the head."""
+    """How the matrices of a model are made: those of its layers, of them the one of gate and up,
+    and the head."""
 
     layer: MatrixFactory[M]
     gate_up: MatrixFactory[M]
@@ -42,7 +46,8 @@ LEAN_INT4: Final[MatrixFactories[Linear]] = MatrixFactories(Int4Linear, Int4Line
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes every layer shares. `qk_heads` are the heads that are rotated: of queries, then of keys."""
+    """Sizes every layer shares. `qk_heads` are the heads that are rotated: of queries, then of
+    keys."""
 
     num_heads: int
     num_kv_heads: int
@@ -56,10 +61,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class LeanLayer(Generic[M]):
-    """One layer. `qkv` gives the heads of queries, keys and values in that order; `gate_up` the gate, then what it gates.
+    """One layer. `qkv` gives the heads of queries, keys and values in that order; `gate_up` the
+    gate, then what it gates.
 
-    Rotated pairs lie side by side in a query or key head, unlike in transformers, where they lie half a head apart: scores
-    are the same. `qk_norm [qk_heads, head_dim]` are the weights of the norms before the rotation, if there are any.
+    Rotated pairs lie side by side in a query or key head, unlike in transformers, where they lie
+    half a head apart: scores are the same. `qk_norm [qk_heads, head_dim]` are the weights of the
+    norms before the rotation, if there are any.
     """
 
     attention_norm: torch.Tensor
@@ -73,7 +80,8 @@ class LeanLayer(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class LeanWeights(Generic[M]):
-    """A whole model. `frequencies [head_dim / 2]` fp32 in radians per token; `rope_scale` multiplies what is rotated."""
+    """A whole model. `frequencies [head_dim / 2]` fp32 in radians per token; `rope_scale`
+    multiplies what is rotated."""
 
     shape: Shape
     embedding: torch.Tensor
@@ -85,7 +93,8 @@ class LeanWeights(Generic[M]):
 
 
 def why_not_lean(config: PreTrainedConfig) -> str | None:
-    """The first thing of a configuration that the lean forward pass does not implement, or None where it does all."""
+    """The first thing of a configuration that the lean forward pass does not implement, or None
+    where it does all."""
     name = (getattr(config, "architectures", None) or [config.model_type])[0]
     if name not in ARCHITECTURES:
         return f"{name} is not one of {', '.join(sorted(ARCHITECTURES))}"
@@ -101,9 +110,11 @@ def why_not_lean(config: PreTrainedConfig) -> str | None:
 
 
 def take_weights(model: Any, makes: MatrixFactories[M]) -> LeanWeights[M]:
-    """The weights of a transformers model that `why_not_lean` has nothing against; the model is of no use afterwards.
+    """The weights of a transformers model that `why_not_lean` has nothing against; the model is of
+    no use afterwards.
 
-    Each layer's own matrices are let go as soon as they are fused, so that the model is never in memory twice.
+    Each layer's own matrices are let go as soon as they are fused, so that the model is never in
+    memory twice.
     """
     config, body = model.config, model.model
     shape = Shape(
@@ -123,14 +134,18 @@ def take_weights(model: Any, makes: MatrixFactories[M]) -> LeanWeights[M]:
             embedding=body.embed_tokens.weight.detach(),
             layers=tuple(layers),
             norm=body.norm.weight.detach(),
-            head=makes.head(model.lm_head.weight.detach(), None if model.lm_head.bias is None else model.lm_head.bias.detach()),
+            head=makes.head(
+                model.lm_head.weight.detach(),
+                None if model.lm_head.bias is None else model.lm_head.bias.detach(),
+            ),
             frequencies=rotary.inv_freq.float(),
             rope_scale=float(rotary.attention_scaling),
         )
 
 
 def round_to_int4(model: Any) -> None:
-    """Give the matrices of the model's layers the values that 4-bit weights have. Embedding and head stay as they are.
+    """Give the matrices of the model's layers the values that 4-bit weights have. Embedding and
+    head stay as they are.
 
     Raises `ModelUnsupported` for sizes that cannot be quantized.
     """
@@ -140,7 +155,8 @@ def round_to_int4(model: Any) -> None:
                 if isinstance(module, torch.nn.Linear):
                     if not can_quantize(module.in_features, module.out_features):
                         raise ModelUnsupported(
-                            f"dtype int4: a matrix of {module.out_features} x {module.in_features} cannot be quantized"
+                            f"dtype int4: a matrix of {module.out_features} x "
+                            f"{module.in_features} cannot be quantized"
                         )
                     module.weight.data = int4_values(module.weight)
 
@@ -166,18 +182,31 @@ def _fused(layer: Any, shape: Shape, makes: MatrixFactories[M]) -> LeanLayer[M]:
 
 
 def _joined(make: MatrixFactory[M], linears: list[Any], heads: list[int]) -> M:
-    """Several linears of one input as one; those with `heads` get their outputs paired for the rotation."""
+    """Several linears of one input as one; those with `heads` get their outputs paired for the
+    rotation."""
     parts = zip(linears, heads, strict=True)
-    weight = torch.cat([_paired(linear.weight.detach(), num) if num else linear.weight.detach() for linear, num in parts])
+    weight = torch.cat(
+        [
+            _paired(linear.weight.detach(), num) if num else linear.weight.detach()
+            for linear, num in parts
+        ]
+    )
     if linears[0].bias is None:
         return make(weight)
     parts = zip(linears, heads, strict=True)
     return make(
-        weight, torch.cat([_paired(linear.bias.detach(), num) if num else linear.bias.detach() for linear, num in parts])
+        weight,
+        torch.cat(
+            [
+                _paired(linear.bias.detach(), num) if num else linear.bias.detach()
+                for linear, num in parts
+            ]
+        ),
     )
 
 
 def _paired(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows `[num_heads * head_dim, ...]` in another order: what is rotated together, half a head apart, side by side."""
+    """Rows `[num_heads * head_dim, ...]` in another order: what is rotated together, half a head
+    apart, side by side."""
     halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(rows.shape)

@@ -1,4 +1,5 @@
-"""What a loaded model must show before it serves: our forward pass is its own, and exact mode is exact here."""
+"""What a loaded model must show before it serves: our forward pass is its own, and exact mode is
+exact here."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _LENGTHS: Final = (23, 9)
 
 
 def reference_logits(model: Any, page_size: int) -> torch.Tensor:
-    """What transformers says, with its own attention, of each of the sequences that `check_faithful` packs.
+    """What transformers says, with its own attention, of each of the sequences that
+    `check_faithful` packs.
 
     The last token's logits, fp32 `[num_sequences, vocab]`.
     """
@@ -51,27 +53,35 @@ def check_layers(model: Any, pool: KvPool, identity: Identity) -> None:
     shape = (pool.shape.num_kv_heads, pool.shape.head_dim, pool.shape.head_dim)
     for layer in range(pool.shape.num_layers):
         if layer not in context.seen:
-            raise ModelUnsupported(f"{name}: layer {layer} has no attention of the kind this engine implements")
+            raise ModelUnsupported(
+                f"{name}: layer {layer} has no attention of the kind this engine implements"
+            )
         if context.seen[layer] != shape:
-            raise ModelUnsupported(f"{name}: layer {layer} has KV of shape {context.seen[layer]}, layer 0's is {shape}")
+            raise ModelUnsupported(
+                f"{name}: layer {layer} has KV of shape {context.seen[layer]}, layer 0's is {shape}"
+            )
 
 
 def check_faithful(name: str, forward: Forward, pool: KvPool, reference: torch.Tensor) -> None:
-    """Two sequences packed into one pass must give the logits transformers gives each of them alone.
+    """Two sequences packed into one pass must give the logits transformers gives each of them
+    alone.
 
-    Finds what a configuration does not tell: layers that mix tokens without attention, position schemes or score
-    transformations we ignore. Overwrites the pool's first pages. Raises `ModelUnsupported`.
+    Finds what a configuration does not tell: layers that mix tokens without attention, position
+    schemes or score transformations we ignore. Overwrites the pool's first pages. Raises
+    `ModelUnsupported`.
     """
     ours = forward(_whole(_sequences(_LENGTHS, pool.page_size, reference.shape[1])))
     error = _difference(ours, reference)
     if not error < _TOLERANCE[pool.shape.dtype]:
         raise ModelUnsupported(
-            f"{name}: logits differ from transformers' own by {error:.1%}; something in it is not implemented"
+            f"{name}: logits differ from transformers' own by {error:.1%}; something in it is not "
+            "implemented"
         )
 
 
 def decode_logits(forward: Forward, pool: KvPool, vocabulary: int) -> torch.Tensor:
-    """What a forward pass says of the token after next in each of the sequences of `check_faithful`, decoded in one batch.
+    """What a forward pass says of the token after next in each of the sequences of
+    `check_faithful`, decoded in one batch.
 
     Fp32 `[num_sequences, vocab]`. Overwrites the pool's first pages.
     """
@@ -79,7 +89,9 @@ def decode_logits(forward: Forward, pool: KvPool, vocabulary: int) -> torch.Tens
     forward(_whole(sequences))
     for sequence in sequences:
         sequence.token_ids.append(1)
-    return forward([Slice(sequence, sequence.num_prompt, 1, sample=True) for sequence in sequences]).clone()
+    return forward(
+        [Slice(sequence, sequence.num_prompt, 1, sample=True) for sequence in sequences]
+    ).clone()
 
 
 def is_same(ours: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -88,7 +100,8 @@ def is_same(ours: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> 
 
 
 def check_exact(name: str, forward: Forward, pool: KvPool, vocabulary: int) -> None:
-    """A prompt cut elsewhere, beside another sequence and in other pages, must give the same bits, and so must its next token.
+    """A prompt cut elsewhere, beside another sequence and in other pages, must give the same bits,
+    and so must its next token.
 
     Raises `ModelUnsupported` where this machine's kernels do not keep that promise.
     """
@@ -105,7 +118,9 @@ def check_exact(name: str, forward: Forward, pool: KvPool, vocabulary: int) -> N
     alone = forward([Slice(first, length, 1, sample=True)])
     batch = forward([Slice(other, 9, 1, sample=False), Slice(second, length, 1, sample=True)])
     if not (same and torch.equal(alone, batch)):
-        raise ModelUnsupported(f"{name}: exact mode is not bit-exact on this machine; set exact: off")
+        raise ModelUnsupported(
+            f"{name}: exact mode is not bit-exact on this machine; set exact: off"
+        )
 
 
 def _difference(ours: torch.Tensor, reference: torch.Tensor) -> float:
@@ -117,12 +132,17 @@ def _whole(sequences: list[Sequence]) -> list[Slice]:
 
 
 def _sequences(lengths: tuple[int, ...], page_size: int, vocabulary: int) -> list[Sequence]:
-    """Sequences of fixed arbitrary tokens in pages of their own, backwards: no two pages are one run."""
+    """Sequences of fixed arbitrary tokens in pages of their own, backwards: no two pages are one
+    run."""
     num_pages = [-(-(length + 1) // page_size) for length in lengths]
     sequences, end = [], sum(num_pages)
     for length, count in zip(lengths, num_pages, strict=True):
-        token_ids = [(7 + 2_654_435_761 * (position + length)) % vocabulary for position in range(length)]
+        token_ids = [
+            (7 + 2_654_435_761 * (position + length)) % vocabulary for position in range(length)
+        ]
         table = list(range(end - 1, end - 1 - count, -1))
-        sequences.append(Sequence("check", token_ids, length, Sampling(max_tokens=1), block_table=table))
+        sequences.append(
+            Sequence("check", token_ids, length, Sampling(max_tokens=1), block_table=table)
+        )
         end -= count
     return sequences

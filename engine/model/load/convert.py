@@ -1,6 +1,8 @@
-"""GGUF to a model folder: `python -m engine.model.load.convert FILE.gguf OUT`. Runs once per model, in a process of its own.
+"""GGUF to a model folder: `python -m engine.model.load.convert FILE.gguf OUT`. Runs once per model,
+in a process of its own.
 
-Exit status: 0 converted, 3 the file is damaged, 4 the architecture is not supported; the last line on stderr says why.
+Exit status: 0 converted, 3 the file is damaged, 4 the architecture is not supported; the last line
+on stderr says why.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from engine.errors import ModelDamaged, ModelError, ModelUnsupported
 def convert(source: Path, out: Path) -> None:
     """Dequantize to bfloat16 and save safetensors, tokenizer.json and config.json in `out`.
 
-    Raises `ModelDamaged` when the file cannot be read, `ModelUnsupported` when transformers has no mapping for it.
+    Raises `ModelDamaged` when the file cannot be read, `ModelUnsupported` when transformers has no
+    mapping for it.
     """
     try:
         reader = gguf.GGUFReader(source)
@@ -32,7 +35,9 @@ def convert(source: Path, out: Path) -> None:
         )
         tokenizer = AutoTokenizer.from_pretrained(folder, **place)
     except (ValueError, KeyError, NotImplementedError) as error:
-        raise ModelUnsupported(f"transformers cannot read this GGUF architecture: {error}") from error
+        raise ModelUnsupported(
+            f"transformers cannot read this GGUF architecture: {error}"
+        ) from error
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
@@ -42,7 +47,9 @@ def _check_complete(source: Path, reader: gguf.GGUFReader) -> None:
     nbytes = source.stat().st_size
     for tensor in reader.tensors:
         if tensor.data_offset + tensor.n_bytes > nbytes:
-            raise ModelDamaged(f"truncated: tensor {tensor.name} ends after the file's {nbytes} bytes")
+            raise ModelDamaged(
+                f"truncated: tensor {tensor.name} ends after the file's {nbytes} bytes"
+            )
 
 
 def main(arguments: list[str]) -> int:

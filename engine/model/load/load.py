@@ -1,4 +1,5 @@
-"""From an `EngineConfig` to a runner that is ready and checked. The one door into `engine.model` for the engine."""
+"""From an `EngineConfig` to a runner that is ready and checked. The one door into `engine.model`
+for the engine."""
 
 from __future__ import annotations
 
@@ -36,11 +37,13 @@ from engine.model.runner import Forward, Identity, LogitsSink, PageMover, TorchR
 from engine.native.library import library
 
 LAYOUT_VERSION: Final = 1
-"""Changes whenever equal tokens would get other KV bits, or other bytes in a page, from the same weights."""
+"""Changes whenever equal tokens would get other KV bits, or other bytes in a page, from the same
+weights."""
 
 READY_NBYTES: Final = 256 * 1024**2
-"""Of the pool, touched before anybody waits: a fresh process takes a long prefix from a tier several times as fast (92 MB of KV
-in 18 ms, not 250, where a virtual machine's memory is fresh, too)."""
+"""Of the pool, touched before anybody waits: a fresh process takes a long prefix from a tier
+several times as fast (92 MB of KV in 18 ms, not 250, where a virtual machine's memory is fresh,
+too)."""
 
 DTYPES: Final[dict[str, torch.dtype]] = {
     "bfloat16": torch.bfloat16,
@@ -59,7 +62,9 @@ class _Placement:
     num_threads: int
 
 
-def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None, kit: DeviceFeatures | None = None) -> TorchRunner:
+def load_runner(
+    config: EngineConfig, logits_sink: LogitsSink | None = None, kit: DeviceFeatures | None = None
+) -> TorchRunner:
     """Load the model folder `config.model_path` and return a warm runner for it; see `make_runner`.
 
     Raises `ModelNotFound`, `ModelDamaged`, or what `make_runner` raises.
@@ -70,20 +75,27 @@ def load_runner(config: EngineConfig, logits_sink: LogitsSink | None = None, kit
     fit_context(model_config, config.context)
     placement = _place(config)
     torch.set_num_threads(placement.num_threads)
-    runner = choose_runner(config, model_config, placement.device)  # what it refuses is refused before anything is loaded
+    runner = choose_runner(
+        config, model_config, placement.device
+    )  # what it refuses is refused before anything is loaded
     model = _load_model(files, model_config, placement, grouped=_is_grouped(config, runner))
     return make_runner(model, config, content_digest(files), logits_sink, kit)
 
 
 def make_runner(
-    model: Any, config: EngineConfig, weights: str, logits_sink: LogitsSink | None = None, kit: DeviceFeatures | None = None
+    model: Any,
+    config: EngineConfig,
+    weights: str,
+    logits_sink: LogitsSink | None = None,
+    kit: DeviceFeatures | None = None,
 ) -> TorchRunner:
-    """A warm runner of a transformers model on the device it shall run on, made with `ATTENTION_NAME`.
+    """A warm runner of a transformers model on the device it shall run on, made with
+    `ATTENTION_NAME`.
 
-    `weights` names the weights' content. `kit` is by default what the device has. Its pages are larger than
-    `config.block_size` where the device's attention kernel needs that. Sets torch's thread count. With `exact="on"` the runner
-    is exact or this raises; else see `choose_exact`. Raises `ModelUnsupported`, or `ModelError` when `kv_nbytes` is
-    too small for one context.
+    `weights` names the weights' content. `kit` is by default what the device has. Its pages are
+    larger than `config.block_size` where the device's attention kernel needs that. Sets torch's
+    thread count. With `exact="on"` the runner is exact or this raises; else see `choose_exact`.
+    Raises `ModelUnsupported`, or `ModelError` when `kv_nbytes` is too small for one context.
     """
     placement = _place(config)
     torch.set_num_threads(placement.num_threads)
@@ -96,7 +108,13 @@ def make_runner(
         config = msgspec.structs.replace(config, kv_nbytes=int(config.kv_share * kit.memory_nbytes))
     paged = None
     if kit is not None and runner == "lean":
-        heads = HeadShape(model.config.num_attention_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, windows)
+        heads = HeadShape(
+            model.config.num_attention_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.dtype,
+            windows,
+        )
         paged = choose_paged(kit, config, heads, placement.device)
         config = paged.config
     identity = Identity(
@@ -107,11 +125,21 @@ def make_runner(
     )
     num_spare = 0 if paged is None else NUM_SPARE
     try:
-        pool = KvPool(shape, _num_pages(config, shape), config.block_size, placement.device, num_spare=num_spare)
+        pool = KvPool(
+            shape,
+            _num_pages(config, shape),
+            config.block_size,
+            placement.device,
+            num_spare=num_spare,
+        )
     except torch.OutOfMemoryError as error:
-        raise ModelError(f"kv_nbytes={config.kv_nbytes} does not fit on {placement.device} beside the weights") from error
+        raise ModelError(
+            f"kv_nbytes={config.kv_nbytes} does not fit on {placement.device} beside the weights"
+        ) from error
     pool.touch(READY_NBYTES)
-    forward = _checked(model, pool, identity, _BuiltRunner(runner, paged, config, placement.num_threads))
+    forward = _checked(
+        model, pool, identity, _BuiltRunner(runner, paged, config, placement.num_threads)
+    )
     return TorchRunner(forward, pool, identity, logits_sink, _moves(pool, runner, kit))
 
 
@@ -125,8 +153,11 @@ class _BuiltRunner:
     num_threads: int
 
 
-def choose_runner(config: EngineConfig, model_config: PreTrainedConfig, device: torch.device) -> str:
-    """The rule of `runner: auto`: native where it does the model here, then lean in fast mode, else generic.
+def choose_runner(
+    config: EngineConfig, model_config: PreTrainedConfig, device: torch.device
+) -> str:
+    """The rule of `runner: auto`: native where it does the model here, then lean in fast mode, else
+    generic.
 
     Raises `ModelUnsupported` where a runner is asked for that cannot do it.
     """
@@ -138,15 +169,21 @@ def choose_runner(config: EngineConfig, model_config: PreTrainedConfig, device: 
     if config.runner == "auto":
         found = next((name for name, reason in reasons.items() if reason is None), None)
         if found is None:
-            raise ModelUnsupported(f"dtype int4 needs the lean runner, which cannot be used: {reasons['lean']}")
+            raise ModelUnsupported(
+                f"dtype int4 needs the lean runner, which cannot be used: {reasons['lean']}"
+            )
         return found
     reason = reasons[config.runner]
     if reason is not None:
-        raise ModelUnsupported(f"runner: {config.runner} cannot be used: {reason}; set runner: auto")
+        raise ModelUnsupported(
+            f"runner: {config.runner} cannot be used: {reason}; set runner: auto"
+        )
     return config.runner
 
 
-def _why_not_native(config: EngineConfig, model_config: PreTrainedConfig, device: torch.device) -> str | None:
+def _why_not_native(
+    config: EngineConfig, model_config: PreTrainedConfig, device: torch.device
+) -> str | None:
     if device.type != "cpu":
         return f"it runs on the CPU, not on {device.type}"
     if config.dtype != "bfloat16":
@@ -167,8 +204,9 @@ def _why_not_lean(config: EngineConfig, device: torch.device) -> str | None:
 def choose_exact(config: EngineConfig, runner: str) -> bool:
     """The rule of `exact: auto`: on where it costs at most 10 % of cold TTFT.
 
-    The native runner is exact as it is, whatever is asked for. The generic one pays for it with rows and keys padded to fixed
-    numbers: 42 % of cold TTFT at 2,000 tokens of the default model (AVX512-BF16 CPU, torch 2.13), 44 % at 4,000.
+    The native runner is exact as it is, whatever is asked for. The generic one pays for it with
+    rows and keys padded to fixed numbers: 42 % of cold TTFT at 2,000 tokens of the default model
+    (AVX512-BF16 CPU, torch 2.13), 44 % at 4,000.
     """
     return runner == "native" or config.exact == "on"
 
@@ -179,7 +217,8 @@ def _is_grouped(config: EngineConfig, runner: str) -> bool:
 
 
 def _checked(model: Any, pool: KvPool, identity: Identity, made: _BuiltRunner) -> Forward:
-    """The model's forward pass, which has shown that it is transformers' own; of another's model only the weights remain."""
+    """The model's forward pass, which has shown that it is transformers' own; of another's model
+    only the weights remain."""
     name, vocabulary = type(model).__name__, model.config.vocab_size
     if made.config.dtype == "int4":
         round_to_int4(model)
@@ -203,30 +242,42 @@ def _moves(pool: KvPool, runner: str, kit: DeviceFeatures | None) -> PageMover |
 def _forward(model: Any, pool: KvPool, identity: Identity, made: _BuiltRunner) -> Forward:
     if made.runner == "native":
         # A check computes up to two groups of rows, however short the context.
-        weights = NativeWeights(take_weights(model, NATIVE), max(made.config.context, 2 * PREFILL_ROWS))
-        # From here on torch only samples, and does so alone: its threads would spin beside the library's.
+        weights = NativeWeights(
+            take_weights(model, NATIVE), max(made.config.context, 2 * PREFILL_ROWS)
+        )
+        # From here on torch only samples, and does so alone: its threads would spin beside the
+        # library's.
         torch.set_num_threads(1)
         return NativeForward(weights, pool, identity.windows, made.num_threads)
     if made.runner == "lean":
         lean = take_weights(model, LEAN_INT4 if made.config.dtype == "int4" else LEAN)
-        return LeanForward(lean, pool, identity) if made.paged is None else made.paged.forward(lean, pool)
+        return (
+            LeanForward(lean, pool, identity)
+            if made.paged is None
+            else made.paged.forward(lean, pool)
+        )
     return GenericForward(model, pool, identity)
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ModelUnsupported(
-            f"{folder / 'config.json'}: transformers {transformers.__version__} cannot use it: {reason}"
+            f"{folder / 'config.json'}: transformers {transformers.__version__} cannot use it: "
+            f"{reason}"
         ) from error
     return config
 
 
 def _place(config: EngineConfig) -> _Placement:
     if config.dtype not in DTYPES:
-        raise ModelUnsupported(f"dtype {config.dtype!r} is not supported (known: {', '.join(DTYPES)})")
+        raise ModelUnsupported(
+            f"dtype {config.dtype!r} is not supported (known: {', '.join(DTYPES)})"
+        )
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -240,11 +291,14 @@ def _place(config: EngineConfig) -> _Placement:
 
 
 def _num_cores() -> int:
-    """Cores this process may use: fewer than the machine has inside a container or under taskset."""
+    """Cores this process may use: fewer than the machine has inside a container or under
+    taskset."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _load_model(files: ModelFiles, model_config: PreTrainedConfig, placement: _Placement, *, grouped: bool) -> Any:
+def _load_model(
+    files: ModelFiles, model_config: PreTrainedConfig, placement: _Placement, *, grouped: bool
+) -> Any:
     attention.register()
     experts.register()
     auto: Any = AutoModelForCausalLM  # its annotations do not know `output_loading_info`
@@ -290,7 +344,8 @@ def _num_pages(config: EngineConfig, shape: KvShape) -> int:
     num_pages = config.kv_nbytes // page_nbytes
     if num_pages < needed:
         raise ModelError(
-            f"kv_nbytes={config.kv_nbytes} holds {num_pages * config.block_size} tokens; one context of "
+            f"kv_nbytes={config.kv_nbytes} holds {num_pages * config.block_size} tokens; one "
+            "context of "
             f"{config.context} tokens needs {needed * page_nbytes} bytes"
         )
     return num_pages
@@ -298,15 +353,19 @@ def _num_pages(config: EngineConfig, shape: KvShape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _RunnerKind:
-    """Which forward pass it is: the name, and what it groups rows by and attends with, if it does."""
+    """Which forward pass it is: the name, and what it groups rows by and attends with, if it
+    does."""
 
     runner: str
     rows: RowGroups | None
     paged: Paged | None
 
 
-def _fingerprint(config: EngineConfig, weights: str, placement: _Placement, kind: _RunnerKind) -> str:
-    """Hex SHA-256 over everything a token's KV bits depend on. With row groups that includes the machine's kernels."""
+def _fingerprint(
+    config: EngineConfig, weights: str, placement: _Placement, kind: _RunnerKind
+) -> str:
+    """Hex SHA-256 over everything a token's KV bits depend on. With row groups that includes the
+    machine's kernels."""
     parts: dict[str, object] = {
         "layout": LAYOUT_VERSION,
         "weights": weights,

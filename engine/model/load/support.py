@@ -1,4 +1,5 @@
-"""What of a model's configuration this engine implements. Refuses by name everything else; loads no weights."""
+"""What of a model's configuration this engine implements. Refuses by name everything else; loads no
+weights."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from engine.errors import ModelUnsupported
 
 _LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
 
-# Attributes that change what attention computes or what a layer remembers, and what to call them in an error.
+# Attributes that change what attention computes or what a layer remembers, and what to call them in
+# an error.
 _FOREIGN: Final[dict[str, str]] = {
     "kv_lora_rank": "multi-head latent attention",
     "attn_logit_softcapping": "soft-capped attention scores",
@@ -33,22 +35,29 @@ _FOREIGN: Final[dict[str, str]] = {
 def check_supported(config: PreTrainedConfig) -> None:
     """Raise `ModelUnsupported` naming the first thing that is not implemented.
 
-    What a configuration does not tell is refused later: unknown attention arguments when they arrive, layers without
-    attention by the check after loading.
+    What a configuration does not tell is refused later: unknown attention arguments when they
+    arrive, layers without attention by the check after loading.
     """
     name = _name(config)
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelUnsupported(f"{name} is an encoder-decoder model; only decoder-only models are supported")
+        raise ModelUnsupported(
+            f"{name} is an encoder-decoder model; only decoder-only models are supported"
+        )
     if config.get_text_config() is not config:
         raise ModelUnsupported(f"{name} is a multimodal model; only text models are supported")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or not name.endswith(("ForCausalLM", "LMHeadModel")):
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or not name.endswith(
+        ("ForCausalLM", "LMHeadModel")
+    ):
         raise ModelUnsupported(f"{name} is not a decoder-only language model")
     for attribute, what in _FOREIGN.items():
         if getattr(config, attribute, None):
             raise ModelUnsupported(f"{name} has {what} ({attribute}), which is not implemented")
     for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _LAYER_TYPES:
-            raise ModelUnsupported(f"{name}: layer {layer} is {kind!r}; only full and sliding-window attention are supported")
+            raise ModelUnsupported(
+                f"{name}: layer {layer} is {kind!r}; only full and sliding-window attention are "
+                "supported"
+            )
 
 
 def layer_windows(config: PreTrainedConfig) -> tuple[int | None, ...]:
@@ -65,15 +74,20 @@ def layer_windows(config: PreTrainedConfig) -> tuple[int | None, ...]:
 
 def has_experts(config: PreTrainedConfig) -> bool:
     """True for mixture-of-experts models."""
-    return any(getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+    return any(
+        getattr(config, name, None)
+        for name in ("num_local_experts", "num_experts", "n_routed_experts")
+    )
 
 
 def fit_context(config: PreTrainedConfig, context: int) -> None:
-    """Make positions up to `context` usable, changing `config` where the model was trained for fewer.
+    """Make positions up to `context` usable, changing `config` where the model was trained for
+    fewer.
 
-    Beyond the trained length the rotary embedding is scaled by YaRN (arXiv 2309.00071), whose factor is fixed: a token's KV
-    must not depend on how long its sequence becomes. The answers get worse; this is for testing long prompts. Raises
-    `ModelUnsupported` where it cannot be done, or where the model's own scaling depends on the sequence's length.
+    Beyond the trained length the rotary embedding is scaled by YaRN (arXiv 2309.00071), whose
+    factor is fixed: a token's KV must not depend on how long its sequence becomes. The answers get
+    worse; this is for testing long prompts. Raises `ModelUnsupported` where it cannot be done, or
+    where the model's own scaling depends on the sequence's length.
     """
     name = _name(config)
     trained: int | None = getattr(config, "max_position_embeddings", None)
@@ -81,15 +95,21 @@ def fit_context(config: PreTrainedConfig, context: int) -> None:
     flat = [part for part in rope.values() if isinstance(part, dict)] or [rope]
     for part in flat:
         limit = part.get("original_max_position_embeddings") or trained
-        if part.get("rope_type") in ("dynamic", "longrope") and limit is not None and context > limit:
+        if (
+            part.get("rope_type") in ("dynamic", "longrope")
+            and limit is not None
+            and context > limit
+        ):
             raise ModelUnsupported(
-                f"{name}: {part['rope_type']} rotary scaling depends on the prompt's length; set context <= {limit}"
+                f"{name}: {part['rope_type']} rotary scaling depends on the prompt's length; set "
+                f"context <= {limit}"
             )
     if trained is None or context <= trained:
         return
     if flat != [rope] or rope.get("rope_type", "default") != "default" or "rope_theta" not in rope:
         raise ModelUnsupported(
-            f"{name} was trained for {trained} tokens and its positions cannot be scaled; set context <= {trained}"
+            f"{name} was trained for {trained} tokens and its positions cannot be scaled; set "
+            f"context <= {trained}"
         )
     config.rope_parameters = rope | {
         "rope_type": "yarn",

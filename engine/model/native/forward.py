@@ -1,7 +1,8 @@
 """The native forward pass of Llama-shaped decoders: one call into the C library for each step.
 
-A row's values depend on its own inputs and its sequence's KV alone, in bits: whatever is computed beside it, however its
-prompt was cut, from whichever pages, by however many threads. So it is exact without anything to pay for it.
+A row's values depend on its own inputs and its sequence's KV alone, in bits: whatever is computed
+beside it, however its prompt was cut, from whichever pages, by however many threads. So it is exact
+without anything to pay for it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,25 @@ from transformers import PreTrainedConfig
 from engine.model.kv_pool import KvPool
 from engine.model.native.weights import NativeWeights
 from engine.model.page_tables import PageTables
-from engine.native.library import MAX_WINDOWS, PANEL, SpanStruct, Step, Team, library, why_not_native
+from engine.native.library import (
+    MAX_WINDOWS,
+    PANEL,
+    SpanStruct,
+    Step,
+    Team,
+    library,
+    why_not_native,
+)
 from engine.schedule.sequence import Slice
 
 _LANES = 16
 
 
-def why_not_native_model(config: PreTrainedConfig, windows: Seq[int | None], block_size: int) -> str | None:
-    """The first thing of a Llama-shaped model that the native library does not do, or why there is none, or None."""
+def why_not_native_model(
+    config: PreTrainedConfig, windows: Seq[int | None], block_size: int
+) -> str | None:
+    """The first thing of a Llama-shaped model that the native library does not do, or why there is
+    none, or None."""
     reason = why_not_native()
     if reason is not None:
         return reason
@@ -33,7 +45,11 @@ def why_not_native_model(config: PreTrainedConfig, windows: Seq[int | None], blo
     if head_dim % _LANES or head_dim > 256:
         return f"heads of {head_dim} are not a multiple of {_LANES} up to 256"
     if config.hidden_size % _LANES or config.intermediate_size % (PANEL // 2):
-        return f"layers of {config.hidden_size} and {config.intermediate_size} are not multiples of {_LANES} and {PANEL // 2}"
+        return (
+            f"layers of {config.hidden_size} and {config.intermediate_size} are not multiples "
+            ""
+            f"of {_LANES} and {PANEL // 2}"
+        )
     if len(set(windows)) > MAX_WINDOWS:
         return f"more than {MAX_WINDOWS} different windows"
     return None
@@ -44,7 +60,9 @@ class NativeForward:
 
     name = "native"
 
-    def __init__(self, weights: NativeWeights, pool: KvPool, windows: Seq[int | None], num_threads: int) -> None:
+    def __init__(
+        self, weights: NativeWeights, pool: KvPool, windows: Seq[int | None], num_threads: int
+    ) -> None:
         self._library = library()
         self._weights = weights
         self._pool = pool
@@ -71,7 +89,9 @@ class NativeForward:
             num_rows = piece.end - piece.start
             pages = self._tables.pages(piece.sequence)
             self._check(piece, len(pages))
-            spans[index] = SpanStruct(len(token_ids), num_rows, piece.start, len(pages), pages.ctypes.data)
+            spans[index] = SpanStruct(
+                len(token_ids), num_rows, piece.start, len(pages), pages.ctypes.data
+            )
             token_ids.extend(piece.sequence.token_ids[piece.start : piece.start + piece.num_tokens])
             token_ids.extend(piece.draft)
             num_sampled.append(1 + len(piece.draft) if piece.sample else 0)
@@ -86,7 +106,10 @@ class NativeForward:
             num_spans=len(slices),
             num_rows=len(token_ids),
         )
-        if token_ids and self._library.pcg_forward(self._team.handle, self._weights.model, step) != 0:
+        if (
+            token_ids
+            and self._library.pcg_forward(self._team.handle, self._weights.model, step) != 0
+        ):
             raise MemoryError(f"no memory for a step of {len(token_ids)} rows")
         return logits
 
@@ -96,7 +119,16 @@ class NativeForward:
 
     def _check(self, piece: Slice, num_pages: int) -> None:
         """What the library takes on trust: nothing it is given leads outside of its memory."""
-        if not 0 <= piece.start < piece.end <= min(num_pages * self._pool.page_size, self._weights.num_positions):
-            raise ValueError(f"tokens {piece.start} to {piece.end} are not covered by {num_pages} pages")
+        if (
+            not 0
+            <= piece.start
+            < piece.end
+            <= min(num_pages * self._pool.page_size, self._weights.num_positions)
+        ):
+            raise ValueError(
+                f"tokens {piece.start} to {piece.end} are not covered by {num_pages} pages"
+            )
         if piece.start + piece.num_tokens > len(piece.sequence.token_ids):
-            raise ValueError(f"{piece.num_tokens} tokens from {piece.start} are more than the sequence has")
+            raise ValueError(
+                f"{piece.num_tokens} tokens from {piece.start} are more than the sequence has"
+            )

@@ -1,4 +1,5 @@
-"""Whole pages of a pool in and out by the native library: a third of the time that copies by way of arrays take."""
+"""Whole pages of a pool in and out by the native library: a third of the time that copies by way of
+arrays take."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from engine.native.library import Pages, library
 
 
 class NativePages:
-    """Implements `engine.model.runner.Moves` for a pool of bfloat16 on the CPU, its pages in multiples of 64 bytes a side."""
+    """Implements `engine.model.runner.Moves` for a pool of bfloat16 on the CPU, its pages in
+    multiples of 64 bytes a side."""
 
     def __init__(self, pool: KvPool) -> None:
         whole = pool.whole_pages()
@@ -32,14 +34,24 @@ class NativePages:
         self._pool.check_pages(pages, nbytes)
         body = buffer(nbytes)
         numbers = np.array(pages, np.int32)
-        self._library.pcg_take_pages(self._pages, numbers.ctypes.data, len(numbers), np.frombuffer(body, np.uint8).ctypes.data)
+        self._library.pcg_take_pages(
+            self._pages,
+            numbers.ctypes.data,
+            len(numbers),
+            np.frombuffer(body, np.uint8).ctypes.data,
+        )
         return body.toreadonly()
 
     def write_pages(self, pages: Seq[int], body: memoryview) -> None:
         """As `KvPool.write_pages`."""
         self._pool.check_pages(pages, len(body))
         numbers = np.array(pages, np.int32)
-        self._library.pcg_put_pages(self._pages, numbers.ctypes.data, len(numbers), np.frombuffer(body, np.uint8).ctypes.data)
+        self._library.pcg_put_pages(
+            self._pages,
+            numbers.ctypes.data,
+            len(numbers),
+            np.frombuffer(body, np.uint8).ctypes.data,
+        )
 
     def settle(self, pages: Iterable[int]) -> None:
         """Nothing is ever on its way."""

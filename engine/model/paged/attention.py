@@ -1,7 +1,8 @@
-"""Attention over pages: rows of several sequences in one call, their keys found through a block table.
+"""Attention over pages: rows of several sequences in one call, their keys found through a block
+table.
 
-Knows no weights and no device. A kernel sees a layer's pages where they lie in the pool; which kernel serves is chosen by
-`engine.model.paged.probe`.
+Knows no weights and no device. A kernel sees a layer's pages where they lie in the pool; which
+kernel serves is chosen by `engine.model.paged.probe`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ VarlenAttention: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Which rows are whose, and where their keys are: sequence i has rows `[cu_rows[i], cu_rows[i + 1])`, its last tokens.
+    """Which rows are whose, and where their keys are: sequence i has rows `[cu_rows[i], cu_rows[i +
+    1])`, its last tokens.
 
-    `cu_rows`, `cu_keys [num_seqs + 1]` and `num_keys [num_seqs]` count rows and keys, `block_table [num_seqs, any]` holds the
-    pages of each in order, all int32 on the pool's device. No sequence has more than `max_rows` and `max_keys`. `counts`
-    are rows and keys of each for the host, empty where the tensors are filled anew without it.
+    `cu_rows`, `cu_keys [num_seqs + 1]` and `num_keys [num_seqs]` count rows and keys, `block_table
+    [num_seqs, any]` holds the pages of each in order, all int32 on the pool's device. No sequence
+    has more than `max_rows` and `max_keys`. `counts` are rows and keys of each for the host, empty
+    where the tensors are filled anew without it.
     """
 
     cu_rows: torch.Tensor
@@ -47,11 +50,18 @@ class PagedKernel(Protocol):
     """Whether it launches the same work for the same shapes, asking the device nothing."""
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: PagedRows, window: int | None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: PagedRows,
+        window: int | None,
     ) -> torch.Tensor:
-        """`query [num_rows, num_heads, head_dim]`, `key` and `value [num_pages, page_size, num_kv_heads, head_dim]`.
+        """`query [num_rows, num_heads, head_dim]`, `key` and `value [num_pages, page_size,
+        num_kv_heads, head_dim]`.
 
-        A row sees its sequence's keys up to its own, of these the last `window`. Returns the query's shape and dtype.
+        A row sees its sequence's keys up to its own, of these the last `window`. Returns the
+        query's shape and dtype.
         """
         ...
 
@@ -61,20 +71,28 @@ class VarlenKernel:
 
     recordable = True
 
-    def __init__(self, attend: VarlenAttention, *, num_splits: int | None, counts_keys: bool) -> None:
-        """`num_splits` as in `attend`: 1 keeps a row's bits from depending on the rest of the batch. With `counts_keys` it
-        is told where each sequence's keys would begin if they lay in a row: FlashAttention 2 wants that, 3 refuses it."""
+    def __init__(
+        self, attend: VarlenAttention, *, num_splits: int | None, counts_keys: bool
+    ) -> None:
+        """`num_splits` as in `attend`: 1 keeps a row's bits from depending on the rest of the
+        batch. With `counts_keys` it is told where each sequence's keys would begin if they lay in a
+        row: FlashAttention 2 wants that, 3 refuses it."""
         self.name = f"varlen/splits={num_splits or 'auto'}/{'cu_keys' if counts_keys else 'paged'}"
         self._attend = attend
         self._options: dict[str, Any] = {} if num_splits is None else {"num_splits": num_splits}
         self._counts_keys = counts_keys
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: PagedRows, window: int | None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: PagedRows,
+        window: int | None,
     ) -> torch.Tensor:
         """See `PagedKernel`."""
-        # A single row is its sequence's last: it sees everything. Said so, the kernel takes the query heads of a KV head
-        # together and reads keys once.
+        # A single row is its sequence's last: it sees everything. Said so, the kernel takes the
+        # query heads of a KV head together and reads keys once.
         left = -1 if window is None else window - 1
         right = -1 if window is None and rows.max_rows == 1 else 0
         out: torch.Tensor = self._attend(
@@ -96,13 +114,19 @@ class VarlenKernel:
 
 
 class GatheredKernel:
-    """Torch's scaled dot product attention, a sequence at a time, over a copy of its pages: works everywhere."""
+    """Torch's scaled dot product attention, a sequence at a time, over a copy of its pages: works
+    everywhere."""
 
     name = "gathered"
     recordable = False
 
     def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: PagedRows, window: int | None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        rows: PagedRows,
+        window: int | None,
     ) -> torch.Tensor:
         """See `PagedKernel`. `rows` must have `counts`."""
         out, row = torch.empty_like(query), 0
@@ -115,7 +139,9 @@ class GatheredKernel:
             own = query[row : row + num_rows].transpose(0, 1)
             mask = None
             if num_rows > 1:
-                mask = causal_mask((num_rows, num_keys - first), num_keys - num_rows - first, window, query)
+                mask = causal_mask(
+                    (num_rows, num_keys - first), num_keys - num_rows - first, window, query
+                )
             attended = attend_masked(own, keys, values, mask, query.shape[2] ** -0.5)
             out[row : row + num_rows] = attended.transpose(0, 1)
             row += num_rows
@@ -134,4 +160,6 @@ class PagedAttention:
     def __call__(self, layer: int, query: torch.Tensor, plan: PagedRows) -> torch.Tensor:
         """See `Attention`."""
         key, value = self._pages[layer]
-        return self._kernel(query.to(self._dtype), key, value, plan, self._windows[layer]).flatten(1)
+        return self._kernel(query.to(self._dtype), key, value, plan, self._windows[layer]).flatten(
+            1
+        )

@@ -1,6 +1,8 @@
-"""What CUDA offers beside tensors: recorded graphs, a queue of copies, pinned memory. Everything here needs a device to run.
+"""What CUDA offers beside tensors: recorded graphs, a queue of copies, pinned memory. Everything
+here needs a device to run.
 
-The rest of the paged path sees this through the protocols of `decode_graphs` and `staging`, and is tested without.
+The rest of the paged path sees this through the protocols of `decode_graphs` and `staging`, and is
+tested without.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from engine.model.paged.staging import Copies, CopyEvent
 
 @dataclass(frozen=True, slots=True)
 class DeviceFeatures:
-    """What a device offers to the paged forward pass, None where it does not; and the memory it has of its own."""
+    """What a device offers to the paged forward pass, None where it does not; and the memory it has
+    of its own."""
 
     attend: VarlenAttention | None
     recorder: Recorder | None
@@ -29,7 +32,12 @@ class DeviceFeatures:
 def cuda_features(device: torch.device) -> DeviceFeatures:
     """Of a CUDA device: all of it."""
     _, memory_nbytes = torch.cuda.mem_get_info(device)
-    return DeviceFeatures(getattr(varlen, "varlen_attn", None), CudaRecorder(device), CudaCopies(device), memory_nbytes)
+    return DeviceFeatures(
+        getattr(varlen, "varlen_attn", None),
+        CudaRecorder(device),
+        CudaCopies(device),
+        memory_nbytes,
+    )
 
 
 class CudaRecorder:
@@ -49,14 +57,20 @@ class CudaRecorder:
         compute.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
+        ):
             output = work()
         return _Graph(graph, output)
 
     def free_nbytes(self) -> int:
         """See `Recorder`: what the driver has and what torch keeps for later."""
         free, _ = torch.cuda.mem_get_info(self._device)
-        return free + torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return (
+            free
+            + torch.cuda.memory_reserved(self._device)
+            - torch.cuda.memory_allocated(self._device)
+        )
 
 
 class _Graph:

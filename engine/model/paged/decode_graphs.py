@@ -1,7 +1,9 @@
-"""Decode steps recorded once and replayed: a step costs one launch, not a few hundred. Knows no CUDA: that records is given.
+"""Decode steps recorded once and replayed: a step costs one launch, not a few hundred. Knows no
+CUDA: that records is given.
 
-A graph is of one batch size and reads its rows from memory that never moves. Fewer sequences than it has rows are filled
-up with a dummy of one token in the pool's spare page, which nobody else reads.
+A graph is of one batch size and reads its rows from memory that never moves. Fewer sequences than
+it has rows are filled up with a dummy of one token in the pool's spare page, which nobody else
+reads.
 """
 
 from __future__ import annotations
@@ -46,10 +48,16 @@ class Recorder(Protocol):
 
 
 class DecodeGraphs:
-    """One graph for each of some batch sizes, recorded when it is made. The pool needs a spare page."""
+    """One graph for each of some batch sizes, recorded when it is made. The pool needs a spare
+    page."""
 
     def __init__(
-        self, layers: LeanLayers[PagedRows], pool: KvPool, context: int, max_sequences: int, recorder: Recorder
+        self,
+        layers: LeanLayers[PagedRows],
+        pool: KvPool,
+        context: int,
+        max_sequences: int,
+        recorder: Recorder,
     ) -> None:
         self._context = context
         self._sizes: dict[int, _Size] = {}
@@ -70,8 +78,12 @@ class DecodeGraphs:
         return tuple(sorted(self._sizes))
 
     def run(self, slices: Seq[Slice], tables: PageTables) -> torch.Tensor | None:
-        """The logits of a step in which every slice is one sampled token, else None; they last until the next call."""
-        if any(piece.num_tokens != 1 or piece.draft or not piece.sample or piece.end > self._context for piece in slices):
+        """The logits of a step in which every slice is one sampled token, else None; they last
+        until the next call."""
+        if any(
+            piece.num_tokens != 1 or piece.draft or not piece.sample or piece.end > self._context
+            for piece in slices
+        ):
             return None
         fitting = [size for size in self._sizes if size >= len(slices)]
         return self._sizes[min(fitting)](slices, tables) if fitting else None
@@ -86,9 +98,17 @@ def batch_sizes(max_sequences: int) -> tuple[int, ...]:
 
 
 class _Size:
-    """The graph of one batch size, and the memory it reads: all of it in one tensor, so that a step is one copy."""
+    """The graph of one batch size, and the memory it reads: all of it in one tensor, so that a step
+    is one copy."""
 
-    def __init__(self, layers: LeanLayers[PagedRows], pool: KvPool, context: int, num_rows: int, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        layers: LeanLayers[PagedRows],
+        pool: KvPool,
+        context: int,
+        num_rows: int,
+        recorder: Recorder,
+    ) -> None:
         num_pages = -(-context // pool.page_size)
         self._lengths = (num_rows, num_rows, num_rows, num_rows, num_rows + 1, num_rows * num_pages)
         self._host: NDArray[np.int32] = np.zeros(sum(self._lengths), dtype=np.int32)
@@ -134,7 +154,9 @@ class _Size:
         self._rows.copy_(torch.from_numpy(self._host))
 
     def _batch(self) -> RowBatch[PagedRows]:
-        ids, positions, written, num_keys, cu_keys, table = torch.split(self._rows, list(self._lengths))
+        ids, positions, written, num_keys, cu_keys, table = torch.split(
+            self._rows, list(self._lengths)
+        )
         plan = PagedRows(
             cu_rows=self._cu_rows,
             cu_keys=cu_keys,

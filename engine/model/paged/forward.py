@@ -1,4 +1,5 @@
-"""The lean forward pass over a paged attention kernel: all rows of a step in one call per layer, decode steps as graphs."""
+"""The lean forward pass over a paged attention kernel: all rows of a step in one call per layer,
+decode steps as graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class PagedForward:
 
     name = "lean"
 
-    def __init__(self, layers: LeanLayers[PagedRows], pool: KvPool, graphs: DecodeGraphs | None = None) -> None:
+    def __init__(
+        self, layers: LeanLayers[PagedRows], pool: KvPool, graphs: DecodeGraphs | None = None
+    ) -> None:
         self._layers = layers
         self._device = pool.device
         self._graphs = graphs
@@ -54,10 +57,14 @@ class PagedForward:
             token_ids=self._there(np.array(token_ids)),
             positions=self._there(np.concatenate(positions)),
             written=self._there(np.concatenate(written)),
-            plan=self._rows([piece.sequence for piece in slices], [(piece.end - piece.start, piece.end) for piece in slices]),
+            plan=self._rows(
+                [piece.sequence for piece in slices],
+                [(piece.end - piece.start, piece.end) for piece in slices],
+            ),
             sampled=self._there(np.array(sampled, dtype=np.int64)),
             sampled_plan=self._rows(
-                [piece.sequence for piece in sampling], [(1 + len(piece.draft), piece.end) for piece in sampling]
+                [piece.sequence for piece in sampling],
+                [(1 + len(piece.draft), piece.end) for piece in sampling],
             ),
             answer=torch.arange(len(sampled), device=self._device),
         )

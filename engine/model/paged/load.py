@@ -1,4 +1,5 @@
-"""From weights and what a device offers to a forward pass over pages. Knows no files and no CUDA."""
+"""From weights and what a device offers to a forward pass over pages. Knows no files and no
+CUDA."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ NUM_SPARE: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """How one model's forward pass over pages is made. The pages of `config` are of the size that `kernel` needs."""
+    """How one model's forward pass over pages is made. The pages of `config` are of the size that
+    `kernel` needs."""
 
     config: EngineConfig
     kernel: PagedKernel
@@ -37,24 +39,42 @@ class Paged:
     kit: DeviceFeatures
 
     def forward(self, weights: LeanWeights[Linear], pool: KvPool) -> PagedForward:
-        """The forward pass over a pool with `NUM_SPARE` spare pages; decode steps are recorded where that can be done and
-        gives the same logits. Overwrites the pool's first pages."""
+        """The forward pass over a pool with `NUM_SPARE` spare pages; decode steps are recorded
+        where that can be done and gives the same logits. Overwrites the pool's first pages."""
         layers = LeanLayers(weights, pool, PagedAttention(pool, self.windows, self.kernel))
         plain = PagedForward(layers, pool)
         if self.kit.recorder is None or not self.kernel.recordable:
             return plain
-        graphs = DecodeGraphs(layers, pool, self.config.context, self.config.max_sequences, self.kit.recorder)
+        graphs = DecodeGraphs(
+            layers, pool, self.config.context, self.config.max_sequences, self.kit.recorder
+        )
         recorded = PagedForward(layers, pool, graphs)
         vocabulary = weights.embedding.shape[0]
         ours, theirs = (decode_logits(forward, pool, vocabulary) for forward in (recorded, plain))
         is_good = is_same(ours, theirs, pool.shape.dtype)
         fields = {"batches": list(graphs.sizes), "used": is_good}
-        _log.log(logging.INFO if is_good else logging.WARNING, "decode steps recorded", extra={"fields": fields})
+        _log.log(
+            logging.INFO if is_good else logging.WARNING,
+            "decode steps recorded",
+            extra={"fields": fields},
+        )
         return recorded if is_good else plain
 
 
-def choose_paged(kit: DeviceFeatures, config: EngineConfig, heads: HeadShape, device: torch.device) -> Paged:
-    """The attention kernel for these heads on this device, over pages of `block_size` tokens, if it takes those."""
-    sizes = [size for size in dict.fromkeys((config.block_size, LARGE_PAGE)) if size <= config.max_step_tokens]
+def choose_paged(
+    kit: DeviceFeatures, config: EngineConfig, heads: HeadShape, device: torch.device
+) -> Paged:
+    """The attention kernel for these heads on this device, over pages of `block_size` tokens, if it
+    takes those."""
+    sizes = [
+        size
+        for size in dict.fromkeys((config.block_size, LARGE_PAGE))
+        if size <= config.max_step_tokens
+    ]
     choice = choose_kernel(kit.attend, heads, sizes, device)
-    return Paged(msgspec.structs.replace(config, block_size=choice.page_size), choice.kernel, heads.windows, kit)
+    return Paged(
+        msgspec.structs.replace(config, block_size=choice.page_size),
+        choice.kernel,
+        heads.windows,
+        kit,
+    )

@@ -1,8 +1,10 @@
-"""Whole pages between a device's pool and the host, through pinned memory, beside what computes. Knows no sequences.
+"""Whole pages between a device's pool and the host, through pinned memory, beside what computes.
+Knows no sequences.
 
-A write returns when its bytes are in pinned memory or on their way; nothing that computes waits for it until it touches
-one of those pages (`settle`). A read returns when its bytes are there. Both go piece by piece through two buffers, so
-that the copy to or from pinned memory, which is the processor's work, goes on beside the device's own.
+A write returns when its bytes are in pinned memory or on their way; nothing that computes waits for
+it until it touches one of those pages (`settle`). A read returns when its bytes are there. Both go
+piece by piece through two buffers, so that the copy to or from pinned memory, which is the
+processor's work, goes on beside the device's own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class CopyEvent(Protocol):
         ...
 
     def hold_compute(self) -> None:
-        """Have the device start nothing that is launched from now on before everything up to here is done."""
+        """Have the device start nothing that is launched from now on before everything up to here
+        is done."""
         ...
 
     def is_done(self) -> bool: ...
@@ -45,13 +48,15 @@ class Copies(Protocol):
         ...
 
     def launch(self, work: Callable[[], None]) -> CopyEvent:
-        """Have `work` done after all that computes by now and all that was launched here before; does not wait."""
+        """Have `work` done after all that computes by now and all that was launched here before;
+        does not wait."""
         ...
 
 
 @dataclass(slots=True)
 class _Buffer:
-    """Pinned memory for one piece and the numbers of its pages, the device's copy of both, and who used it last."""
+    """Pinned memory for one piece and the numbers of its pages, the device's copy of both, and who
+    used it last."""
 
     host: torch.Tensor
     host_pages: torch.Tensor
@@ -66,7 +71,8 @@ class _Buffer:
 
 
 class StagedPages:
-    """Implements `engine.model.runner.Moves`, in the layout of `KvPool.read_pages`. One thread's."""
+    """Implements `engine.model.runner.Moves`, in the layout of `KvPool.read_pages`. One
+    thread's."""
 
     def __init__(self, pool: KvPool, copies: Copies, piece_nbytes: int = PIECE_NBYTES) -> None:
         self._pool = pool
@@ -76,7 +82,8 @@ class StagedPages:
         self._buffers = [self._buffer() for _ in range(2)]
         self._turn = 0
         self._pending: dict[int, CopyEvent] = {}
-        """Pages that are being written, with the end of their piece, in the order of their pieces."""
+        """Pages that are being written, with the end of their piece, in the order of their
+        pieces."""
 
     def write_pages(self, pages: Seq[int], body: memoryview) -> None:
         """As `KvPool.write_pages`, but nothing may read or write the pages before `settle`."""
@@ -116,7 +123,8 @@ class StagedPages:
             one.wait()
 
     def settle(self, pages: Iterable[int]) -> None:
-        """Have everything that is launched from now on find in these pages what was written to them."""
+        """Have everything that is launched from now on find in these pages what was written to
+        them."""
         if not self._pending:
             return
         touched = self._pending.keys() & set(pages)
@@ -133,10 +141,13 @@ class StagedPages:
         """Drop pages whose copies are done."""
         if self._pending:
             done = {id(mark): mark.is_done() for mark in self._pending.values()}
-            self._pending = {page: mark for page, mark in self._pending.items() if not done[id(mark)]}
+            self._pending = {
+                page: mark for page, mark in self._pending.items() if not done[id(mark)]
+            }
 
     def _next(self, pages: Seq[int]) -> _Buffer:
-        """The buffer whose turn it is, when nobody uses it any more, with the numbers of these pages."""
+        """The buffer whose turn it is, when nobody uses it any more, with the numbers of these
+        pages."""
         one = self._buffers[self._turn]
         self._turn = 1 - self._turn
         one.wait()
@@ -147,7 +158,9 @@ class StagedPages:
         """From pinned memory into the pool: on the device, in the copies' queue."""
         values = one.there[:num_pages]
         one.pages.copy_(one.host_pages, non_blocking=True)
-        values.copy_(one.host[: values.nbytes].view(values.dtype).view(values.shape), non_blocking=True)
+        values.copy_(
+            one.host[: values.nbytes].view(values.dtype).view(values.shape), non_blocking=True
+        )
         finite = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         self._whole.index_copy_(1, one.pages[:num_pages], finite.transpose(0, 1))
 
@@ -156,9 +169,13 @@ class StagedPages:
         values = one.there[:num_pages]
         one.pages.copy_(one.host_pages, non_blocking=True)
         values.copy_(self._whole.index_select(1, one.pages[:num_pages]).transpose(0, 1))
-        one.host[: values.nbytes].view(values.dtype).view(values.shape).copy_(values, non_blocking=True)
+        one.host[: values.nbytes].view(values.dtype).view(values.shape).copy_(
+            values, non_blocking=True
+        )
 
-    def _deliver(self, target: np.typing.NDArray[np.uint8], one: _Buffer, at: int, num_pages: int) -> None:
+    def _deliver(
+        self, target: np.typing.NDArray[np.uint8], one: _Buffer, at: int, num_pages: int
+    ) -> None:
         one.wait()
         nbytes = num_pages * self._pool.page_nbytes
         target[at * self._pool.page_nbytes :][:nbytes] = one.host[:nbytes].numpy()
@@ -169,6 +186,8 @@ class StagedPages:
         return _Buffer(
             host=self._copies.pinned(nbytes),
             host_pages=self._copies.pinned(8 * self._num_pages).view(torch.int64),
-            there=torch.empty((self._num_pages, planes, items), dtype=self._whole.dtype, device=device),
+            there=torch.empty(
+                (self._num_pages, planes, items), dtype=self._whole.dtype, device=device
+            ),
             pages=torch.empty(self._num_pages, dtype=torch.int64, device=device),
         )

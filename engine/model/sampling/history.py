@@ -1,4 +1,5 @@
-"""Which tokens a sequence has, and how often it said them: counted once per token, kept between steps. Knows no penalties."""
+"""Which tokens a sequence has, and how often it said them: counted once per token, kept between
+steps. Knows no penalties."""
 
 from __future__ import annotations
 
@@ -20,14 +21,16 @@ _CAPACITY: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Every token of prompt and output once, `ids [n]`, and how often the output has it, `counts [n]`."""
+    """Every token of prompt and output once, `ids [n]`, and how often the output has it, `counts
+    [n]`."""
 
     ids: Ids
     counts: Counts
 
 
 class TokenHistory:
-    """The running counts of one sequence, which only grows: a token costs the same however long the sequence is."""
+    """The running counts of one sequence, which only grows: a token costs the same however long the
+    sequence is."""
 
     __slots__ = ("_counts", "_ids", "_num_taken", "_places")
 
@@ -72,7 +75,8 @@ class TokenHistory:
 
 
 def history_of(sequence: Sequence) -> TokenHistory:
-    """The history of a sequence up to now; made by the first call and released with the sequence."""
+    """The history of a sequence up to now; made by the first call and released with the
+    sequence."""
     history: Any = sequence.history
     if history is None:
         history = sequence.history = TokenHistory()

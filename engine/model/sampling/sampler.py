@@ -1,8 +1,8 @@
 """From logits to the next tokens, all rows of a step at once. Knows no model and no cache.
 
-A row's choice depends on that row alone: it has the same bits alone and among others. What filters and penalties mean is in
-`engine.model.sampling.shaping`; random numbers are a hash of the seed and the output index, so neither the batch, nor a
-preemption, nor a draft changes them.
+A row's choice depends on that row alone: it has the same bits alone and among others. What filters
+and penalties mean is in `engine.model.sampling.shaping`; random numbers are a hash of the seed and
+the output index, so neither the batch, nor a preemption, nor a draft changes them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,18 @@ _BLOCK: Final = 256
 
 
 def sample(logits: torch.Tensor, slices: Seq[Slice]) -> list[Sampled]:
-    """What each slice samples: `logits [num_rows, vocab]` has a row for it and one for each of its draft's tokens, in order.
+    """What each slice samples: `logits [num_rows, vocab]` has a row for it and one for each of its
+    draft's tokens, in order.
 
-    In order: the constraint's mask, penalties, bias, temperature, top-k, top-p, min-p. A draft is accepted as long as what
-    is sampled equals it, so it changes no token. Log-probabilities are the model's own, before all of that. The logits
-    are left as they are.
+    In order: the constraint's mask, penalties, bias, temperature, top-k, top-p, min-p. A draft is
+    accepted as long as what is sampled equals it, so it changes no token. Log-probabilities are the
+    model's own, before all of that. The logits are left as they are.
     """
-    rows = [SamplingRow(piece.sequence, piece.draft[:i]) for piece in slices for i in range(len(piece.draft) + 1)]
+    rows = [
+        SamplingRow(piece.sequence, piece.draft[:i])
+        for piece in slices
+        for i in range(len(piece.draft) + 1)
+    ]
     with torch.inference_mode():
         logits = logits.float()
         tokens = _choose(logits, rows)
@@ -45,13 +50,19 @@ def sample(logits: torch.Tensor, slices: Seq[Slice]) -> list[Sampled]:
 
 
 def uniform(seed: int | None, index: int) -> float:
-    """A number in [0, 1): a hash of seed and output index, or the system's randomness without a seed."""
-    bits = os.urandom(8) if seed is None else hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+    """A number in [0, 1): a hash of seed and output index, or the system's randomness without a
+    seed."""
+    bits = (
+        os.urandom(8)
+        if seed is None
+        else hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+    )
     return (int.from_bytes(bits, "little") >> 11) / (1 << 53)
 
 
 def probabilities(logits: torch.Tensor, samplings: Seq[Sampling]) -> torch.Tensor:
-    """What rows `[n, vocab]` fp32 with these parameters draw from: `[n, vocab]` fp32, zero where nothing may be drawn.
+    """What rows `[n, vocab]` fp32 with these parameters draw from: `[n, vocab]` fp32, zero where
+    nothing may be drawn.
 
     The rest keeps the weight it had before the filters, so a row needn't sum to one.
     """
@@ -62,10 +73,11 @@ def probabilities(logits: torch.Tensor, samplings: Seq[Sampling]) -> torch.Tenso
 
 
 def draw(weights: torch.Tensor, points: Seq[float]) -> list[int]:
-    """Inverse transform sampling: for each row of `weights [n, vocab]` the token in which the share `points[i]` in [0, 1)
-    of the row's sum lies, tokens in the order of their ids.
+    """Inverse transform sampling: for each row of `weights [n, vocab]` the token in which the share
+    `points[i]` in [0, 1) of the row's sum lies, tokens in the order of their ids.
 
-    Sums are of fixed blocks, and running sums are made on the host in fp64: other orders of adding give other bits.
+    Sums are of fixed blocks, and running sums are made on the host in fp64: other orders of adding
+    give other bits.
     """
     num_rows, vocab = weights.shape
     if vocab % _BLOCK:
@@ -79,14 +91,16 @@ def draw(weights: torch.Tensor, points: Seq[float]) -> list[int]:
 
 
 class _Found(NamedTuple):
-    """Where points lie: `place [n]` int64, and `share [n]` fp64 in [0, 1], how far into that item."""
+    """Where points lie: `place [n]` int64, and `share [n]` fp64 in [0, 1], how far into that
+    item."""
 
     place: NDArray[np.int64]
     share: NDArray[np.float64]
 
 
 def _find(weights: NDArray[np.float32], shares: NDArray[np.float64]) -> _Found:
-    """The item of each row `[n, num_items]` in which `shares [n]` of the row's sum lie. Never one without weight."""
+    """The item of each row `[n, num_items]` in which `shares [n]` of the row's sum lie. Never one
+    without weight."""
     sums = weights.cumsum(axis=-1, dtype=np.float64)
     total = sums[:, -1]
     points = np.minimum(shares * total, np.nextafter(total, 0.0))
@@ -97,7 +111,8 @@ def _find(weights: NDArray[np.float32], shares: NDArray[np.float64]) -> _Found:
 
 
 def is_greedy(sampling: Sampling) -> bool:
-    """Whether there is nothing to draw: the most probable token is taken, the first of equally probable ones."""
+    """Whether there is nothing to draw: the most probable token is taken, the first of equally
+    probable ones."""
     return sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1
 
 
@@ -118,7 +133,9 @@ def _choose(logits: torch.Tensor, rows: Seq[SamplingRow]) -> list[int]:
     return tokens
 
 
-def _verify(slices: Seq[Slice], tokens: Seq[int], logprobs: Seq[TokenLogprobs | None]) -> Iterator[Sampled]:
+def _verify(
+    slices: Seq[Slice], tokens: Seq[int], logprobs: Seq[TokenLogprobs | None]
+) -> Iterator[Sampled]:
     """Of each slice the tokens up to the first that its draft didn't guess, that one included."""
     start = 0
     for piece in slices:
@@ -127,5 +144,7 @@ def _verify(slices: Seq[Slice], tokens: Seq[int], logprobs: Seq[TokenLogprobs | 
             if tokens[end - 1] != guess:
                 break
             end += 1
-        yield Sampled(tuple(tokens[start:end]), tuple(one for one in logprobs[start:end] if one is not None))
+        yield Sampled(
+            tuple(tokens[start:end]), tuple(one for one in logprobs[start:end] if one is not None)
+        )
         start += len(piece.draft) + 1

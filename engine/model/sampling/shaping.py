@@ -1,6 +1,8 @@
-"""What sampling parameters do to logits and probabilities, for rows with mixed parameters. Knows no randomness.
+"""What sampling parameters do to logits and probabilities, for rows with mixed parameters. Knows no
+randomness.
 
-Nothing here grows with the context: what was said is counted once per token (`engine.model.sampling.history`).
+Nothing here grows with the context: what was said is counted once per token
+(`engine.model.sampling.history`).
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from engine.types import Sampling
 Array: TypeAlias = NDArray[Any]
 
 _RUNGS: Final = (64, 1024)
-"""So many of the most probable tokens are sorted first: almost always enough, and much cheaper than a vocabulary."""
+"""So many of the most probable tokens are sorted first: almost always enough, and much cheaper than
+a vocabulary."""
 
 _BLOCK: Final = 32
-"""The most probable n tokens lie in the n blocks with the highest maxima, so most of a row is looked at only once."""
+"""The most probable n tokens lie in the n blocks with the highest maxima, so most of a row is
+looked at only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ class SamplingRow:
 
 
 def shape_logits(logits: torch.Tensor, rows: Seq[SamplingRow]) -> torch.Tensor:
-    """Logits `[num_rows, vocab]` fp32 under constraints, penalties and biases; a new tensor where there are any."""
+    """Logits `[num_rows, vocab]` fp32 under constraints, penalties and biases; a new tensor where
+    there are any."""
     constrained = [i for i, row in enumerate(rows) if row.sequence.constraint is not None]
     penalized = [i for i, row in enumerate(rows) if has_penalties(row.sampling)]
     biased = [i for i, row in enumerate(rows) if row.sampling.logit_bias]
@@ -58,7 +63,11 @@ def shape_logits(logits: torch.Tensor, rows: Seq[SamplingRow]) -> torch.Tensor:
 
 def has_penalties(sampling: Sampling) -> bool:
     """Whether what was said before matters."""
-    return bool(sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty)
+    return bool(
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+    )
 
 
 def _mask(logits: torch.Tensor, rows: Seq[SamplingRow], chosen: Seq[int]) -> None:
@@ -67,15 +76,17 @@ def _mask(logits: torch.Tensor, rows: Seq[SamplingRow], chosen: Seq[int]) -> Non
         constraint = rows[i].sequence.constraint
         assert constraint is not None
         assert not rows[i].before, "a constrained sequence has a draft"
-        bits = np.unpackbits(np.frombuffer(constraint.allowed(), dtype=np.uint8), bitorder="little")[: logits.shape[1]]
+        bits = np.unpackbits(
+            np.frombuffer(constraint.allowed(), dtype=np.uint8), bitorder="little"
+        )[: logits.shape[1]]
         refused = torch.ones(logits.shape[1], dtype=torch.bool)
         refused[: len(bits)] = torch.from_numpy(bits) == 0
         logits[i].masked_fill_(refused.to(logits.device), -torch.inf)
 
 
 def _penalize(logits: torch.Tensor, rows: Seq[SamplingRow], chosen: Seq[int]) -> None:
-    """Repetition (CTRL, arXiv 1909.05858) covers prompt and output; presence and frequency the output only
-    (https://platform.openai.com/docs/api-reference/chat, 2026-11)."""
+    """Repetition (CTRL, arXiv 1909.05858) covers prompt and output; presence and frequency the
+    output only (https://platform.openai.com/docs/api-reference/chat, 2026-11)."""
     if not chosen:
         return
     said = [history_of(rows[i].sequence).after(rows[i].before) for i in chosen]
@@ -100,12 +111,21 @@ def _bias(logits: torch.Tensor, rows: Seq[SamplingRow], chosen: Seq[int]) -> Non
     """The bias is added; ids that the vocabulary hasn't are ignored."""
     if not chosen:
         return
-    pairs = [[(k, v) for k, v in rows[i].sampling.logit_bias.items() if 0 <= k < logits.shape[1]] for i in chosen]
-    places, ids = _places(chosen, [np.array([k for k, _ in row], dtype=np.int64) for row in pairs], logits.device)
-    logits[places, ids] += _to(logits.device, np.array([v for row in pairs for _, v in row], dtype=np.float32))
+    pairs = [
+        [(k, v) for k, v in rows[i].sampling.logit_bias.items() if 0 <= k < logits.shape[1]]
+        for i in chosen
+    ]
+    places, ids = _places(
+        chosen, [np.array([k for k, _ in row], dtype=np.int64) for row in pairs], logits.device
+    )
+    logits[places, ids] += _to(
+        logits.device, np.array([v for row in pairs for _, v in row], dtype=np.float32)
+    )
 
 
-def _places(chosen: Seq[int], ids: Seq[Array], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _places(
+    chosen: Seq[int], ids: Seq[Array], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices `[n]` of rows and of tokens: all `ids[j]` of row `chosen[j]`."""
     rows = np.repeat(np.array(chosen, dtype=np.int64), [len(one) for one in ids])
     return _to(device, rows), _to(device, np.concatenate(ids))
@@ -116,17 +136,28 @@ def _to(device: torch.device, array: Array) -> torch.Tensor:
 
 
 def keep_candidates(probs: torch.Tensor, samplings: Seq[Sampling]) -> torch.Tensor:
-    """Zero, in place, for what top-k, top-p and min-p leave out of `probs [n, vocab]` fp32 after temperature.
+    """Zero, in place, for what top-k, top-p and min-p leave out of `probs [n, vocab]` fp32 after
+    temperature.
 
-    top-k keeps the k most probable tokens; top-p, of these, the most probable whose sum first reaches that share of
-    theirs; min-p what has at least that share of the best. At least one stays. Of equally probable tokens the lowest ids.
+    top-k keeps the k most probable tokens; top-p, of these, the most probable whose sum first
+    reaches that share of theirs; min-p what has at least that share of the best. At least one
+    stays. Of equally probable tokens the lowest ids.
     """
     cuts: dict[int, _Cut] = {}
-    _cut([i for i, one in enumerate(samplings) if one.top_k > 0 or one.top_p < 1.0], probs, samplings, cuts)
+    _cut(
+        [i for i, one in enumerate(samplings) if one.top_k > 0 or one.top_p < 1.0],
+        probs,
+        samplings,
+        cuts,
+    )
     if cuts or any(one.min_p > 0.0 for one in samplings):
         device = probs.device
-        floors = torch.tensor([[cuts[i].floor if i in cuts else 0.0] for i in range(len(samplings))], device=device)
-        shares = torch.tensor([[min(one.min_p, 1.0)] for one in samplings], dtype=torch.float32, device=device)
+        floors = torch.tensor(
+            [[cuts[i].floor if i in cuts else 0.0] for i in range(len(samplings))], device=device
+        )
+        shares = torch.tensor(
+            [[min(one.min_p, 1.0)] for one in samplings], dtype=torch.float32, device=device
+        )
         floors = torch.maximum(floors, shares * probs.amax(dim=-1, keepdim=True))
         kept = torch.ge(probs, floors, out=torch.empty_like(probs))
         probs.mul_(kept)
@@ -139,19 +170,26 @@ def keep_candidates(probs: torch.Tensor, samplings: Seq[Sampling]) -> torch.Tens
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The least probability that top-k and top-p keep, and of how many tokens with exactly it, where not of all."""
+    """The least probability that top-k and top-p keep, and of how many tokens with exactly it,
+    where not of all."""
 
     floor: float
     num_tied: int | None
 
 
-def _cut(chosen: Seq[int], probs: torch.Tensor, samplings: Seq[Sampling], cuts: dict[int, _Cut]) -> None:
+def _cut(
+    chosen: Seq[int], probs: torch.Tensor, samplings: Seq[Sampling], cuts: dict[int, _Cut]
+) -> None:
     """Find the cut of every chosen row, sorting as little as it takes."""
     vocab = probs.shape[1]
     for size in (*(rung for rung in _RUNGS if rung < vocab), vocab):
         if not chosen:
             return
-        part = probs if len(chosen) == len(samplings) else probs[torch.tensor(chosen, device=probs.device)]
+        part = (
+            probs
+            if len(chosen) == len(samplings)
+            else probs[torch.tensor(chosen, device=probs.device)]
+        )
         best = most_probable(part, size)
         sums = best.cumsum(axis=-1, dtype=np.float64)
         left = []
@@ -165,7 +203,8 @@ def _cut(chosen: Seq[int], probs: torch.Tensor, samplings: Seq[Sampling], cuts: 
 
 
 def most_probable(probs: torch.Tensor, size: int) -> Array:
-    """The `size` largest values of each row of `probs [n, vocab]`, sorted, the largest first: `[n, size]` fp32."""
+    """The `size` largest values of each row of `probs [n, vocab]`, sorted, the largest first: `[n,
+    size]` fp32."""
     num_rows, vocab = probs.shape
     if size == vocab:
         return np.sort(probs.cpu().numpy(), axis=-1)[:, ::-1]
@@ -179,7 +218,8 @@ def most_probable(probs: torch.Tensor, size: int) -> Array:
 
 
 def _num_kept(sums: Array, sampling: Sampling, vocab: int) -> int | None:
-    """How many tokens stay, by the running sums `[size]` of the most probable; None if that takes more of them."""
+    """How many tokens stay, by the running sums `[size]` of the most probable; None if that takes
+    more of them."""
     size = len(sums)
     top_k = sampling.top_k if 0 < sampling.top_k < vocab else vocab
     if sampling.top_p >= 1.0:

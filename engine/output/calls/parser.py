@@ -3,10 +3,10 @@
 What is promised, however the answer is cut into pieces:
 
 - no part of a tag is ever shown as text: what may become one is held back until it is certain;
-- a call begins as soon as its name is certain. What does not lead to a name is text again, as it was written; what follows a
-  name is the call's arguments as they were written, whole JSON or not;
-- a newline in front of a call and the space behind it are not text, as templates write them themselves; nor is the bracket
-  that closes a list of calls.
+- a call begins as soon as its name is certain. What does not lead to a name is text again, as it
+  was written; what follows a name is the call's arguments as they were written, whole JSON or not;
+- a newline in front of a call and the space behind it are not text, as templates write them
+  themselves; nor is the bracket that closes a list of calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from engine.output.calls.scan import ObjectScan, ScanState, ValueScan
 from engine.prompt.call_format import CallFormat
 
 _BETWEEN: Final = re.compile(r"[\s,;\]}]*")
-_NAMED: Final = re.compile(r"([\w.\-]++)\s*+(?:\[CALL_ID\]\s*+[\w\-]*+\s*+)?(?:\[ARGS\])?\s*+(?=\{)")
+_NAMED: Final = re.compile(
+    r"([\w.\-]++)\s*+(?:\[CALL_ID\]\s*+[\w\-]*+\s*+)?(?:\[ARGS\])?\s*+(?=\{)"
+)
 _NAMED_SO_FAR: Final = re.compile(r"[\w.\-]{1,128}+\s*+(?:\[[\w\-\]\[\s]{0,128})?")
 _BLANK_LINE: Final = re.compile(r"\n[ \t]*\Z")
 
@@ -28,8 +30,9 @@ _BLANK_LINE: Final = re.compile(r"\n[ \t]*\Z")
 class CallParser:
     """Reads one answer to a prompt that offered `tools`; owned by one sequence.
 
-    Objects without a tag are calls only if they name one of `tools`. Tagged calls are passed on whatever they name: who
-    called a tool that there is not should be told so. Only of those `barred` nothing is a call, tagged or not.
+    Objects without a tag are calls only if they name one of `tools`. Tagged calls are passed on
+    whatever they name: who called a tool that there is not should be told so. Only of those
+    `barred` nothing is a call, tagged or not.
     """
 
     def __init__(self, form: CallFormat, tools: Iterable[str], barred: Iterable[str] = ()) -> None:
@@ -38,7 +41,9 @@ class CallParser:
         self._barred = frozenset(barred)
         tags = "|".join(re.escape(tag) for tag in form.opens)
         self._opening = re.compile(rf"\n?(?:{tags})" + (r"|\n[ \t]*(?=\{)" if form.bare else ""))
-        self._opening_at_start = re.compile(rf"\n?(?:{tags})|(?:\A|\n)[ \t]*(?=\{{)") if form.bare else self._opening
+        self._opening_at_start = (
+            re.compile(rf"\n?(?:{tags})|(?:\A|\n)[ \t]*(?=\{{)") if form.bare else self._opening
+        )
         self._read: Callable[[list[CallEvent]], bool] = self._text
         self._held = ""
         self._opened = ""
@@ -57,7 +62,8 @@ class CallParser:
         return out
 
     def end(self, *, cut: bool) -> list[CallEvent]:
-        """What is left now that no more comes. `cut`: the answer was broken off, so half a tag or half a head is no text."""
+        """What is left now that no more comes. `cut`: the answer was broken off, so half a tag or
+        half a head is no text."""
         out: list[CallEvent] = []
         held, self._held = self._held, ""
         if self._is_in_call:
@@ -75,7 +81,7 @@ class CallParser:
     def _is_in_call(self) -> bool:
         return self._read == self._arguments or (self._read == self._call and self._object.begun)
 
-    # One method per state: takes what it can from what is held, and says whether there may be more to take ----------------
+    # One method per state: takes what it can from what is held, and says whether there may be more to take
 
     def _text(self, out: list[CallEvent]) -> bool:
         found = (self._opening_at_start if self._is_blank else self._opening).search(self._held)
@@ -146,7 +152,9 @@ class CallParser:
         close = self._form.close
         if close and rest.startswith(close):
             self._held, self._is_tagged = rest[len(close) :], False
-        elif not rest or any(tag.startswith(rest) and tag != rest for tag in (close, *self._form.opens)):
+        elif not rest or any(
+            tag.startswith(rest) and tag != rest for tag in (close, *self._form.opens)
+        ):
             return False
         elif rest[0] == "{" and (self._is_tagged or self._form.bare):
             self._begin_object(num_between, tagged=self._is_tagged)
@@ -156,7 +164,7 @@ class CallParser:
             self._is_blank, self._read = True, self._text
         return True
 
-    # Moves -----------------------------------------------------------------------------------------------------------------
+    # Moves ----------------------------------------------------------------------------------------
 
     def _open(self, opened: str, end: int, *, tagged: bool) -> None:
         self._opened, self._held, self._is_list = opened, self._held[end:], False

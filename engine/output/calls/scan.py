@@ -1,7 +1,9 @@
-"""Follows JSON as it streams: where a value ends, and the name and the arguments in an object. Knows no tags.
+"""Follows JSON as it streams: where a value ends, and the name and the arguments in an object.
+Knows no tags.
 
-A scan reads as much of a text as belongs to it and says where it stopped. It is lenient about what is inside a value, which
-is passed on as the model wrote it, and strict about what tells a call from other text.
+A scan reads as much of a text as belongs to it and says where it stopped. It is lenient about what
+is inside a value, which is passed on as the model wrote it, and strict about what tells a call from
+other text.
 """
 
 from __future__ import annotations
@@ -109,9 +111,10 @@ _MEMBERS: Final = frozenset((*_NAMES, *_ARGUMENTS, "type", "id"))
 class ObjectScan:
     """One object with a name and arguments, in any order; the call begins when its name is known.
 
-    With `tools`, an object that names none of them or begins with another member than calls have is BROKEN. Arguments
-    that come before the name wait for it; arguments written as a string are unpacked; none at all are an empty object.
-    One that names a tool in `barred` is BROKEN in any case.
+    With `tools`, an object that names none of them or begins with another member than calls have is
+    BROKEN. Arguments that come before the name wait for it; arguments written as a string are
+    unpacked; none at all are an empty object. One that names a tool in `barred` is BROKEN in any
+    case.
     """
 
     def __init__(self, tools: Container[str] | None = None, barred: Container[str] = ()) -> None:
@@ -127,7 +130,8 @@ class ObjectScan:
         self._has_arguments = False
 
     def feed(self, text: str, start: int, out: list[CallEvent]) -> int:
-        """The index behind what belongs to the object of `text[start:]`; what it says of the call goes to `out`."""
+        """The index behind what belongs to the object of `text[start:]`; what it says of the call
+        goes to `out`."""
         at = start
         while at < len(text) and self.progress is ScanState.OPEN:
             if self._value is not None:
@@ -139,7 +143,8 @@ class ObjectScan:
         return at
 
     def _structure(self, text: str, at: int, out: list[CallEvent]) -> int:
-        """One character between values. Values begin where they are expected and are read by a scan of their own."""
+        """One character between values. Values begin where they are expected and are read by a scan
+        of their own."""
         mark = text[at]
         if self._expected == "value" or (self._expected in ("key", "key or }") and mark == '"'):
             self._value, self._read = ValueScan(), ""
@@ -169,7 +174,12 @@ class ObjectScan:
         return end
 
     def _is_streamed(self, value: ValueScan) -> bool:
-        return self._expected == "value" and self._key in _ARGUMENTS and not self._has_arguments and value.is_container
+        return (
+            self._expected == "value"
+            and self._key in _ARGUMENTS
+            and not self._has_arguments
+            and value.is_container
+        )
 
     def _take(self, value: ValueScan, out: list[CallEvent]) -> None:
         """A whole value has been read: a member's key, or its value."""
@@ -214,9 +224,11 @@ class ObjectScan:
 
 
 def _string(text: str) -> str | None:
-    """The string that is written as JSON in `text`; None if it is none, or half a surrogate pair is in it: that is no text.
+    """The string that is written as JSON in `text`; None if it is none, or half a surrogate pair is
+    in it: that is no text.
 
-    What does not begin as a string is not decoded at all, as it may be nested deeper than the decoder follows.
+    What does not begin as a string is not decoded at all, as it may be nested deeper than the
+    decoder follows.
     """
     if not text.startswith('"'):
         return None

@@ -1,6 +1,8 @@
-"""The calls of the operating system that the disk store makes, in one place so that each can be made to fail.
+"""The calls of the operating system that the disk store makes, in one place so that each can be
+made to fail.
 
-Every method may raise OSError and none retries. Files are 0600, folders 0700; links are never followed.
+Every method may raise OSError and none retries. Files are 0600, folders 0700; links are never
+followed.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Files:
             os.close(fd)
 
     def write_new(self, path: Path, parts: Sequence[Payload], *, fsync: bool) -> int:
-        """Create the file with these bytes; what it occupies on the medium. An error may leave a part of it behind."""
+        """Create the file with these bytes; what it occupies on the medium. An error may leave a
+        part of it behind."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN, 0o600)
         try:
             for part in parts:
@@ -99,7 +102,8 @@ class Files:
         return status.f_bavail * status.f_frsize
 
     def lock(self, path: Path) -> int:
-        """A descriptor that holds the only lock on `path`. Raises BlockingIOError when another process has it."""
+        """A descriptor that holds the only lock on `path`. Raises BlockingIOError when another
+        process has it."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN, 0o600)
         except PermissionError:

@@ -1,7 +1,8 @@
-"""What the folder of a disk store holds and how much of the cap that takes: the one owner of both. Moves no payloads.
+"""What the folder of a disk store holds and how much of the cap that takes: the one owner of both.
+Moves no payloads.
 
-Not thread-safe: the store calls everything here under its lock. Names change only here, together with the index, so that
-folder and index agree whenever the lock is free.
+Not thread-safe: the store calls everything here under its lock. Names change only here, together
+with the index, so that folder and index agree whenever the lock is free.
 """
 
 from __future__ import annotations
@@ -19,18 +20,23 @@ from engine.store.object import EXPIRY_AT, encode_expiry
 BLOCK_NBYTES: Final = 4096
 """Files are reserved in whole blocks of this size, that of the file systems in use."""
 SLACK_NBYTES: Final = 4 * BLOCK_NBYTES
-"""Reserved beside a file while it is written: folders that are made or grow, and the file system's own map of it."""
+"""Reserved beside a file while it is written: folders that are made or grow, and the file system's
+own map of it."""
 MAX_RETRIES: Final = 16
 """How many files that could not be deleted are tried again at a time."""
 
 
 class Holdings:
-    """`stats.nbytes` is the sum of objects, folders, foreign files, files that resist deletion, and reservations.
+    """`stats.nbytes` is the sum of objects, folders, foreign files, files that resist deletion, and
+    reservations.
 
-    It never passes `cap_nbytes` once `take_over` has returned, unless there are foreign files or some resist deletion.
+    It never passes `cap_nbytes` once `take_over` has returned, unless there are foreign files or
+    some resist deletion.
     """
 
-    def __init__(self, layout: Layout, files: Files, health: ErrorReporter, cap_nbytes: int, eviction: str) -> None:
+    def __init__(
+        self, layout: Layout, files: Files, health: ErrorReporter, cap_nbytes: int, eviction: str
+    ) -> None:
         self.index = DiskIndex(eviction)
         self._layout = layout
         self._files = files
@@ -43,7 +49,8 @@ class Holdings:
         self._undeleted: dict[Path, int] = {}
 
     def take_over(self, opened: Opened) -> None:
-        """Hold what was found; delete what is damaged, and what is over the cap, soonest to expire first.
+        """Hold what was found; delete what is damaged, and what is over the cap, soonest to expire
+        first.
 
         No clock is needed for that order, and whatever has expired goes first in it.
         """
@@ -57,7 +64,10 @@ class Holdings:
         for record in opened.records:
             self.index.add(record)
             self._stats.nbytes += record.allocated_nbytes
-        while self._stats.nbytes > self._cap_nbytes and (first := self.index.next_to_expire()) is not None:
+        while (
+            self._stats.nbytes > self._cap_nbytes
+            and (first := self.index.next_to_expire()) is not None
+        ):
             self.remove(first)
             self._stats.num_evictions += 1
         self._count()
@@ -76,7 +86,8 @@ class Holdings:
         return record if record is not None and record.expires_at_s > now_s else None
 
     def reserve(self, payload_nbytes: int, now_s: float) -> int | None:
-        """Bytes set aside for an object of this size and all it may entail, others evicted for it; None when it can't fit."""
+        """Bytes set aside for an object of this size and all it may entail, others evicted for it;
+        None when it can't fit."""
         nbytes = -(-payload_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES + BLOCK_NBYTES + SLACK_NBYTES
         if nbytes + self._fixed_nbytes > self._cap_nbytes:
             return None
@@ -96,7 +107,8 @@ class Holdings:
                 self._measure(folder)
 
     def install(self, record: ObjectRecord, part: Path, *, fsync: bool) -> None:
-        """The finished `part` becomes the object, in the place of an older one. Raises OSError; then there is no object."""
+        """The finished `part` becomes the object, in the place of an older one. Raises OSError;
+        then there is no object."""
         path = self._layout.path(record.key)
         self._files.rename(part, path)
         self._stats.nbytes += record.allocated_nbytes - self._undeleted.pop(path, 0)
@@ -121,7 +133,10 @@ class Holdings:
 
     def shrink(self, now_s: float) -> None:
         """The cap holds again, in case a file took more of the medium than was reserved for it."""
-        while self._stats.nbytes > self._cap_nbytes and (victim := self.index.victim(now_s)) is not None:
+        while (
+            self._stats.nbytes > self._cap_nbytes
+            and (victim := self.index.victim(now_s)) is not None
+        ):
             self._stats.num_evictions += 1
             if not self.remove(victim):
                 return
@@ -133,7 +148,8 @@ class Holdings:
         self._unlink(part, reserved_nbytes)
 
     def remove(self, record: ObjectRecord) -> bool:
-        """Forget the record and delete its file; whether its bytes are free now. Its readers keep them until they end."""
+        """Forget the record and delete its file; whether its bytes are free now. Its readers keep
+        them until they end."""
         self.index.remove(record)
         self._count()
         path = self._layout.path(record.key)
@@ -149,12 +165,15 @@ class Holdings:
             self._stats.nbytes -= record.allocated_nbytes
 
     def refresh(self, record: ObjectRecord, expires_at_s: float) -> None:
-        """Rewrite the expiry in the file, as a use. Raises OSError; then the object lives for the shorter of both times."""
+        """Rewrite the expiry in the file, as a use. Raises OSError; then the object lives for the
+        shorter of both times."""
         self.index.touch(record)
         if record.expires_at_s == expires_at_s:
             return
         try:
-            self._files.overwrite(self._layout.path(record.key), EXPIRY_AT, encode_expiry(record.key, expires_at_s))
+            self._files.overwrite(
+                self._layout.path(record.key), EXPIRY_AT, encode_expiry(record.key, expires_at_s)
+            )
         except OSError:
             self.index.expire_at(record, min(record.expires_at_s, expires_at_s))
             raise
@@ -162,7 +181,8 @@ class Holdings:
         self._count()
 
     def sweep(self, now_s: float, limit: int) -> int:
-        """Delete up to `limit` expired objects, soonest expired first, and try again what could not be deleted."""
+        """Delete up to `limit` expired objects, soonest expired first, and try again what could not
+        be deleted."""
         for path, nbytes in list(self._undeleted.items())[:MAX_RETRIES]:
             del self._undeleted[path]
             if not self._unlink(path, nbytes):
@@ -179,7 +199,8 @@ class Holdings:
         return limit
 
     def check(self) -> None:
-        """Assert, while nothing is in flight, that counters, index and folder agree and that the cap holds."""
+        """Assert, while nothing is in flight, that counters, index and folder agree and that the
+        cap holds."""
         survey = self._layout.survey()
         assert self._reserved_nbytes == 0
         assert all(record.num_readers == 0 for record in self.index)
@@ -189,15 +210,23 @@ class Holdings:
         }
         assert set(survey.leftovers) <= set(self._undeleted)
         assert len(self.index) == self._stats.num_items
-        assert self._stats.nbytes == self._fixed_nbytes + sum(record.allocated_nbytes for record in self.index)
+        assert self._stats.nbytes == self._fixed_nbytes + sum(
+            record.allocated_nbytes for record in self.index
+        )
         assert self._stats.nbytes <= self._cap_nbytes or len(self.index) == 0
 
     @property
     def _fixed_nbytes(self) -> int:
-        return self._other_nbytes + sum(self._folders.values()) + sum(self._undeleted.values()) + self._reserved_nbytes
+        return (
+            self._other_nbytes
+            + sum(self._folders.values())
+            + sum(self._undeleted.values())
+            + self._reserved_nbytes
+        )
 
     def _unlink(self, path: Path, nbytes: int, *, free: bool = True) -> bool:
-        """Whether the file is gone. Its bytes are given back, or stay counted under `_undeleted`."""
+        """Whether the file is gone. Its bytes are given back, or stay counted under
+        `_undeleted`."""
         try:
             self._files.unlink(path)
         except OSError as error:

@@ -1,4 +1,5 @@
-"""What a disk store holds, in memory: by key, by last use and by expiry. Knows no files and no locks."""
+"""What a disk store holds, in memory: by key, by last use and by expiry. Knows no files and no
+locks."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from engine.store.base import PINNED_UNTIL_S
 
 @dataclass(slots=True, eq=False)
 class ObjectRecord:
-    """One object. `num_readers` threads read its file now; once `removed`, the last of them gives its bytes back."""
+    """One object. `num_readers` threads read its file now; once `removed`, the last of them gives
+    its bytes back."""
 
     key: bytes
     payload_nbytes: int
@@ -48,14 +50,15 @@ SCORES: Final[Mapping[str, Callable[[ObjectRecord], Score]]] = MappingProxyType(
         "cost": lambda record: (record.credit + record.num_uses * record.worth, record.last_use),
     }
 )
-"""As on the device, see `engine/cache/tree/eviction.py`: `cost` is uses x what it costs to make a byte again, on top of a clock."""
+"""As on the device, see `engine/cache/tree/eviction.py`: `cost` is uses x what it costs to make a
+byte again, on top of a clock."""
 
 
 class DiskIndex:
     """Records in the order of their last use. Not thread-safe: the store calls it under its lock.
 
-    `eviction` names a score; what is pinned comes after all that is not. A record of the queue is not moved when it is used:
-    it is looked at again when it comes up.
+    `eviction` names a score; what is pinned comes after all that is not. A record of the queue is
+    not moved when it is used: it is looked at again when it comes up.
     """
 
     def __init__(self, eviction: str = "lru") -> None:
@@ -125,7 +128,8 @@ class DiskIndex:
         return None
 
     def victim(self, now_s: float) -> ObjectRecord | None:
-        """What to give up next: what has expired, else what has the lowest score; never what is being read."""
+        """What to give up next: what has expired, else what has the lowest score; never what is
+        being read."""
         first = self.next_to_expire()
         if first is not None and first.expires_at_s <= now_s and first.num_readers == 0:
             return first
@@ -156,5 +160,7 @@ class DiskIndex:
     def _enqueue(self, record: ObjectRecord) -> None:
         heapq.heappush(self._queue, (self._rank(record), next(self._uses), record))
         if len(self._queue) > 2 * len(self._records) + 64:
-            self._queue = [(self._rank(held), next(self._uses), held) for held in self._records.values()]
+            self._queue = [
+                (self._rank(held), next(self._uses), held) for held in self._records.values()
+            ]
             heapq.heapify(self._queue)

@@ -1,4 +1,5 @@
-"""Where the objects of a disk store lie in its folder, and what else is there. Reads names and sizes, never contents.
+"""Where the objects of a disk store lie in its folder, and what else is there. Reads names and
+sizes, never contents.
 
     lock            held while a process uses the folder
     tmp/*.part      files being written; what a dead writer left is removed at the next start
@@ -34,7 +35,8 @@ class FoundFile:
 
 @dataclass(slots=True)
 class Survey:
-    """What a folder held when it was looked through. `other_nbytes` are foreign files and the lock."""
+    """What a folder held when it was looked through. `other_nbytes` are foreign files and the
+    lock."""
 
     objects: list[FoundFile] = field(default_factory=list)
     leftovers: list[Path] = field(default_factory=list)
@@ -79,7 +81,8 @@ class Layout:
         return key if 1 <= len(key) <= MAX_KEY_NBYTES and self.path(key) == path else None
 
     def survey(self) -> Survey:
-        """Look through the whole folder. What can't be listed, or vanishes meanwhile, is left out."""
+        """Look through the whole folder. What can't be listed, or vanishes meanwhile, is left
+        out."""
         found = Survey()
         found.folders[self.root] = allocated(os.lstat(self.root))
         for path, status in _walk(self.root):

@@ -1,6 +1,8 @@
-"""Taking possession of a disk store's folder: lock it, clear what a dead writer left, read every header. Decides nothing.
+"""Taking possession of a disk store's folder: lock it, clear what a dead writer left, read every
+header. Decides nothing.
 
-No index is stored: the headers are the truth, and reading 120 bytes of each file is quick next to loading a model.
+No index is stored: the headers are the truth, and reading 120 bytes of each file is quick next to
+loading a model.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ NUM_READERS: Final = 8
 """Headers are read by this many threads: on a cold disk the time is latency."""
 
 Progress = Callable[[int, int], None]
-"""Called with (objects looked at, objects there are), from the thread that opens, first with 0 and last with all."""
+"""Called with (objects looked at, objects there are), from the thread that opens, first with 0 and
+last with all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A folder that is ours. `records` are sound objects, least recently written first; `damaged` are files to delete;
-    `unreadable_nbytes` are objects that the medium would not let us read now."""
+    """A folder that is ours. `records` are sound objects, least recently written first; `damaged`
+    are files to delete; `unreadable_nbytes` are objects that the medium would not let us read
+    now."""
 
     lock_fd: int
     survey: Survey
@@ -37,14 +41,17 @@ class Opened:
 
 
 def open_folder(layout: Layout, files: Files, progress: Progress) -> Opened:
-    """Lock and read the folder, which is made when missing. Raises `StoreBusy`, or OSError when the medium fails."""
+    """Lock and read the folder, which is made when missing. Raises `StoreBusy`, or OSError when the
+    medium fails."""
     for folder in reversed([layout.root, *layout.root.parents]):
         if not folder.exists():
             files.make_folder(folder)
     try:
         lock_fd = files.lock(layout.lock)
     except BlockingIOError as error:
-        raise StoreBusy(f"another process uses the folder {layout.root}: give each gateway a folder of its own") from error
+        raise StoreBusy(
+            f"another process uses the folder {layout.root}: give each gateway a folder of its own"
+        ) from error
     try:
         with suppress(OSError):  # a folder that can't be written is still read
             files.make_folder(layout.temp)
@@ -72,7 +79,9 @@ def _read(lock_fd: int, survey: Survey, layout: Layout, files: Files, progress: 
     unreadable_nbytes = 0
     progress(0, len(found))
     with ThreadPoolExecutor(NUM_READERS, "store-open") as pool:
-        results: Iterable[ObjectRecord | OSError | None] = pool.map(lambda file: _record(file, layout, files), found)
+        results: Iterable[ObjectRecord | OSError | None] = pool.map(
+            lambda file: _record(file, layout, files), found
+        )
         for done, (file, result) in enumerate(zip(found, results, strict=True), 1):
             match result:
                 case ObjectRecord():
@@ -95,4 +104,6 @@ def _record(file: FoundFile, layout: Layout, files: Files) -> ObjectRecord | OSE
     header = decode_header(data)
     if header is None or header.key != file.key or header.payload_nbytes != payload_nbytes:
         return None
-    return ObjectRecord(file.key, payload_nbytes, file.allocated_nbytes, header.expires_at_s, header.worth)
+    return ObjectRecord(
+        file.key, payload_nbytes, file.allocated_nbytes, header.expires_at_s, header.worth
+    )

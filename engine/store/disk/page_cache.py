@@ -11,15 +11,24 @@ from typing import Final
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 
 
 def drop_page_cache(path: Path) -> None:
-    """Write the file, or every file under the folder, to the medium, and ask the kernel to forget its pages.
+    """Write the file, or every file under the folder, to the medium, and ask the kernel to forget
+    its pages.
 
-    The kernel may keep pages that others map or write; `resident_nbytes` says what is left. Raises OSError.
+    The kernel may keep pages that others map or write; `resident_nbytes` says what is left. Raises
+    OSError.
     """
     for fd in _open_files(path):
         os.fdatasync(fd)
@@ -27,12 +36,17 @@ def drop_page_cache(path: Path) -> None:
 
 
 def resident_nbytes(path: Path) -> int:
-    """How many bytes of the file, or of all files under the folder, are in memory now, in whole pages. Raises OSError."""
+    """How many bytes of the file, or of all files under the folder, are in memory now, in whole
+    pages. Raises OSError."""
     return sum(_resident(fd) for fd in _open_files(path))
 
 
 def _open_files(path: Path) -> Iterator[int]:
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink())
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink())
+    )
     for file in files:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,8 +1,10 @@
-"""A tier in a folder that survives kill -9 and never passes its cap. Knows nothing of what the bytes mean.
+"""A tier in a folder that survives kill -9 and never passes its cap. Knows nothing of what the
+bytes mean.
 
-Every object is written to a file of its own and renamed into place, so that a file under its name is whole wherever the
-process dies. After a loss of power it may be partly written: then its checksums say so and it is a miss. With `fsync` it
-is whole then too, at the price of waiting for the medium.
+Every object is written to a file of its own and renamed into place, so that a file under its name
+is whole wherever the process dies. After a loss of power it may be partly written: then its
+checksums say so and it is a miss. With `fsync` it is whole then too, at the price of waiting for
+the medium.
 """
 
 from __future__ import annotations
@@ -37,12 +39,14 @@ def no_progress(num_done: int, num_total: int) -> None:
 
 
 class DiskStore:
-    """At most `nbytes` of a folder: objects, folders, foreign files and writes under way, in allocated blocks.
+    """At most `nbytes` of a folder: objects, folders, foreign files and writes under way, in
+    allocated blocks.
 
-    What must go goes expired first, then by the score `eviction` of `index.py`; what is being read stays. Nothing is
-    written while less than `min_free_nbytes` would be left on the file system. Expired means: by the largest `now_s` seen.
-    What has expired is deleted only by the largest `now_s` that a find for nothing told: a reader may be ahead of a refresh
-    that waits among the writes. After a restart the order of use is the order of writing, and each object was used once.
+    What must go goes expired first, then by the score `eviction` of `index.py`; what is being read
+    stays. Nothing is written while less than `min_free_nbytes` would be left on the file system.
+    Expired means: by the largest `now_s` seen. What has expired is deleted only by the largest
+    `now_s` that a find for nothing told: a reader may be ahead of a refresh that waits among the
+    writes. After a restart the order of use is the order of writing, and each object was used once.
     Foreign files are never touched.
 
     The bulk of a read or write happens outside the lock, all changes of names inside.
@@ -60,8 +64,9 @@ class DiskStore:
         progress: Progress = no_progress,
         files: Files | None = None,
     ) -> None:
-        """`progress(num_done, num_total)` hears of the headers read while the folder is opened. With `waits` a folder that
-        another process has is no error: this store does nothing until it can take it over."""
+        """`progress(num_done, num_total)` hears of the headers read while the folder is opened.
+        With `waits` a folder that another process has is no error: this store does nothing until it
+        can take it over."""
         if nbytes < 0 or min_free_nbytes < 0:
             raise ValueError("nbytes and min_free_nbytes must not be negative")
         self.cap_nbytes = nbytes
@@ -88,16 +93,21 @@ class DiskStore:
                 self._told_s = max(self._told_s, now_s)
             self._begin(now_s, 0 if keys else SWEEP)
             records = [self._held.live(key, self._now_s) for key in keys]
-            return [None if record is None else Found(record.payload_nbytes, record.expires_at_s) for record in records]
+            return [
+                None if record is None else Found(record.payload_nbytes, record.expires_at_s)
+                for record in records
+            ]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
-        """One payload or None per key, its checksum verified; counts as use. What turns out damaged is deleted."""
+        """One payload or None per key, its checksum verified; counts as use. What turns out damaged
+        is deleted."""
         with self._lock:
             self._begin(now_s, 0)
         return [self._get(key) for key in keys]
 
     def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order. Without `fsync`, done means safe from the death of this process."""
+        """Store or refresh, in order. Without `fsync`, done means safe from the death of this
+        process."""
         with self._lock:
             self._begin(self._now_s, SWEEP)
         for item in items:
@@ -107,29 +117,36 @@ class DiskStore:
                 self._put(item, item.payload)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
-        """Forget the keys and unlink their files. A file that can't be unlinked now is tried again at later calls."""
+        """Forget the keys and unlink their files. A file that can't be unlinked now is tried again
+        at later calls."""
         with self._lock:
             self._begin(self._now_s)
             for key in keys:
                 self._discard(key)
 
     def scan(self) -> Iterator[tuple[bytes, Found]]:
-        """Every object held when the scan began, expired ones included, least recently used first. Raises OSError while the
-        folder could not be opened: what is in it is not known."""
+        """Every object held when the scan began, expired ones included, least recently used first.
+        Raises OSError while the folder could not be opened: what is in it is not known."""
         with self._lock:
             self._begin(self._now_s)
             if self._lock_fd is None:
                 raise OSError(self.stats.problem or "the folder is closed")
-            return iter([(record.key, Found(record.payload_nbytes, record.expires_at_s)) for record in self._held.index])
+            return iter(
+                [
+                    (record.key, Found(record.payload_nbytes, record.expires_at_s))
+                    for record in self._held.index
+                ]
+            )
 
     def check(self) -> None:
-        """Assert, while no call is in flight, that counters, index and folder agree and that the cap holds."""
+        """Assert, while no call is in flight, that counters, index and folder agree and that the
+        cap holds."""
         with self._lock:
             self._held.check()
 
     def __enter__(self) -> Self:
-        """Lock and read the folder. Raises `StoreBusy`, unless it `waits`; a folder that fails otherwise is tried again at
-        later calls."""
+        """Lock and read the folder. Raises `StoreBusy`, unless it `waits`; a folder that fails
+        otherwise is tried again at later calls."""
         with self._lock:
             self._closed = False
             try:
@@ -140,7 +157,12 @@ class DiskStore:
                 self._health.failed("open", str(error))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Give the folder up; the files stay."""
         with self._lock:
             self._closed = True
@@ -200,10 +222,17 @@ class DiskStore:
     def _read(self, key: bytes) -> Payload | None:
         data, payload = self._files.read_object(self._layout.path(key))
         header = decode_header(data)
-        return payload if header is not None and header.key == key and header.describes(payload) else None
+        return (
+            payload
+            if header is not None and header.key == key and header.describes(payload)
+            else None
+        )
 
-    def _judge(self, record: ObjectRecord, payload: Payload | None, failure: OSError | None) -> None:
-        """Count what a read came to. An object found damaged or gone is forgotten, unless it was replaced meanwhile."""
+    def _judge(
+        self, record: ObjectRecord, payload: Payload | None, failure: OSError | None
+    ) -> None:
+        """Count what a read came to. An object found damaged or gone is forgotten, unless it was
+        replaced meanwhile."""
         if payload is not None:
             self.stats.num_hits += 1
             self._health.worked("get")
@@ -232,7 +261,9 @@ class DiskStore:
         with self._lock:
             try:
                 self._held.install(
-                    ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.worth), part, fsync=self._fsync
+                    ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.worth),
+                    part,
+                    fsync=self._fsync,
                 )
             except OSError as error:
                 self._abandon(key, part, reserved_nbytes, error)
@@ -243,7 +274,8 @@ class DiskStore:
             self._health.worked("put")
 
     def _prepare(self, key: bytes, nbytes: int) -> int | None:
-        """The bytes reserved for a write that may begin; None when it may not, and then nothing is left under the key."""
+        """The bytes reserved for a write that may begin; None when it may not, and then nothing is
+        left under the key."""
         reserved_nbytes = None
         try:
             if self._lock_fd is None:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 
 class Breaker:
-    """Closed: every call may go. After `num_failures` failures in a row it is open and no call may. `open_s` later, one
-    call at a time may go: its success closes the breaker, its failure opens it for another `open_s`.
+    """Closed: every call may go. After `num_failures` failures in a row it is open and no call may.
+    `open_s` later, one call at a time may go: its success closes the breaker, its failure opens it
+    for another `open_s`.
 
     Thread-safe. Each `allow()` that returned True is followed by one `succeeded()` or `failed()`.
     """

@@ -1,8 +1,9 @@
 """Replies of a Redis server, its large strings received in place. Knows no commands and no objects.
 
-The client's own parsers copy a string several times and hold the interpreter meanwhile. Here a string of
-`IN_PLACE_NBYTES` or more becomes a view of memory that the socket itself fills, and the kernel is asked for all of it at
-once: who asks again for every piece that came waits each time for whoever has the interpreter, and the server with them.
+The client's own parsers copy a string several times and hold the interpreter meanwhile. Here a
+string of `IN_PLACE_NBYTES` or more becomes a view of memory that the socket itself fills, and the
+kernel is asked for all of it at once: who asks again for every piece that came waits each time for
+whoever has the interpreter, and the server with them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from engine.memory import MAPPED_NBYTES, Lend
 
 IN_PLACE_NBYTES: Final = MAPPED_NBYTES
 READ_NBYTES: Final = 1 << 16
-"""Bytes asked of the socket where it is not known how many will come: of a large string as many are copied once."""
+"""Bytes asked of the socket where it is not known how many will come: of a large string as many are
+copied once."""
 
 
 class LargeReplies(_RESP2Parser):
-    """RESP2 as `redis` reads it, but for strings of at least `IN_PLACE_NBYTES`: those are read-only views.
+    """RESP2 as `redis` reads it, but for strings of at least `IN_PLACE_NBYTES`: those are read-only
+    views.
 
     Those lie in memory from `lend`.
     """
@@ -36,7 +39,9 @@ class LargeReplies(_RESP2Parser):
     def on_connect(self, connection: Any) -> None:
         """Called by the connection once its socket is there."""
         super().on_connect(connection)  # type: ignore[no-untyped-call]
-        self._buffer = _Received(connection._sock, READ_NBYTES, connection.socket_timeout, self._lend)
+        self._buffer = _Received(
+            connection._sock, READ_NBYTES, connection.socket_timeout, self._lend
+        )
 
 
 class _Received(SocketBuffer):
@@ -72,7 +77,8 @@ class _Received(SocketBuffer):
         return whole.toreadonly()
 
     def _receive(self, rest: memoryview) -> int:
-        """Fill `rest`, or its beginning with what came within the timeout: how many bytes, 0 for the end of the stream."""
+        """Fill `rest`, or its beginning with what came within the timeout: how many bytes, 0 for
+        the end of the stream."""
         if isinstance(self._sock, ssl.SSLSocket):
             return self._sock.recv_into(rest)
         self._sock.settimeout(None)

@@ -1,6 +1,8 @@
-"""A connection to a Redis or Valkey server or cluster, by URL: batches of commands in, replies out. Knows no objects.
+"""A connection to a Redis or Valkey server or cluster, by URL: batches of commands in, replies out.
+Knows no objects.
 
-No retries and no waiting beyond the timeout: whether to ask again is for the caller to decide. Safe for several threads.
+No retries and no waiting beyond the timeout: whether to ask again is for the caller to decide. Safe
+for several threads.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ UNANSWERED: Final = (
     redis.exceptions.RedisClusterException,
     OSError,
 )
-"""Errors that say that the server isn't there, does not answer in time, lets nobody in, or does not speak RESP."""
+"""Errors that say that the server isn't there, does not answer in time, lets nobody in, or does not
+speak RESP."""
 
 SCAN_COUNT: Final = 500
 
@@ -46,18 +49,23 @@ _SCHEMES: Final = {
 
 
 class RedisConnection:
-    """The server at `url`: `redis://`, `rediss://` (TLS), `unix://`, or `redis+cluster://` for any node of a cluster.
+    """The server at `url`: `redis://`, `rediss://` (TLS), `unix://`, or `redis+cluster://` for any
+    node of a cluster.
 
-    Password, database and TLS options are redis-py's, in the URL. Connects at the first use. `timeout_s` bounds the wait
-    for a connection, for each piece of a reply, and for sending one batch.
-    Large strings of replies lie in memory from `lend`, but for those of a cluster, whose client has parsers of its own.
+    Password, database and TLS options are redis-py's, in the URL. Connects at the first use.
+    `timeout_s` bounds the wait for a connection, for each piece of a reply, and for sending one
+    batch. Large strings of replies lie in memory from `lend`, but for those of a cluster, whose
+    client has parsers of its own.
     """
 
     def __init__(self, url: str, *, timeout_s: float, lend: Lend = buffer) -> None:
-        """Raises `StoreUnsupported` for a URL that can't be read. Its message leaves the URL out, which may hold a password."""
+        """Raises `StoreUnsupported` for a URL that can't be read. Its message leaves the URL out,
+        which may hold a password."""
         scheme, _, rest = url.partition("://")
         if scheme not in _SCHEMES or not rest:
-            raise StoreUnsupported(f"a Redis URL starts with one of {', '.join(f'{known}://' for known in _SCHEMES)}")
+            raise StoreUnsupported(
+                f"a Redis URL starts with one of {', '.join(f'{known}://' for known in _SCHEMES)}"
+            )
         self._cluster = scheme.endswith("+cluster")
         self._url = f"{_SCHEMES[scheme]}://{rest}"
         self._options: dict[str, Any] = {
@@ -72,12 +80,15 @@ class RedisConnection:
         try:
             _ = urlsplit(self._url).port
             if not self._cluster:
-                self._client = redis.Redis.from_url(self._url, retry=Retry(NoBackoff(), 0), **self._options)
+                self._client = redis.Redis.from_url(
+                    self._url, retry=Retry(NoBackoff(), 0), **self._options
+                )
         except (ValueError, TypeError) as error:
             raise StoreUnsupported(f"the Redis URL can't be read: {type(error).__name__}") from None
 
     def run(self, commands: Sequence[Command]) -> list[Reply]:
-        """One reply per command, in order, in one round trip. Raises one of `UNANSWERED` or another `redis.RedisError`."""
+        """One reply per command, in order, in one round trip. Raises one of `UNANSWERED` or another
+        `redis.RedisError`."""
         pipeline = self._connected().pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
@@ -98,8 +109,13 @@ class RedisConnection:
 
     def _connected(self) -> Any:
         with self._lock:
-            if self._client is None:  # a cluster's client asks for the map of slots before it exists
+            if (
+                self._client is None
+            ):  # a cluster's client asks for the map of slots before it exists
                 self._client = redis.RedisCluster.from_url(
-                    self._url, retry=Retry(NoBackoff(), 1), require_full_coverage=False, **self._options
+                    self._url,
+                    retry=Retry(NoBackoff(), 1),
+                    require_full_coverage=False,
+                    **self._options,
                 )
             return self._client

@@ -1,9 +1,10 @@
 """A tier in a Redis server, which several gateways may share. Knows nothing of what the bytes mean.
 
-One string per object: header and payload as on disk (`engine/store/object.py`). The expiry in the header decides; the
-key's own PX is a minute longer, so that the server forgets what nobody refreshed. A refresh overwrites the 16 bytes of
-the expiry in place and moves the PX: two commands that need not be atomic, because the slot carries its own checksum and
-a PX that is too short only loses the object. No scripts, no transactions: any server, proxy or cluster will do.
+One string per object: header and payload as on disk (`engine/store/object.py`). The expiry in the
+header decides; the key's own PX is a minute longer, so that the server forgets what nobody
+refreshed. A refresh overwrites the 16 bytes of the expiry in place and moves the PX: two commands
+that need not be atomic, because the slot carries its own checksum and a PX that is too short only
+loses the object. No scripts, no transactions: any server, proxy or cluster will do.
 """
 
 from __future__ import annotations
@@ -20,15 +21,25 @@ import redis
 from engine.memory import Lend, Payload, buffer, joined
 from engine.store.base import Found, Item, StoreStats
 from engine.store.health import ErrorReporter
-from engine.store.object import EXPIRY_AT, HEADER_NBYTES, MAGIC, ObjectHeader, decode_header, encode_expiry, encode_header
+from engine.store.object import (
+    EXPIRY_AT,
+    HEADER_NBYTES,
+    MAGIC,
+    ObjectHeader,
+    decode_header,
+    encode_expiry,
+    encode_header,
+)
 from engine.store.redis.breaker import Breaker
 from engine.store.redis.server import UNANSWERED, Command, RedisConnection, Reply
 
 NUM_FAILURES: Final = 3
 OPEN_S: Final = 2.0
-"""After three calls in a row without an answer the server is left alone, and tried every two seconds with one call."""
+"""After three calls in a row without an answer the server is left alone, and tried every two
+seconds with one call."""
 WRITE_PATIENCE: Final = 10
-"""A write may take this many timeouts: its timeout covers all its bytes, not the time without progress as in a read."""
+"""A write may take this many timeouts: its timeout covers all its bytes, not the time without
+progress as in a read."""
 MAX_WRITE_NBYTES: Final = 16 << 20
 """Writes go out in batches of about this size, each under its own timeout."""
 PX_MARGIN_S: Final = 60.0
@@ -37,19 +48,22 @@ MAX_PX_MS: Final = 10 * 365 * 86_400_000
 """How long the server keeps an object written before any time is known, and at most."""
 MAX_OWED: Final = 65_536
 MAX_OWED_AT_ONCE: Final = 256
-"""How many keys may await their deletion, and how many of them go out with one batch of commands."""
+"""How many keys may await their deletion, and how many of them go out with one batch of
+commands."""
 MAX_SCAN_AT_ONCE: Final = 256
 UNHEARD: Final = "the Redis server does not tell what it has"
 
 
 class RedisStore:
-    """Objects under `prefix` + key in hex. The cap is the server's own `maxmemory`; what it refuses is a dropped put.
+    """Objects under `prefix` + key in hex. The cap is the server's own `maxmemory`; what it refuses
+    is a dropped put.
 
-    A server that refuses, hangs, or resets costs at most `timeout_s` without progress per call (a write ten times that, a
-    cluster one more for each node it asks for the map of slots), and nothing while the breaker is open. Deletes it could
-    not be told of are owed: until it has been told, their keys are misses here (a bounded number of keys, in this process
-    only). A refresh that fails leaves the old expiry. `stats.nbytes` and `num_items` stay 0: the server is shared. `clock`
-    is monotonic and paces the breaker only.
+    A server that refuses, hangs, or resets costs at most `timeout_s` without progress per call (a
+    write ten times that, a cluster one more for each node it asks for the map of slots), and
+    nothing while the breaker is open. Deletes it could not be told of are owed: until it has been
+    told, their keys are misses here (a bounded number of keys, in this process only). A refresh
+    that fails leaves the old expiry. `stats.nbytes` and `num_items` stay 0: the server is shared.
+    `clock` is monotonic and paces the breaker only.
     """
 
     def __init__(
@@ -77,18 +91,25 @@ class RedisStore:
         """One answer per key in one round trip, from headers and lengths."""
         now_s = self._see(now_s)
         all_found = self._find(keys) or [None] * len(keys)
-        return [found if found is not None and found.expires_at_s > now_s else None for found in all_found]
+        return [
+            found if found is not None and found.expires_at_s > now_s else None
+            for found in all_found
+        ]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key in one round trip, checksums verified."""
         now_s = self._see(now_s)
         with self._lock:
             owed = set(self._owed)
-        values = self._ask(self._reads, "get", [("GET", self._name(key)) for key in keys]) or [None] * len(keys)
+        values = self._ask(self._reads, "get", [("GET", self._name(key)) for key in keys]) or [
+            None
+        ] * len(keys)
         payloads: list[Payload | None] = []
         headers, num_damaged = self._headers(keys, values, owed)
         for header, value in zip(headers, values, strict=True):
-            payload = memoryview(value)[HEADER_NBYTES:] if isinstance(value, bytes | memoryview) else b""
+            payload = (
+                memoryview(value)[HEADER_NBYTES:] if isinstance(value, bytes | memoryview) else b""
+            )
             if header is None or header.expires_at_s <= now_s:
                 payloads.append(None)
             elif header.describes(payload):
@@ -103,7 +124,8 @@ class RedisStore:
         return payloads
 
     def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order. A put that the server refuses or does not answer leaves nothing under its key."""
+        """Store or refresh, in order. A put that the server refuses or does not answer leaves
+        nothing under its key."""
         held = self._held(items)
         batch: list[Item] = []
         nbytes = 0
@@ -120,25 +142,36 @@ class RedisStore:
             self._write(batch)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
-        """Forget the keys. What the server can't be told now it is told later; till then they are misses here."""
+        """Forget the keys. What the server can't be told now it is told later; till then they are
+        misses here."""
         self._owe(keys)
         for _ in range(0, len(keys), MAX_OWED_AT_ONCE):
             self._ask(self._writes, "delete", [])
 
     def scan(self) -> Iterator[tuple[bytes, Found]]:
-        """Every object under the prefix, expired ones included, some possibly twice. Raises OSError when the server fails."""
+        """Every object under the prefix, expired ones included, some possibly twice. Raises OSError
+        when the server fails."""
         keys = [key for name in self._names() if (key := self._key(name)) is not None]
         for at in range(0, len(keys), MAX_SCAN_AT_ONCE):
             page = keys[at : at + MAX_SCAN_AT_ONCE]
             all_found = self._find(page)
             if all_found is None:
                 raise OSError(UNHEARD)
-            yield from ((key, found) for key, found in zip(page, all_found, strict=True) if found is not None)
+            yield from (
+                (key, found)
+                for key, found in zip(page, all_found, strict=True)
+                if found is not None
+            )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Close the connections; the objects stay."""
         self._reads.close()
         self._writes.close()
@@ -149,7 +182,10 @@ class RedisStore:
             owed = set(self._owed)
         commands: list[Command] = []
         for key in keys:
-            commands += (("GETRANGE", self._name(key), 0, HEADER_NBYTES - 1), ("STRLEN", self._name(key)))
+            commands += (
+                ("GETRANGE", self._name(key), 0, HEADER_NBYTES - 1),
+                ("STRLEN", self._name(key)),
+            )
         replies = self._ask(self._reads, "get", commands)
         if replies is None:
             return None
@@ -157,15 +193,21 @@ class RedisStore:
         all_found: list[Found | None] = []
         for header, length in zip(headers, replies[1::2], strict=True):
             is_whole = header is not None and length == HEADER_NBYTES + header.payload_nbytes
-            all_found.append(Found(header.payload_nbytes, header.expires_at_s) if header is not None and is_whole else None)
+            all_found.append(
+                Found(header.payload_nbytes, header.expires_at_s)
+                if header is not None and is_whole
+                else None
+            )
         with self._lock:
             self.stats.num_damaged += num_damaged
         return all_found
 
     @staticmethod
-    def _headers(keys: Sequence[bytes], values: Sequence[Reply], owed: set[bytes]) -> tuple[list[ObjectHeader | None], int]:
-        """The header that each value begins with, None unless it is sound, its key's own, and not to be deleted; and how many
-        strings have none though they should."""
+    def _headers(
+        keys: Sequence[bytes], values: Sequence[Reply], owed: set[bytes]
+    ) -> tuple[list[ObjectHeader | None], int]:
+        """The header that each value begins with, None unless it is sound, its key's own, and not
+        to be deleted; and how many strings have none though they should."""
         headers: list[ObjectHeader | None] = []
         num_damaged = 0
         for key, value in zip(keys, values, strict=True):
@@ -179,19 +221,32 @@ class RedisStore:
         return headers, num_damaged
 
     def _held(self, items: Sequence[Item]) -> set[bytes]:
-        """Of the keys to refresh, those that the server has: a refresh of the others would leave a stump there."""
+        """Of the keys to refresh, those that the server has: a refresh of the others would leave a
+        stump there."""
         keys = [item.key for item in items if item.payload is None]
-        replies = self._ask(self._writes, "refresh", [("STRLEN", self._name(key)) for key in keys]) if keys else []
+        replies = (
+            self._ask(self._writes, "refresh", [("STRLEN", self._name(key)) for key in keys])
+            if keys
+            else []
+        )
         if replies is None:
             with self._lock:
                 self.stats.num_put_drops += len(keys)
             return set()
-        return {key for key, nbytes in zip(keys, replies, strict=True) if isinstance(nbytes, int) and nbytes > 0}
+        return {
+            key
+            for key, nbytes in zip(keys, replies, strict=True)
+            if isinstance(nbytes, int) and nbytes > 0
+        }
 
     def _write(self, items: Sequence[Item]) -> None:
         commands: list[Command] = []
         for item in items:
-            commands += self._put_commands(item) if item.payload is not None else self._refresh_commands(item)
+            commands += (
+                self._put_commands(item)
+                if item.payload is not None
+                else self._refresh_commands(item)
+            )
         replies = iter(self._ask(self._writes, "put", commands) or [None] * len(commands))
         for key, payload, *_ in items:
             done = [next(replies) for _ in range(1 if payload is not None else 2)]
@@ -207,21 +262,29 @@ class RedisStore:
 
     def _put_commands(self, item: Item) -> list[Command]:
         assert item.payload is not None
-        value = joined((encode_header(item.key, item.payload, item.expires_at_s, item.worth), item.payload))
+        value = joined(
+            (encode_header(item.key, item.payload, item.expires_at_s, item.worth), item.payload)
+        )
         return [("SET", self._name(item.key), value, "PX", self._px_ms(item.expires_at_s))]
 
     def _refresh_commands(self, item: Item) -> list[Command]:
         name = self._name(item.key)
         slot = encode_expiry(item.key, item.expires_at_s)
-        return [("SETRANGE", name, EXPIRY_AT, slot), ("PEXPIRE", name, self._px_ms(item.expires_at_s))]
+        return [
+            ("SETRANGE", name, EXPIRY_AT, slot),
+            ("PEXPIRE", name, self._px_ms(item.expires_at_s)),
+        ]
 
     def _px_ms(self, expires_at_s: float) -> int:
         if self._now_s is None:
             return UNKNOWN_TIME_PX_MS
         return int(min(max((expires_at_s - self._now_s + PX_MARGIN_S) * 1000, 1), MAX_PX_MS))
 
-    def _ask(self, server: RedisConnection, operation: str, commands: Sequence[Command]) -> list[Reply] | None:
-        """The replies, or None when the server was not asked or did not answer. Pays owed deletes on the way.
+    def _ask(
+        self, server: RedisConnection, operation: str, commands: Sequence[Command]
+    ) -> list[Reply] | None:
+        """The replies, or None when the server was not asked or did not answer. Pays owed deletes
+        on the way.
 
         With nothing to ask or pay the server is left alone: silence would prove nothing about it.
         """
@@ -284,7 +347,9 @@ class RedisStore:
             with self._lock:
                 self._health.failed("answer", type(error).__name__)
             raise OSError(UNHEARD) from None
-        except redis.RedisError as error:  # an answer, if a refusal: the server may be asked for everything else
+        except (
+            redis.RedisError
+        ) as error:  # an answer, if a refusal: the server may be asked for everything else
             self._breaker.succeeded()
             with self._lock:
                 self._health.failed("scan", type(error).__name__)

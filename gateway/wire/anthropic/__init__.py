@@ -1,4 +1,5 @@
-"""Anthropic's Messages API: bytes to `Request`, answers to bytes. Knows no HTTP server and no caching rules."""
+"""Anthropic's Messages API: bytes to `Request`, answers to bytes. Knows no HTTP server and no
+caching rules."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class AnthropicWire:
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"input_tokens": num_prompt})
 
-    def encode_models(self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]) -> bytes:
+    def encode_models(
+        self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
+    ) -> bytes:
         return catalog.encode_models(models, query)
 
     def encode_model(self, model: ModelInfo | UpstreamModel, requested: str) -> bytes:

@@ -1,6 +1,8 @@
-"""Anthropic's tools, system text and messages into a `Prompt`'s parts, one to one: positions are wire coordinates.
+"""Anthropic's tools, system text and messages into a `Prompt`'s parts, one to one: positions are
+wire coordinates.
 
-Knows where a cache mark may stand; how many there may be and in which order is the dialect's business.
+Knows where a cache mark may stand; how many there may be and in which order is the dialect's
+business.
 """
 
 from __future__ import annotations
@@ -11,7 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.prompt.types import CacheMark, Message, Part, Role, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
+from engine.prompt.types import (
+    CacheMark,
+    Message,
+    Part,
+    Role,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
 from gateway.errors import InvalidRequest
 from gateway.request import MarkerProblem, Unseen
 from gateway.wire.anthropic.errors import invalid, unknown_tag
@@ -40,10 +52,11 @@ SUPPORTED: Final[Mapping[str, tuple[str, ...]]] = {
 class Blocks:
     """Reads the parts of one body; `tools` first, which the messages may refer to.
 
-    `problems` collects marks that stand where none may; they are left out of the prompt. `unseen` collects what the model
-    cannot see; its identity stands in its place. `first_version` is API version 2023-06-01: a user's text may cite, and an
-    assistant's message may hold documents. `deferred` are tools that stand nowhere until a message refers to them. `citing`:
-    some document is to be cited from.
+    `problems` collects marks that stand where none may; they are left out of the prompt. `unseen`
+    collects what the model cannot see; its identity stands in its place. `first_version` is API
+    version 2023-06-01: a user's text may cite, and an assistant's message may hold documents.
+    `deferred` are tools that stand nowhere until a message refers to them. `citing`: some document
+    is to be cited from.
     """
 
     first_version: bool
@@ -58,7 +71,11 @@ class Blocks:
         found = [self._tool(node) for node in nodes]
         if len({tool.name for tool in found}) < len(found):
             raise invalid(body.at("tools"), "Tool names must be unique.")
-        self.deferred = {tool.name: tool for node, tool in zip(nodes, found, strict=True) if node.flag("defer_loading")}
+        self.deferred = {
+            tool.name: tool
+            for node, tool in zip(nodes, found, strict=True)
+            if node.flag("defer_loading")
+        }
         return tuple(tool for tool in found if tool.name not in self.deferred)
 
     def system(self, body: Node) -> tuple[TextPart, ...]:
@@ -72,14 +89,17 @@ class Blocks:
         return tuple(self._text(node) for node in nodes)
 
     def messages(self, body: Node) -> tuple[Message, ...]:
-        """Turns in place, `system` turns included. Only the last assistant turn may be empty; then it is left out."""
+        """Turns in place, `system` turns included. Only the last assistant turn may be empty; then
+        it is left out."""
         if "messages" not in body.value:
             raise invalid(body.at("messages"), "Field required")
         nodes = body.children("messages")
         if not nodes:
             raise invalid(body.at("messages"), "at least one message is required")
         if len(nodes) > MAX_MESSAGES:
-            raise invalid(body.at("messages"), f"too many messages: {len(nodes)} > {MAX_MESSAGES} maximum")
+            raise invalid(
+                body.at("messages"), f"too many messages: {len(nodes)} > {MAX_MESSAGES} maximum"
+            )
         messages = [self._message(node, last=i == len(nodes) - 1) for i, node in enumerate(nodes)]
         _check_system_turns(messages)
         return tuple(message for message in messages if message.parts)
@@ -94,7 +114,10 @@ class Blocks:
         else:
             parts = tuple(self._block(block, role) for block in node.children("content"))
         if not parts and not (last and role == "assistant"):
-            message = "all messages must have non-empty content except for the optional final assistant message"
+            message = (
+                "all messages must have non-empty content except for the optional final "
+                "assistant message"
+            )
             raise invalid(node.path, message)
         return Message(role, parts)
 
@@ -106,12 +129,18 @@ class Blocks:
             return TextPart(self._other(node, kind), self.mark(Node(node.value, node.at(kind))))
         if role not in SUPPORTED.get(kind, ()):
             raise _refused_block(node.path, kind)
-        if kind in ("text", "search_result") and role == "user" and not self.first_version and _cites(node):
+        if (
+            kind in ("text", "search_result")
+            and role == "user"
+            and not self.first_version
+            and _cites(node)
+        ):
             raise invalid(node.at(kind, "citations"), "Extra inputs are not permitted")
         return _READERS[kind](self, Node(node.value, node.at(kind)))
 
     def _other(self, node: Node, kind: str) -> str:
-        """A block that is not of the model's language, as text if it is text, else as the name of what it shows."""
+        """A block that is not of the model's language, as text if it is text, else as the name of
+        what it shows."""
         inner = Node(node.value, node.at(kind))
         self._note_citations(inner)
         text = readable_text(inner, kind)
@@ -125,7 +154,8 @@ class Blocks:
         self.citing |= citations is not None and citations.flag("enabled")
 
     def refuse(self, path: Path, message: str) -> None:
-        """The request cannot be served because of `path`, but may still break other rules, which come first."""
+        """The request cannot be served because of `path`, but may still break other rules, which
+        come first."""
         self.unseen.append(Unseen(".".join(map(str, path)), message))
 
     def _text(self, node: Node) -> TextPart:
@@ -146,10 +176,13 @@ class Blocks:
         return ThinkingPart("")
 
     def _tool_use(self, node: Node) -> ToolCallPart:
-        return ToolCallPart(node.text("id"), node.text("name"), node.json_object("input"), self.mark(node))
+        return ToolCallPart(
+            node.text("id"), node.text("name"), node.json_object("input"), self.mark(node)
+        )
 
     def _tool_result(self, node: Node) -> ToolResultPart:
-        """Blocks inside join with line breaks; a mark on any of them is a mark at the end of the whole result."""
+        """Blocks inside join with line breaks; a mark on any of them is a mark at the end of the
+        whole result."""
         call_id, is_error, mark = node.text("tool_use_id"), node.flag("is_error"), self.mark(node)
         if isinstance(node.value.get("content"), str):
             return ToolResultPart(call_id, node.text("content"), is_error, mark)
@@ -181,13 +214,15 @@ class Blocks:
         return TextPart(readable_text(node, "search_result") or "", self.mark(node))
 
     def _referenced(self, node: Node) -> str:
-        """The definition of a deferred tool where it was found: the prompt's head stays as it was."""
+        """The definition of a deferred tool where it was found: the prompt's head stays as it
+        was."""
         name = node.text("tool_name")
         tool = self.deferred.get(name)
         if tool is None:
             return name
         return json.dumps(
-            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}, ensure_ascii=False
+            {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+            ensure_ascii=False,
         )
 
     def _tool(self, node: Node) -> Tool:
@@ -199,10 +234,13 @@ class Blocks:
         name = node.text("name")
         if not TOOL_NAME.fullmatch(name):
             raise invalid(node.at("name"), f"String should match pattern '^{TOOL_NAME.pattern}$'")
-        return Tool(name, node.text_or("description", ""), node.json_object("input_schema"), self.mark(node))
+        return Tool(
+            name, node.text_or("description", ""), node.json_object("input_schema"), self.mark(node)
+        )
 
     def mark(self, node: Node) -> CacheMark | None:
-        """The object's `cache_control`. Members beyond `type` and `ttl` are ignored: betas add some."""
+        """The object's `cache_control`. Members beyond `type` and `ttl` are ignored: betas add
+        some."""
         control = node.child("cache_control")
         if control is None:
             return None
@@ -211,11 +249,17 @@ class Blocks:
             raise unknown_tag(control.path, kind, ("ephemeral",))
         if not control.has("ttl"):
             return CacheMark(TTLS_S[DEFAULT_TTL])
-        return CacheMark(TTLS_S[Node(control.value, control.at("ephemeral")).choice("ttl", tuple(TTLS_S))])
+        return CacheMark(
+            TTLS_S[Node(control.value, control.at("ephemeral")).choice("ttl", tuple(TTLS_S))]
+        )
 
     def _no_mark(self, node: Node) -> None:
         if self.mark(node) is not None:
-            self._misplaced(node.at("cache_control"), "Extra inputs are not permitted", "cache_control-removed-from-thinking")
+            self._misplaced(
+                node.at("cache_control"),
+                "Extra inputs are not permitted",
+                "cache_control-removed-from-thinking",
+            )
 
     def _misplaced(self, path: Path, message: str, repair: str) -> None:
         self.problems.append(MarkerProblem(".".join(map(str, path)), message, repair))
@@ -238,7 +282,11 @@ def _longer(one: CacheMark | None, other: CacheMark | None) -> CacheMark | None:
 
 
 def _cites(node: Node) -> bool:
-    return any(bool(block.value.get("citations")) for block in [node, *_contents(node)] if block.value.get("type") == "text")
+    return any(
+        bool(block.value.get("citations"))
+        for block in [node, *_contents(node)]
+        if block.value.get("type") == "text"
+    )
 
 
 def _contents(node: Node) -> list[Node]:
@@ -255,7 +303,8 @@ def _refused_block(path: Path, kind: str) -> InvalidRequest:
 
 
 def _check_system_turns(messages: list[Message]) -> None:
-    """Page "Mid-conversation system messages": after a user turn, and last or before an assistant turn."""
+    """Page "Mid-conversation system messages": after a user turn, and last or before an assistant
+    turn."""
     for i, message in enumerate(messages):
         if message.role != "system":
             continue
@@ -263,10 +312,12 @@ def _check_system_turns(messages: list[Message]) -> None:
         after = messages[i + 1].role if i + 1 < len(messages) else None
         if before is None:
             raise invalid(
-                ("messages", i, "role"), "the first message cannot have the role 'system'; use the `system` parameter"
+                ("messages", i, "role"),
+                "the first message cannot have the role 'system'; use the `system` parameter",
             )
         if before == "assistant" or after == "user":
             raise invalid(
                 ("messages", i, "role"),
-                "a 'system' message must follow a 'user' message and must be last or be followed by an 'assistant' message",
+                "a 'system' message must follow a 'user' message and must be last or be followed "
+                "by an 'assistant' message",
             )

@@ -30,12 +30,16 @@ _UNKNOWN: Final = {
 """A model of an upstream. The format has no word for a date that is not known but the epoch."""
 
 
-def encode_models(models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]) -> bytes:
+def encode_models(
+    models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
+) -> bytes:
     """The page that `query` asks for. Raises `InvalidRequest`. Every model here is active."""
     page = read_page(query, list(models) if ACTIVE in _stages(query) else [])
     first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
     data = [_model(models[name], name) for name in page.ids]
-    return orjson.dumps({"data": data, "has_more": page.has_more, "first_id": first, "last_id": last})
+    return orjson.dumps(
+        {"data": data, "has_more": page.has_more, "first_id": first, "last_id": last}
+    )
 
 
 def _stages(query: Mapping[str, str]) -> Sequence[str]:

@@ -1,7 +1,8 @@
-"""What changed since an earlier request of the same conversation, as the API tells it. Knows hashes, no text and no cache.
+"""What changed since an earlier request of the same conversation, as the API tells it. Knows
+hashes, no text and no cache.
 
-Source: anthropic 2.14 `types/diagnostics.py`, `cache_miss_*.py`; page "Cache diagnostics" (2026-08). It compares requests, hit
-or not, and never fails one.
+Source: anthropic 2.14 `types/diagnostics.py`, `cache_miss_*.py`; page "Cache diagnostics"
+(2026-08). It compares requests, hit or not, and never fails one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ ORDER: Final[tuple[Level, ...]] = ("system", "tools", "messages")
 
 
 class FingerprintPart(NamedTuple):
-    """One tool, system block or message part: what it holds, hashed without its mark, and how long it is."""
+    """One tool, system block or message part: what it holds, hashed without its mark, and how long
+    it is."""
 
     digest: bytes
     nbytes: int
@@ -43,17 +45,23 @@ class Fingerprint:
     def nbytes_from(self, level: Level, index: int) -> int:
         """Bytes from a piece on, in the order tools, system, messages."""
         later = LEVELS[LEVELS.index(level) + 1 :]
-        rest = [*self.levels[level][index:], *(piece for name in later for piece in self.levels[name])]
+        rest = [
+            *self.levels[level][index:],
+            *(piece for name in later for piece in self.levels[name]),
+        ]
         return sum(piece.nbytes for piece in rest)
 
 
 def settings_digest(settings: Any) -> str:
     """Equal for equal JSON values, whatever the order of their keys."""
-    return hashlib.blake2b(msgspec.json.encode(settings, order="deterministic"), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        msgspec.json.encode(settings, order="deterministic"), digest_size=16
+    ).hexdigest()
 
 
 def fingerprint(request: Request) -> Fingerprint:
-    """Of a request as it is served: what the policy drops or orders by itself is no change of the client's."""
+    """Of a request as it is served: what the policy drops or orders by itself is no change of the
+    client's."""
     return Fingerprint(
         at_s=request.started_at_s,
         model=f"{request.model} {request.parameters.get('speed', 'standard')}",
@@ -63,7 +71,8 @@ def fingerprint(request: Request) -> Fingerprint:
 
 
 def compare(before: Fingerprint, now: Fingerprint) -> dict[str, Any] | None:
-    """The `cache_miss_reason`; None where the later request only goes on: its messages may be more, nothing else."""
+    """The `cache_miss_reason`; None where the later request only goes on: its messages may be more,
+    nothing else."""
     if before.model != now.model:
         return _reason("model_changed", now.nbytes_from("tools", 0))
     for level in ORDER:
@@ -78,7 +87,9 @@ def compare(before: Fingerprint, now: Fingerprint) -> dict[str, Any] | None:
 def _pieces(prompt: Prompt) -> dict[Level, tuple[FingerprintPart, ...]]:
     """Every position's content without its mark; a message's role is part of each of its parts."""
     messages = tuple(
-        _piece([message.role, part], part.cache is not None) for message in prompt.messages for part in message.parts
+        _piece([message.role, part], part.cache is not None)
+        for message in prompt.messages
+        for part in message.parts
     )
     return {
         "tools": tuple(_piece(tool, tool.cache is not None) for tool in prompt.tools),

@@ -1,4 +1,5 @@
-"""Answers in Anthropic's shape, whole; `stream.py` has the event stream. Source: anthropic 2.14 `types/message.py`."""
+"""Answers in Anthropic's shape, whole; `stream.py` has the event stream. Source: anthropic 2.14
+`types/message.py`."""
 
 from __future__ import annotations
 
@@ -27,12 +28,17 @@ SHORT_CLASS: Final = "5m"
 """Writes of every other class are reported as `ephemeral_1h`: the format has only the two."""
 
 INVALID_JSON: Final = "INVALID_JSON"
-"""Key of a call's input that was no JSON object, as the page "Fine-grained tool streaming" wraps it (2026-08)."""
+"""Key of a call's input that was no JSON object, as the page "Fine-grained tool streaming" wraps it
+(2026-08)."""
 
 
 def encode_answer(request: Request, answer: Answer) -> bytes:
-    """One whole Message. A request that only warmed the cache has no content and stopped at its zero tokens."""
-    told = {"content": _content(request, answer), "usage": usage(request, answer.usage, answer.num_thinking)}
+    """One whole Message. A request that only warmed the cache has no content and stopped at its
+    zero tokens."""
+    told = {
+        "content": _content(request, answer),
+        "usage": usage(request, answer.usage, answer.num_thinking),
+    }
     return orjson.dumps(message(request, answer.usage) | told | end(request, answer))
 
 
@@ -42,13 +48,15 @@ def message_id(request: Request) -> str:
 
 
 def call_id(request: Request, index: int) -> str:
-    """The id of the answer's tool call number `index`: unlike in every other request, though a client repeat its own id."""
+    """The id of the answer's tool call number `index`: unlike in every other request, though a
+    client repeat its own id."""
     seed = f"{request.id}/{request.started_at_s}/{index}"
     return f"toolu_{hashlib.sha256(seed.encode()).hexdigest()[:24]}"
 
 
 def call_block(request: Request, index: int, call: ToolCall) -> dict[str, Any]:
-    """A `tool_use` block; arguments that are no JSON object are kept as text under `INVALID_JSON`."""
+    """A `tool_use` block; arguments that are no JSON object are kept as text under
+    `INVALID_JSON`."""
     try:
         arguments = orjson.loads(call.arguments or "{}")
     except orjson.JSONDecodeError:
@@ -75,7 +83,8 @@ def message(request: Request, counts: Usage) -> dict[str, Any]:
 
 
 def end(request: Request, answer: Answer) -> dict[str, str | None]:
-    """Why the answer ended. A turn that ends in calls waits for their results. `stop_details` is for refusals."""
+    """Why the answer ended. A turn that ends in calls waits for their results. `stop_details` is
+    for refusals."""
     return _stop(request, answer) | {"stop_details": None}
 
 
@@ -89,7 +98,8 @@ def _stop(request: Request, answer: Answer) -> dict[str, str | None]:
 
 
 def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> dict[str, Any]:
-    """Anthropic's `input_tokens` leaves out what was read and written. `num_thinking` of the output were reasoning."""
+    """Anthropic's `input_tokens` leaves out what was read and written. `num_thinking` of the output
+    were reasoning."""
     short_s = request.ttl_classes.get(SHORT_CLASS, parse_duration(SHORT_CLASS))
     short = sum(tokens for ttl_s, tokens in counts.cache_write if ttl_s == short_s)
     return {
@@ -101,7 +111,9 @@ def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> d
             "ephemeral_1h_input_tokens": counts.num_written - short,
         },
         "output_tokens": counts.output,
-        "output_tokens_details": None if num_thinking is None else {"thinking_tokens": num_thinking},
+        "output_tokens_details": None
+        if num_thinking is None
+        else {"thinking_tokens": num_thinking},
         "server_tool_use": None,
         "service_tier": request.wire_options.get("service_tier", "standard"),
         "inference_geo": None,
@@ -119,7 +131,9 @@ def _content(request: Request, answer: Answer) -> list[dict[str, Any]]:
         elif run.kind == "thinking":
             if run.text and (shown := Thinking.of(request)) is not None:
                 shown.push(run.text)
-                content.append({"type": "thinking", "thinking": shown.visible, "signature": shown.signature()})
+                content.append(
+                    {"type": "thinking", "thinking": shown.visible, "signature": shown.signature()}
+                )
         elif content and content[-1]["type"] == "text":  # reasoning that is not shown stood between
             content[-1]["text"] += run.text
         elif run.text:

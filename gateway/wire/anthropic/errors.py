@@ -1,4 +1,5 @@
-"""Errors in Anthropic's shape and words. Source: page "Claude API errors" (2026-08); field texts as its validator has them."""
+"""Errors in Anthropic's shape and words. Source: page "Claude API errors" (2026-08); field texts as
+its validator has them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ _TYPES: Final[Mapping[str, str]] = {
 def encode_error(error: GatewayError, *, request_id: str) -> ErrorReply:
     """The error as an HTTP answer."""
     status, _ = row_for(TABLE, error)
-    return ErrorReply(status=status, body=error_body(error, request_id=request_id), headers=retry_headers(error))
+    return ErrorReply(
+        status=status, body=error_body(error, request_id=request_id), headers=retry_headers(error)
+    )
 
 
 def error_body(error: GatewayError, *, request_id: str) -> bytes:
@@ -78,7 +81,9 @@ def from_field(error: FieldError) -> InvalidRequest:
         case "type":
             return invalid(error.path, _TYPES[error.expected])
         case "too_small":
-            return invalid(error.path, f"Input should be greater than or equal to {error.expected:g}")
+            return invalid(
+                error.path, f"Input should be greater than or equal to {error.expected:g}"
+            )
         case "too_large":
             return invalid(error.path, f"Input should be less than or equal to {error.expected:g}")
         case "choice":
@@ -89,7 +94,10 @@ def from_field(error: FieldError) -> InvalidRequest:
 def unknown_tag(path: Path, tag: str, expected: Sequence[str]) -> InvalidRequest:
     """A `type` that names nothing the API knows."""
     tags = ", ".join(f"'{name}'" for name in expected)
-    message = f"Input tag '{clip(tag)}' found using 'type' does not match any of the expected tags: {tags}"
+    message = (
+        f"Input tag '{clip(tag)}' found using 'type' does not match any of the expected "
+        f"tags: {tags}"
+    )
     return invalid(path, message)
 
 

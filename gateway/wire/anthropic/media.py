@@ -1,6 +1,8 @@
-"""Blocks of the API that are no plain text: what of them is text, and what identifies the rest. Knows no marks and no roles.
+"""Blocks of the API that are no plain text: what of them is text, and what identifies the rest.
+Knows no marks and no roles.
 
-Source: anthropic 2.14 `types/image_block_param.py`, `document_block_param.py`, `search_result_block_param.py`.
+Source: anthropic 2.14 `types/image_block_param.py`, `document_block_param.py`,
+`search_result_block_param.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from typing import Final
 from gateway.wire.anthropic.errors import invalid, unknown_tag
 from gateway.wire.fields import Node
 
-SOURCES: Final = {"image": ("base64", "url", "file"), "document": ("base64", "text", "content", "url", "file")}
+SOURCES: Final = {
+    "image": ("base64", "url", "file"),
+    "document": ("base64", "text", "content", "url", "file"),
+}
 
 UNSEEN: Final = frozenset(
     {
@@ -37,11 +42,13 @@ UNSEEN: Final = frozenset(
         "web_search_tool_result",
     }
 )
-"""Block types of the API that a text model behind this gateway cannot see. A document that is text it can."""
+"""Block types of the API that a text model behind this gateway cannot see. A document that is text
+it can."""
 
 
 def readable_text(node: Node, kind: str) -> str | None:
-    """The text of a search result, or of a document whose source is text; None where only its identity is known."""
+    """The text of a search result, or of a document whose source is text; None where only its
+    identity is known."""
     if kind == "search_result":
         lines = [node.text("title"), node.text("source")]
         return "\n".join(lines + [_inner_text(inner) for inner in node.children("content")])
@@ -51,7 +58,11 @@ def readable_text(node: Node, kind: str) -> str | None:
     form = source.text("type")
     if form not in SOURCES[kind]:
         raise unknown_tag(source.path, form, SOURCES[kind])
-    head = [node.text(name) for name in ("title", "context") if node.has(name)] if kind == "document" else []
+    head = (
+        [node.text(name) for name in ("title", "context") if node.has(name)]
+        if kind == "document"
+        else []
+    )
     if form == "text":
         return "\n".join([*head, source.text("data")])
     if form == "content":
@@ -64,7 +75,8 @@ def readable_text(node: Node, kind: str) -> str | None:
 
 
 def identity(node: Node, kind: str) -> str:
-    """A name for what a block shows: equal for equal bytes of one media type, however their base64 is written.
+    """A name for what a block shows: equal for equal bytes of one media type, however their base64
+    is written.
 
     Raises `InvalidRequest` for an image or document whose source is broken.
     """
@@ -75,7 +87,10 @@ def identity(node: Node, kind: str) -> str:
         return kind
     form = source.text("type")
     if form != "base64":
-        return f"{kind} {form} {_digest(source.text_or('url' if form == 'url' else 'file_id', '').encode())}"
+        return (
+            f"{kind} {form} "
+            f"{_digest(source.text_or('url' if form == 'url' else 'file_id', '').encode())}"
+        )
     media_type, data = source.text("media_type"), source.text("data")
     try:
         content = base64.b64decode("".join(data.rpartition(",")[2].split()), validate=True)

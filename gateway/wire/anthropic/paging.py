@@ -1,4 +1,5 @@
-"""Pages of Anthropic's lists, as its SDK walks them. Source: anthropic 2.14 `pagination.py`. Knows not what is listed."""
+"""Pages of Anthropic's lists, as its SDK walks them. Source: anthropic 2.14 `pagination.py`. Knows
+not what is listed."""
 
 from __future__ import annotations
 
@@ -21,9 +22,13 @@ class Page:
 
 
 def read_page(query: Mapping[str, str], ids: Sequence[str]) -> Page:
-    """The part of `ids` that `limit`, `after_id` and `before_id` ask for. Raises `InvalidRequest`."""
+    """The part of `ids` that `limit`, `after_id` and `before_id` ask for. Raises
+    `InvalidRequest`."""
     limit = query.get("limit", str(DEFAULT_PAGE))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 10) or not 1 <= int(limit) <= MAX_PAGE:
+    if (
+        not (limit.isascii() and limit.isdigit() and len(limit) < 10)
+        or not 1 <= int(limit) <= MAX_PAGE
+    ):
         raise invalid(("limit",), f"Input should be an integer between 1 and {MAX_PAGE}")
     after, before = query.get("after_id"), query.get("before_id")
     if after is not None and before is not None:

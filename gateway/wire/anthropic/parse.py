@@ -1,4 +1,5 @@
-"""The body of `/v1/messages` and `/v1/messages/count_tokens` -> `Request`. Source: anthropic 2.14 `message_create_params`."""
+"""The body of `/v1/messages` and `/v1/messages/count_tokens` -> `Request`. Source: anthropic 2.14
+`message_create_params`."""
 
 from __future__ import annotations
 
@@ -31,23 +32,29 @@ CHANGES_THE_ANSWER: Final = ("mcp_servers", "thread")
 
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str, counting: bool) -> Request:
-    """`counting`: the body is for count_tokens, has no `max_tokens`, and nothing will be generated from it."""
+    """`counting`: the body is for count_tokens, has no `max_tokens`, and nothing will be generated
+    from it."""
     version = api_version(headers)
     try:
-        return _request(decode_body(body), version, headers, request_id=request_id, counting=counting)
+        return _request(
+            decode_body(body), version, headers, request_id=request_id, counting=counting
+        )
     except FieldError as error:
         raise from_field(error) from None
 
 
 def api_version(headers: Mapping[str, str]) -> str:
-    """The version asked for. Without the header, the first: programs that send none wrote to no other."""
+    """The version asked for. Without the header, the first: programs that send none wrote to no
+    other."""
     name = headers.get("anthropic-version", FIRST_VERSION).strip()
     if name not in VERSIONS:
         raise InvalidRequest(f"anthropic-version: '{clip(name)}' is not a valid version")
     return name
 
 
-def _request(body: Node, version: str, headers: Mapping[str, str], *, request_id: str, counting: bool) -> Request:
+def _request(
+    body: Node, version: str, headers: Mapping[str, str], *, request_id: str, counting: bool
+) -> Request:
     if version != FIRST_VERSION:
         for name in REMOVED_FIELDS:
             if name in body.value:
@@ -100,7 +107,8 @@ def _request(body: Node, version: str, headers: Mapping[str, str], *, request_id
 
 
 def _diagnostics(body: Node, headers: Mapping[str, str], wish: RequestOptions) -> dict[str, Any]:
-    """Whether the request wants to be compared with an earlier one, and what besides model and prompt may part them."""
+    """Whether the request wants to be compared with an earlier one, and what besides model and
+    prompt may part them."""
     asked = body.child("diagnostics")
     if asked is None:
         return {}
@@ -113,7 +121,9 @@ def _diagnostics(body: Node, headers: Mapping[str, str], wish: RequestOptions) -
 def _max_tokens(body: Node) -> int:
     value = body.integer("max_tokens", low=0)
     if value is None:
-        message = "Input should be a valid integer" if "max_tokens" in body.value else "Field required"
+        message = (
+            "Input should be a valid integer" if "max_tokens" in body.value else "Field required"
+        )
         raise invalid(("max_tokens",), message)
     return value
 
@@ -121,7 +131,9 @@ def _max_tokens(body: Node) -> int:
 def _sampling(body: Node, max_tokens: int, wish: RequestOptions) -> Sampling:
     stop = body.strings("stop_sequences")
     if len(stop) > MAX_STOPS:
-        raise invalid(("stop_sequences",), f"List should have at most {MAX_STOPS} items after validation")
+        raise invalid(
+            ("stop_sequences",), f"List should have at most {MAX_STOPS} items after validation"
+        )
     if any(not text.strip() for text in stop):
         raise invalid(("stop_sequences",), "each stop sequence must contain non-whitespace")
     temperature = body.number("temperature", 0.0, 1.0)
@@ -138,7 +150,8 @@ def _sampling(body: Node, max_tokens: int, wish: RequestOptions) -> Sampling:
 
 
 def _check_prewarm(body: Node, *, stream: bool) -> None:
-    """What a request that only warms the cache may not ask for (page "Prompt caching", "Pre-warming")."""
+    """What a request that only warms the cache may not ask for (page "Prompt caching",
+    "Pre-warming")."""
     refused = {
         "stream": stream,
         "thinking": (body.value.get("thinking") or {}).get("type") == "enabled",
@@ -152,7 +165,8 @@ def _check_prewarm(body: Node, *, stream: bool) -> None:
 
 
 def _with_prefill(prompt: Prompt, *, counting: bool) -> Prompt:
-    """A last assistant turn is continued. It must end in text: a call without its result cannot be continued."""
+    """A last assistant turn is continued. It must end in text: a call without its result cannot be
+    continued."""
     last: Message | None = prompt.messages[-1] if prompt.messages else None
     if last is None:
         raise invalid(("messages",), "at least one message is required")
@@ -166,7 +180,8 @@ def _with_prefill(prompt: Prompt, *, counting: bool) -> Prompt:
         ids = ", ".join(clip(part.call_id) for part in last.parts if isinstance(part, ToolCallPart))
         raise invalid(
             path,
-            f"`tool_use` ids were found without `tool_result` blocks immediately after: {ids}. Each `tool_use` block must have "
+            f"`tool_use` ids were found without `tool_result` blocks immediately after: {ids}. "
+            "Each `tool_use` block must have "
             "a corresponding `tool_result` block in the next message.",
         )
     if isinstance(end, ThinkingPart) and not counting:

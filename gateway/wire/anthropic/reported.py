@@ -1,7 +1,8 @@
-"""Usage as an upstream with Anthropic's format tells it. Source: anthropic 2.14 `types/usage.py`, `message_delta_usage.py`.
+"""Usage as an upstream with Anthropic's format tells it. Source: anthropic 2.14 `types/usage.py`,
+`message_delta_usage.py`.
 
-`input_tokens` leaves out what was read and written. Some who speak this format count it in (Alibaba's DashScope does): theirs
-is the format INCLUSIVE.
+`input_tokens` leaves out what was read and written. Some who speak this format count it in
+(Alibaba's DashScope does): theirs is the format INCLUSIVE.
 """
 
 from __future__ import annotations
@@ -10,13 +11,23 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
-from gateway.wire.reported import Fields, ReportedUsage, UsageCounts, UsageFormat, count, objects, summed
+from gateway.wire.reported import (
+    Fields,
+    ReportedUsage,
+    UsageCounts,
+    UsageFormat,
+    count,
+    objects,
+    summed,
+)
 
 
 def usages(message: Fields) -> Iterator[Fields]:
     """Of a Message, of `message_start` and of `message_delta`."""
     started = message.get("message")
-    return objects(started.get("usage") if isinstance(started, dict) else None, message.get("usage"))
+    return objects(
+        started.get("usage") if isinstance(started, dict) else None, message.get("usage")
+    )
 
 
 def failed(message: Fields) -> bool:
@@ -24,14 +35,18 @@ def failed(message: Fields) -> bool:
 
 
 def read_usage(fields: Fields, *, inclusive: bool) -> ReportedUsage | None:
-    """What was computed to make the conversation shorter is told beside the sums and not in them, and is charged as well
-    (`types/beta/beta_iterations_usage.py`)."""
+    """What was computed to make the conversation shorter is told beside the sums and not in them,
+    and is charged as well (`types/beta/beta_iterations_usage.py`)."""
     own = _counts(fields, inclusive=inclusive)
     if own is None:
         return None
     iterations = fields.get("iterations")
     entries = objects(*iterations) if isinstance(iterations, list) else ()
-    beside = [_counts(entry, inclusive=inclusive) for entry in entries if entry.get("type") == "compaction"]
+    beside = [
+        _counts(entry, inclusive=inclusive)
+        for entry in entries
+        if entry.get("type") == "compaction"
+    ]
     return summed([own, *(counts for counts in beside if counts is not None)]).settled()
 
 
@@ -46,7 +61,9 @@ def _counts(fields: Fields, *, inclusive: bool) -> UsageCounts | None:
         "1h": count(creation.get("ephemeral_1h_input_tokens")),
         "5m": count(creation.get("ephemeral_5m_input_tokens")),
     }
-    cached = (read or 0) + (sum(tokens or 0 for tokens in split.values()) if written is None else written)
+    cached = (read or 0) + (
+        sum(tokens or 0 for tokens in split.values()) if written is None else written
+    )
     uncached = told - cached if inclusive else told
     return UsageCounts(uncached, read, written, split, count(fields.get("output_tokens")))
 

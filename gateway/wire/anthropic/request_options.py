@@ -1,4 +1,5 @@
-"""How a body wants to be answered: tools, reasoning, effort, form. Source: anthropic 2.14 `message_create_params`."""
+"""How a body wants to be answered: tools, reasoning, effort, form. Source: anthropic 2.14
+`message_create_params`."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ MIN_THINKING_BUDGET: Final = 1024
 
 @dataclass(slots=True)
 class RequestOptions:
-    """`parameters` are not rendered but may cost a cache level; a default given in words is the same as one left out.
-    `wire_options` only shape the answer."""
+    """`parameters` are not rendered but may cost a cache level; a default given in words is the
+    same as one left out. `wire_options` only shape the answer."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     wire_options: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +49,9 @@ def check_tool_choice(wish: RequestOptions, tools: Sequence[Tool]) -> None:
     if choice.mode != "required":
         return
     if not tools:
-        raise InvalidRequest("tool_choice may only be specified while providing tools", path="tool_choice")
+        raise InvalidRequest(
+            "tool_choice may only be specified while providing tools", path="tool_choice"
+        )
     for name in set(choice.names) - {tool.name for tool in tools}:
         raise InvalidRequest(f"Tool '{clip(name)}' not found in provided tools", path="tool_choice")
     if wish.parameters.get("thinking", {}).get("type") == "enabled":
@@ -87,7 +90,9 @@ def _read_thinking(body: Node, wish: RequestOptions, *, max_tokens: int, countin
     wish.parameters["thinking"] = {"type": kind}
     details = Node(thinking.value, thinking.at(kind))
     if kind == "enabled":
-        wish.parameters["thinking"]["budget_tokens"] = _budget(details, max_tokens=max_tokens, counting=counting)
+        wish.parameters["thinking"]["budget_tokens"] = _budget(
+            details, max_tokens=max_tokens, counting=counting
+        )
     if details.has("display"):
         wish.wire_options["thinking_display"] = details.choice("display", ("summarized", "omitted"))
 
@@ -102,10 +107,14 @@ def _budget(thinking: Node, *, max_tokens: int, counting: bool) -> int:
 
 
 def _read_output(body: Node, wish: RequestOptions) -> None:
-    """`output_config`, and `output_format` as the beta of 2025-11 had it. Another format costs the messages (page
-    "Structured outputs", 2026-08)."""
+    """`output_config`, and `output_format` as the beta of 2025-11 had it. Another format costs the
+    messages (page "Structured outputs", 2026-08)."""
     output = body.child("output_config")
-    if output is not None and output.has("effort") and (effort := output.choice("effort", EFFORTS)) != DEFAULT_EFFORT:
+    if (
+        output is not None
+        and output.has("effort")
+        and (effort := output.choice("effort", EFFORTS)) != DEFAULT_EFFORT
+    ):
         wish.parameters["effort"] = effort
     form = (output.child("format") if output is not None else None) or body.child("output_format")
     if form is None:
@@ -113,6 +122,8 @@ def _read_output(body: Node, wish: RequestOptions) -> None:
     kind = form.text("type")
     if kind != "json_schema":
         raise unknown_tag(form.path, kind, ("json_schema",))
-    definition = json.dumps(Node(form.value, form.at("json_schema")).json_object("schema"), ensure_ascii=False)
+    definition = json.dumps(
+        Node(form.value, form.at("json_schema")).json_object("schema"), ensure_ascii=False
+    )
     wish.output_format = OutputFormat("json_schema", definition)
     wish.parameters["output_format"] = hashlib.sha256(definition.encode()).hexdigest()

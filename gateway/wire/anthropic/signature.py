@@ -1,8 +1,10 @@
-"""Reasoning as clients see and send it back: shown, hidden or left out, and signed. Knows no stream and no prompt.
+"""Reasoning as clients see and send it back: shown, hidden or left out, and signed. Knows no stream
+and no prompt.
 
-A signature is no secret: it lets a client's echo be told from a changed one, and a hidden text come back. It begins with
-`pcg1`, then a letter for what follows, in URL-safe base64: `h` and the SHA-256 of the text, or `t` and the text itself.
-Signatures that begin otherwise were made elsewhere, and pass unread.
+A signature is no secret: it lets a client's echo be told from a changed one, and a hidden text come
+back. It begins with `pcg1`, then a letter for what follows, in URL-safe base64: `h` and the SHA-256
+of the text, or `t` and the text itself. Signatures that begin otherwise were made elsewhere, and
+pass unread.
 """
 
 from __future__ import annotations
@@ -25,14 +27,16 @@ class BadSignature(Exception):
 
 @dataclass(slots=True)
 class Thinking:
-    """The reasoning of one answer. `hidden`: the client asked for `display: omitted` and gets the signature alone."""
+    """The reasoning of one answer. `hidden`: the client asked for `display: omitted` and gets the
+    signature alone."""
 
     hidden: bool
     text: str = ""
 
     @classmethod
     def of(cls, request: Request) -> Thinking | None:
-        """None where the client didn't ask for reasoning: then none is shown, though it be generated and counted."""
+        """None where the client didn't ask for reasoning: then none is shown, though it be
+        generated and counted."""
         if "thinking" not in request.parameters:
             return None
         return cls(hidden=request.wire_options.get("thinking_display") == "omitted")
@@ -46,7 +50,11 @@ class Thinking:
         return "" if self.hidden else self.text
 
     def signature(self) -> str:
-        return _TEXT + _encoded(self.text.encode()) if self.hidden else _HASH + _encoded(_digest(self.text))
+        return (
+            _TEXT + _encoded(self.text.encode())
+            if self.hidden
+            else _HASH + _encoded(_digest(self.text))
+        )
 
 
 def signed_text(shown: str, signature: str) -> str:

@@ -1,4 +1,5 @@
-"""An answer as Anthropic's event stream. Source: anthropic 2.14 `lib/streaming/_messages.py`, page "Streaming" (2026-08)."""
+"""An answer as Anthropic's event stream. Source: anthropic 2.14 `lib/streaming/_messages.py`, page
+"Streaming" (2026-08)."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _Open: TypeAlias = Literal["text", "thinking"] | int | None
 class MessageStream:
     """A `StreamEncoder`: message_start, the blocks' events, message_delta, message_stop.
 
-    A block opens with its first piece, so an empty answer has no block, as in an answer that is not streamed.
+    A block opens with its first piece, so an empty answer has no block, as in an answer that is not
+    streamed.
     """
 
     def __init__(self, request: Request) -> None:
@@ -48,30 +50,55 @@ class MessageStream:
         self._started = True
         return _event({"type": "message_start", "message": message(self._request, usage)})
 
-    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
+    def delta(
+        self,
+        text: str,
+        *,
+        thinking: bool = False,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
+    ) -> bytes:
         if not text:
             return b""
         if not thinking:
-            return self._opened("text", {"type": "text", "text": ""}) + self._delta({"type": "text_delta", "text": text})
+            return self._opened("text", {"type": "text", "text": ""}) + self._delta(
+                {"type": "text_delta", "text": text}
+            )
         if self._thinking is None:
             return b""
         opening = self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
         self._thinking.push(text)
-        return opening if self._thinking.hidden else opening + self._delta({"type": "thinking_delta", "thinking": text})
+        return (
+            opening
+            if self._thinking.hidden
+            else opening + self._delta({"type": "thinking_delta", "thinking": text})
+        )
 
     def call(
-        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
+        self,
+        index: int,
+        call: ToolCall,
+        *,
+        begins: bool,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
     ) -> bytes:
         opening = b""
         if begins:
-            block = {"type": "tool_use", "id": call_id(self._request, index), "name": call.name, "input": {}}
+            block = {
+                "type": "tool_use",
+                "id": call_id(self._request, index),
+                "name": call.name,
+                "input": {},
+            }
             opening = self._opened(index, block)
         if not call.arguments:
             return opening
         return opening + self._delta({"type": "input_json_delta", "partial_json": call.arguments})
 
     def finish(self, answer: Answer) -> bytes:
-        """`message_delta` repeats the cumulative counters; it has no TTL breakdown, which `message_start` carried."""
+        """`message_delta` repeats the cumulative counters; it has no TTL breakdown, which
+        `message_start` carried."""
         counts = usage(self._request, answer.usage, answer.num_thinking)
         delta = {
             "type": "message_delta",
@@ -93,7 +120,9 @@ class MessageStream:
             return b""
         closing = self._closed()
         self._open = kind
-        return closing + _event({"type": "content_block_start", "index": self._num_blocks, "content_block": block})
+        return closing + _event(
+            {"type": "content_block_start", "index": self._num_blocks, "content_block": block}
+        )
 
     def _closed(self) -> bytes:
         """The events that close the open block, if there is one. Reasoning is signed at its end."""
@@ -101,7 +130,9 @@ class MessageStream:
             return b""
         signing = b""
         if self._open == "thinking" and self._thinking is not None:
-            signing = self._delta({"type": "signature_delta", "signature": self._thinking.signature()})
+            signing = self._delta(
+                {"type": "signature_delta", "signature": self._thinking.signature()}
+            )
             self._thinking = Thinking(self._thinking.hidden)
         closing = _event({"type": "content_block_stop", "index": self._num_blocks})
         self._open = None

@@ -1,4 +1,5 @@
-"""OpenAI's Chat Completions: bytes to `Request`, answers to bytes. Knows no HTTP server and no caching rules."""
+"""OpenAI's Chat Completions: bytes to `Request`, answers to bytes. Knows no HTTP server and no
+caching rules."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class OpenAIWire:
         return parse(body, headers, request_id=request_id)
 
     def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        """Chat Completions has no counting route of its own; a body is counted as it would be answered."""
+        """Chat Completions has no counting route of its own; a body is counted as it would be
+        answered."""
         return parse(body, headers, request_id=request_id)
 
     def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes:
@@ -38,7 +40,9 @@ class OpenAIWire:
     def encode_count(self, num_prompt: int) -> bytes:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_prompt})
 
-    def encode_models(self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]) -> bytes:
+    def encode_models(
+        self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
+    ) -> bytes:
         """All at once: OpenAI's list has no pages."""
         return catalog.encode_models(models)
 

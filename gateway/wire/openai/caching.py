@@ -1,6 +1,8 @@
-"""The caching fields of both APIs: breakpoints, their TTLs, and what separates one cache from another.
+"""The caching fields of both APIs: breakpoints, their TTLs, and what separates one cache from
+another.
 
-Source: openai 3.57 `types/chat/completion_create_params.py`, `types/responses/response_create_params.py`.
+Source: openai 3.57 `types/chat/completion_create_params.py`,
+`types/responses/response_create_params.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ RETENTIONS: Final = ("in_memory", "in-memory", "24h")
 
 
 def caching_parameters(body: Node) -> dict[str, Any]:
-    """`prompt_cache_key`, `prompt_cache_options` and `prompt_cache_retention` in the dialects' words, defaults left out.
+    """`prompt_cache_key`, `prompt_cache_options` and `prompt_cache_retention` in the dialects'
+    words, defaults left out.
 
     So is `context_management`, which would change what a prompt becomes.
     """
@@ -34,21 +37,35 @@ def caching_parameters(body: Node) -> dict[str, Any]:
     if key := body.text_or("prompt_cache_key", ""):
         parameters["prompt_cache_key"] = key
     options = body.child("prompt_cache_options")
-    if options is not None and options.has("mode") and options.choice("mode", ("implicit", "explicit")) == "explicit":
+    if (
+        options is not None
+        and options.has("mode")
+        and options.choice("mode", ("implicit", "explicit")) == "explicit"
+    ):
         parameters["cache_mode"] = "explicit"
     if ttl := request_ttl(body):
         parameters["cache_ttl_s"] = TTLS_S[ttl]
     if managed := body.json_value("context_management"):
         parameters["context_management"] = hashlib.sha256(orjson.dumps(managed)).hexdigest()
-    if body.has("prompt_cache_retention") and body.choice("prompt_cache_retention", RETENTIONS) == "24h":
+    if (
+        body.has("prompt_cache_retention")
+        and body.choice("prompt_cache_retention", RETENTIONS) == "24h"
+    ):
         parameters["retention_s"] = 86400.0
     return parameters
 
 
-def effort_parameters(effort: Node | None, effort_key: str, verbosity: Node | None) -> dict[str, Any]:
-    """Effort and verbosity from the objects that hold them in the API at hand, defaults left out."""
+def effort_parameters(
+    effort: Node | None, effort_key: str, verbosity: Node | None
+) -> dict[str, Any]:
+    """Effort and verbosity from the objects that hold them in the API at hand, defaults left
+    out."""
     parameters: dict[str, Any] = {}
-    if effort is not None and effort.has(effort_key) and (word := effort.choice(effort_key, EFFORTS)) != DEFAULT_EFFORT:
+    if (
+        effort is not None
+        and effort.has(effort_key)
+        and (word := effort.choice(effort_key, EFFORTS)) != DEFAULT_EFFORT
+    ):
         parameters["effort"] = word
     if verbosity is not None and verbosity.has("verbosity"):
         word = verbosity.choice("verbosity", VERBOSITIES)
@@ -60,11 +77,14 @@ def effort_parameters(effort: Node | None, effort_key: str, verbosity: Node | No
 def request_ttl(body: Node) -> str | None:
     """`prompt_cache_options.ttl`: for every breakpoint that names no TTL of its own."""
     options = body.child("prompt_cache_options")
-    return options.choice("ttl", tuple(TTLS_S)) if options is not None and options.has("ttl") else None
+    return (
+        options.choice("ttl", tuple(TTLS_S)) if options is not None and options.has("ttl") else None
+    )
 
 
 def breakpoint_mark(part: Node, ttl: str) -> CacheMark | None:
-    """OpenAI's own breakpoint, else a `cache_control` as aggregators pass it on. `ttl` is for one that names none."""
+    """OpenAI's own breakpoint, else a `cache_control` as aggregators pass it on. `ttl` is for one
+    that names none."""
     explicit = part.child("prompt_cache_breakpoint")
     if explicit is None:
         return cache_control(part)
@@ -78,4 +98,10 @@ def cache_control(node: Node) -> CacheMark | None:
     if control is None:
         return None
     control.choice("type", ("ephemeral",))
-    return CacheMark(TTLS_S[control.choice("ttl", tuple(TTLS_S)) if control.has("ttl") else DEFAULT_CACHE_CONTROL_TTL])
+    return CacheMark(
+        TTLS_S[
+            control.choice("ttl", tuple(TTLS_S))
+            if control.has("ttl")
+            else DEFAULT_CACHE_CONTROL_TTL
+        ]
+    )

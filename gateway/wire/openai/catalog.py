@@ -14,7 +14,9 @@ OWNER = "pcg"
 
 
 def encode_models(models: Mapping[str, ModelInfo | UpstreamModel]) -> bytes:
-    return orjson.dumps({"object": "list", "data": [_model(model, name) for name, model in models.items()]})
+    return orjson.dumps(
+        {"object": "list", "data": [_model(model, name) for name, model in models.items()]}
+    )
 
 
 def encode_model(model: ModelInfo | UpstreamModel, requested: str) -> bytes:

@@ -1,4 +1,5 @@
-"""`tool_choice` and `parallel_tool_calls` of both APIs. They differ in where a function's name stands: nested or flat."""
+"""`tool_choice` and `parallel_tool_calls` of both APIs. They differ in where a function's name
+stands: nested or flat."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ CALLED_BY_CLIENTS: Final = ("function", "custom")
 
 
 def tool_choice(body: Node, tools: tuple[Tool, ...], *, nested: bool) -> ToolChoice:
-    """Raises `InvalidRequest` for a choice of tools that are not there, or that the model cannot be held to."""
+    """Raises `InvalidRequest` for a choice of tools that are not there, or that the model cannot be
+    held to."""
     parallel = body.flag("parallel_tool_calls", default=True)
     value = body.value.get("tool_choice")
     if value is None:
@@ -33,10 +35,19 @@ def tool_choice(body: Node, tools: tuple[Tool, ...], *, nested: bool) -> ToolCho
     if kind == "function" or (kind in CALLED_BY_CLIENTS and not nested):
         name = _name(choice, nested=nested)
         if name not in {tool.name for tool in tools}:
-            raise invalid(choice.path, f"Tool choice '{clip(name)}' not found in 'tools' parameter.", "invalid_value")
+            raise invalid(
+                choice.path,
+                f"Tool choice '{clip(name)}' not found in 'tools' parameter.",
+                "invalid_value",
+            )
         return ToolChoice("required", (name,), parallel)
     if kind == "allowed_tools":
-        return _allowed(_inner(choice, "allowed_tools") if nested else choice, tools, parallel=parallel, nested=nested)
+        return _allowed(
+            _inner(choice, "allowed_tools") if nested else choice,
+            tools,
+            parallel=parallel,
+            nested=nested,
+        )
     raise unsupported_value(choice.at("type"), clip(kind))
 
 
@@ -56,12 +67,21 @@ def parameters(choice: ToolChoice) -> dict[str, Any]:
 
 
 def _allowed(allowed: Node, tools: tuple[Tool, ...], *, parallel: bool, nested: bool) -> ToolChoice:
-    """A choice among some of the tools: all of them is no limit. The provider's own tools are not offered here."""
+    """A choice among some of the tools: all of them is no limit. The provider's own tools are not
+    offered here."""
     mode = allowed.choice("mode", ("auto", "required"))
-    names = {_name(tool, nested=nested) for tool in allowed.children("tools") if tool.text("type") in CALLED_BY_CLIENTS}
+    names = {
+        _name(tool, nested=nested)
+        for tool in allowed.children("tools")
+        if tool.text("type") in CALLED_BY_CLIENTS
+    }
     known = {tool.name for tool in tools}
     if unknown := sorted(names - known):
-        raise invalid(allowed.at("tools"), f"Tool choice '{clip(unknown[0])}' not found in 'tools' parameter.", "invalid_value")
+        raise invalid(
+            allowed.at("tools"),
+            f"Tool choice '{clip(unknown[0])}' not found in 'tools' parameter.",
+            "invalid_value",
+        )
     if not names:
         path = allowed.at("tools")
         raise invalid(path, f"Invalid '{_dotted(path)}': no tool to choose from.", "invalid_value")
@@ -70,7 +90,10 @@ def _allowed(allowed: Node, tools: tuple[Tool, ...], *, parallel: bool, nested: 
 
 
 def _moded(mode: str, *, parallel: bool) -> ToolChoice:
-    return ToolChoice("none" if mode == "none" else "required" if mode == "required" else "auto", parallel=parallel)
+    return ToolChoice(
+        "none" if mode == "none" else "required" if mode == "required" else "auto",
+        parallel=parallel,
+    )
 
 
 def _name(node: Node, *, nested: bool) -> str:
@@ -80,7 +103,11 @@ def _name(node: Node, *, nested: bool) -> str:
 def _inner(node: Node, key: str) -> Node:
     inner = node.child(key)
     if inner is None:
-        raise invalid(node.at(key), f"Missing required parameter: '{_dotted(node.at(key))}'.", "missing_required_parameter")
+        raise invalid(
+            node.at(key),
+            f"Missing required parameter: '{_dotted(node.at(key))}'.",
+            "missing_required_parameter",
+        )
     return inner
 
 

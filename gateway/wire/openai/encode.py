@@ -1,6 +1,7 @@
 """Answers in OpenAI's shape: `chat.completion` and its chunks. Source: openai 3.57 `types/chat`.
 
-Reasoning is told as `reasoning_content`, the field DeepSeek introduced and vLLM kept: OpenAI's own format has none.
+Reasoning is told as `reasoning_content`, the field DeepSeek introduced and vLLM kept: OpenAI's own
+format has none.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> b
 
 
 class ChunkStream:
-    """A `StreamEncoder`: per choice the role, the text and calls, the finish reason; the usage if asked for; `[DONE]`.
+    """A `StreamEncoder`: per choice the role, the text and calls, the finish reason; the usage if
+    asked for; `[DONE]`.
 
     With `stream_options.include_usage` every chunk but the last says `"usage": null`.
     """
@@ -54,26 +56,49 @@ class ChunkStream:
         role = {"role": "assistant", "content": "", "refusal": None}
         return b"".join(self._chunk(role, choice=i) for i in range(self._request.num_choices))
 
-    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
+    def delta(
+        self,
+        text: str,
+        *,
+        thinking: bool = False,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
+    ) -> bytes:
         if not text and not logprobs:
             return b""
-        return self._chunk({"reasoning_content" if thinking else "content": text}, choice=choice, logprobs=logprobs)
+        return self._chunk(
+            {"reasoning_content" if thinking else "content": text}, choice=choice, logprobs=logprobs
+        )
 
     def call(
-        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
+        self,
+        index: int,
+        call: ToolCall,
+        *,
+        begins: bool,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
     ) -> bytes:
         """The first piece has id, type and name; every piece is told apart by its index alone."""
         piece: dict[str, Any] = {"index": index}
         if begins:
             piece |= {"id": call_id(self._request, index, choice), "type": "function"}
-        piece["function"] = {"name": call.name, "arguments": call.arguments} if begins else {"arguments": call.arguments}
+        piece["function"] = (
+            {"name": call.name, "arguments": call.arguments}
+            if begins
+            else {"arguments": call.arguments}
+        )
         return self._chunk({"tool_calls": [piece]}, choice=choice, logprobs=logprobs)
 
     def finish(self, answer: Answer) -> bytes:
         every = enumerate((answer, *answer.others))
-        last = b"".join(self._chunk({}, choice=i, finish_reason=finish_reason(each)) for i, each in every)
+        last = b"".join(
+            self._chunk({}, choice=i, finish_reason=finish_reason(each)) for i, each in every
+        )
         if self._include_usage:
-            last += _event(self._envelope | {"choices": [], "usage": chat_usage(self._request, answer)})
+            last += _event(
+                self._envelope | {"choices": [], "usage": chat_usage(self._request, answer)}
+            )
         return last + DONE
 
     def error(self, error: GatewayError) -> bytes:
@@ -99,13 +124,16 @@ class ChunkStream:
 
 
 def finish_reason(answer: Answer) -> str:
-    """Calls that were written to their end are the reason to stop; calls cut off by a limit are not."""
-    return "tool_calls" if answer.calls and answer.reason == "stop" else FINISH_REASONS[answer.reason]
+    """Calls that were written to their end are the reason to stop; calls cut off by a limit are
+    not."""
+    return (
+        "tool_calls" if answer.calls and answer.reason == "stop" else FINISH_REASONS[answer.reason]
+    )
 
 
 def call_id(request: Request, index: int, choice: int = 0) -> str:
-    """The id of the answer's tool call number `index`: the same streamed or not, and unlike in every other request, though a
-    client repeat its own id."""
+    """The id of the answer's tool call number `index`: the same streamed or not, and unlike in
+    every other request, though a client repeat its own id."""
     seed = f"{request.id}/{request.started_at_s}/{choice}/{index}"
     return f"call_{hashlib.sha256(seed.encode()).hexdigest()[:24]}"
 
@@ -132,7 +160,9 @@ def _choice(request: Request, index: int, answer: Answer) -> dict[str, Any]:
     return {
         "index": index,
         "message": message,
-        "logprobs": {"content": token_logprobs(answer.logprobs), "refusal": None} if wanted else None,
+        "logprobs": {"content": token_logprobs(answer.logprobs), "refusal": None}
+        if wanted
+        else None,
         "finish_reason": finish_reason(answer),
     }
 

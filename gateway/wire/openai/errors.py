@@ -1,4 +1,5 @@
-"""Errors in OpenAI's shape and words. Source: page "Error codes" (2026-09) and texts quoted in public issues."""
+"""Errors in OpenAI's shape and words. Source: page "Error codes" (2026-09) and texts quoted in
+public issues."""
 
 from __future__ import annotations
 
@@ -53,22 +54,28 @@ def encode_error(error: GatewayError, *, input_field: str = "messages") -> Error
 
 
 def error_body(error: GatewayError, *, input_field: str = "messages") -> bytes:
-    """The JSON of an error, in an answer or in a stream: the nested form, which clients raise on."""
+    """The JSON of an error, in an answer or in a stream: the nested form, which clients raise
+    on."""
     return orjson.dumps({"error": error_fields(error, input_field=input_field)})
 
 
 def error_fields(error: GatewayError, *, input_field: str = "messages") -> dict[str, Any]:
-    """`message`, `type`, `param` and `code`. `input_field` is where the API at hand takes its prompt."""
+    """`message`, `type`, `param` and `code`. `input_field` is where the API at hand takes its
+    prompt."""
     row = row_for(TABLE, error)
     message, path = error.message, error.path
     if isinstance(error, ContextExceeded):
         path = input_field
         message = (
-            f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in "
+            f"This model's maximum context length is {error.limit} tokens. However, your messages "
+            "resulted in "
             f"{error.num_prompt} tokens. Please reduce the length of the messages."
         )
         if input_field == "input":
-            message = "Your input exceeds the context window of this model. Please adjust your input and try again."
+            message = (
+                "Your input exceeds the context window of this model. Please adjust your "
+                "input and try again."
+            )
     elif isinstance(error, BadPrompt):
         path = input_field
     elif isinstance(error, BadFormat):
@@ -106,27 +113,44 @@ def from_field(error: FieldError) -> InvalidRequest:
         case "json":
             return invalid((), f"We could not parse the JSON body of your request: {error.got}")
         case "missing":
-            return invalid(error.path, f"Missing required parameter: '{name}'.", "missing_required_parameter")
+            return invalid(
+                error.path, f"Missing required parameter: '{name}'.", "missing_required_parameter"
+            )
         case "type":
-            message = f"Invalid type for '{name or 'body'}': expected {_a(error.expected)}, but got {_a(error.got)} instead."
+            message = (
+                f"Invalid type for '{name or 'body'}': expected {_a(error.expected)}, but "
+                ""
+                f"got {_a(error.got)} instead."
+            )
             return invalid(error.path, message, "invalid_type")
         case "too_small" | "too_large":
             return _out_of_range(error)
         case "choice":
-            message = f"Invalid value: '{error.got}'. Supported values are: {_listed(error.expected)}."
+            message = (
+                f"Invalid value: '{error.got}'. Supported values are: {_listed(error.expected)}."
+            )
             return invalid(error.path, message, "invalid_value")
-    return invalid(error.path, f"Invalid '{name or 'body'}': nested more than {error.expected} levels deep.", "invalid_value")
+    return invalid(
+        error.path,
+        f"Invalid '{name or 'body'}': nested more than {error.expected} levels deep.",
+        "invalid_value",
+    )
 
 
 def _out_of_range(error: FieldError) -> InvalidRequest:
     kind, value = error.got
     kind = "integer" if kind == "integer" else "decimal"
-    side, sign, edge = ("below", ">=", "minimum") if error.problem == "too_small" else ("above", "<=", "maximum")
+    side, sign, edge = (
+        ("below", ">=", "minimum") if error.problem == "too_small" else ("above", "<=", "maximum")
+    )
     message = (
-        f"Invalid '{param(error.path)}': {kind} {side} {edge} value. Expected a value {sign} {error.expected:g}, "
+        f"Invalid '{param(error.path)}': {kind} {side} {edge} value. Expected a value {sign} "
+        f"{error.expected:g}, "
         f"but got {value:g} instead."
     )
-    return invalid(error.path, message, f"{kind}_{side}_{'min' if side == 'below' else 'max'}_value")
+    return invalid(
+        error.path, message, f"{kind}_{side}_{'min' if side == 'below' else 'max'}_value"
+    )
 
 
 def _a(kind: str) -> str:

@@ -1,4 +1,5 @@
-"""The language an answer must be in: `response_format` of Chat Completions and `text.format` of Responses."""
+"""The language an answer must be in: `response_format` of Chat Completions and `text.format` of
+Responses."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from gateway.wire.openai.errors import invalid, unsupported_value
 
 
 def output_format(node: Node | None, *, nested: bool) -> OutputFormat | None:
-    """None for plain text. The schema stands in `json_schema` (`nested`, Chat Completions) or beside the type (Responses)."""
+    """None for plain text. The schema stands in `json_schema` (`nested`, Chat Completions) or
+    beside the type (Responses)."""
     if node is None:
         return None
     match kind := node.text("type"):
@@ -25,7 +27,11 @@ def output_format(node: Node | None, *, nested: bool) -> OutputFormat | None:
             holder = node.child("json_schema") if nested else node
             if holder is None:
                 path = ".".join(map(str, node.at("json_schema")))
-                raise invalid(node.at("json_schema"), f"Missing required parameter: '{path}'.", "missing_required_parameter")
+                raise invalid(
+                    node.at("json_schema"),
+                    f"Missing required parameter: '{path}'.",
+                    "missing_required_parameter",
+                )
             holder.text("name")
             schema = holder.json_object("schema") if holder.has("schema") else {}
             return OutputFormat("json_schema", orjson.dumps(schema).decode())

@@ -1,7 +1,7 @@
 """OpenAI's tools and messages into a `Prompt`'s parts.
 
-The leading system and developer messages become the prompt's system blocks, so that one conversation gives the same prompt
-through either wire format; later ones stay where they are.
+The leading system and developer messages become the prompt's system blocks, so that one
+conversation gives the same prompt through either wire format; later ones stay where they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from typing import Any, Final
 
 import orjson
 
-from engine.prompt.types import CacheMark, Message, Part, Prompt, TextPart, ThinkingPart, Tool, ToolCallPart, ToolResultPart
+from engine.prompt.types import (
+    CacheMark,
+    Message,
+    Part,
+    Prompt,
+    TextPart,
+    ThinkingPart,
+    Tool,
+    ToolCallPart,
+    ToolResultPart,
+)
 from gateway.errors import InvalidRequest
 from gateway.wire.fields import MAX_DEPTH, Node, clip, deeper_than
 from gateway.wire.openai.caching import breakpoint_mark, cache_control
@@ -61,7 +71,8 @@ class ChatTurns:
         return Message("system", tuple(self._texts(node)))
 
     def _texts(self, node: Node, *kinds: str) -> list[TextPart]:
-        """The message's content as text parts; `kinds` names what else than text may hold text. Never empty."""
+        """The message's content as text parts; `kinds` names what else than text may hold text.
+        Never empty."""
         message_mark = cache_control(node)
         content = node.value.get("content")
         if type(content) is str:
@@ -70,7 +81,11 @@ class ChatTurns:
             raise _no_content(node)
         parts = [self._text(part, kinds) for part in node.children("content")]
         if not parts:
-            message = "Invalid 'content': empty array. Expected an array with minimum length 1, but got an empty array instead."
+            message = (
+                "Invalid 'content': empty array. Expected an array with minimum length 1, "
+                ""
+                "but got an empty array instead."
+            )
             raise invalid(node.at("content"), message, "empty_array")
         if message_mark is not None and parts[-1].cache is None:
             parts[-1] = TextPart(parts[-1].text, message_mark)
@@ -83,11 +98,14 @@ class ChatTurns:
         raise unsupported_value(part.at("type"), clip(kind))
 
     def _assistant(self, node: Node) -> list[Part]:
-        """Reasoning as clients of other engines send it back, text, a refusal as text, then the calls in order."""
+        """Reasoning as clients of other engines send it back, text, a refusal as text, then the
+        calls in order."""
         for name in ("audio", "function_call"):
             if node.has(name):
                 raise unsupported(node.at(name))
-        parts: list[Part] = [ThinkingPart(text)] if (text := node.text_or("reasoning_content", "")) else []
+        parts: list[Part] = (
+            [ThinkingPart(text)] if (text := node.text_or("reasoning_content", "")) else []
+        )
         if node.value.get("content") not in (None, "", []):
             parts += self._texts(node, "refusal")
         if node.has("refusal"):
@@ -102,10 +120,13 @@ class ChatTurns:
             raise unsupported_value(call.at("type"), clip(kind))
         if function is None:
             raise missing(call, "function")
-        return ToolCallPart(call.text("id"), function.text("name"), decoded_arguments(function.text("arguments")))
+        return ToolCallPart(
+            call.text("id"), function.text("name"), decoded_arguments(function.text("arguments"))
+        )
 
     def _tool_result(self, node: Node) -> ToolResultPart:
-        """Text parts join with line breaks; a mark on any of them is a mark at the end of the result."""
+        """Text parts join with line breaks; a mark on any of them is a mark at the end of the
+        result."""
         call_id = node.text("tool_call_id")
         texts = self._texts(node)
         marks = [part.cache for part in texts if part.cache is not None]
@@ -129,20 +150,25 @@ class ChatTurns:
 
 
 def function_tool(function: Node, mark: CacheMark | None) -> Tool:
-    """A function's name, description and parameters, wherever they stand. Without parameters it takes none."""
+    """A function's name, description and parameters, wherever they stand. Without parameters it
+    takes none."""
     name = function.text("name")
     if not TOOL_NAME.fullmatch(name):
         message = (
-            f"Invalid '{param(function.at('name'))}': string does not match pattern. Expected a string that "
+            f"Invalid '{param(function.at('name'))}': string does not match pattern. Expected a "
+            "string that "
             f"matches the pattern '^{TOOL_NAME.pattern}$'."
         )
         raise invalid(function.at("name"), message, "invalid_value")
-    parameters = function.json_object("parameters") if function.has("parameters") else dict(NO_PARAMETERS)
+    parameters = (
+        function.json_object("parameters") if function.has("parameters") else dict(NO_PARAMETERS)
+    )
     return Tool(name, function.text_or("description", ""), parameters, mark)
 
 
 def decoded_arguments(text: str) -> dict[str, Any] | str:
-    """A call's arguments as an object, or the text as it is where it is none (or one nested beyond reason)."""
+    """A call's arguments as an object, or the text as it is where it is none (or one nested beyond
+    reason)."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -153,16 +179,25 @@ def decoded_arguments(text: str) -> dict[str, Any] | str:
 
 
 def _no_content(node: Node) -> InvalidRequest:
-    return invalid(node.at("content"), "Invalid value for 'content': expected a string, got null.", "invalid_type")
+    return invalid(
+        node.at("content"),
+        "Invalid value for 'content': expected a string, got null.",
+        "invalid_type",
+    )
 
 
 def empty_array(node: Node, key: str) -> InvalidRequest:
     message = (
-        f"Invalid '{param(node.at(key))}': empty array. Expected an array with minimum length 1, but got an empty array "
+        f"Invalid '{param(node.at(key))}': empty array. Expected an array with minimum length 1, "
+        "but got an empty array "
         "instead."
     )
     return invalid(node.at(key), message, "empty_array")
 
 
 def missing(node: Node, key: str) -> InvalidRequest:
-    return invalid(node.at(key), f"Missing required parameter: '{param(node.at(key))}'.", "missing_required_parameter")
+    return invalid(
+        node.at(key),
+        f"Missing required parameter: '{param(node.at(key))}'.",
+        "missing_required_parameter",
+    )

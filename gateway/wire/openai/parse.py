@@ -1,4 +1,5 @@
-"""The body of `POST /v1/chat/completions` -> `Request`. Source: openai 3.57 `types/chat/completion_create_params.py`."""
+"""The body of `POST /v1/chat/completions` -> `Request`. Source: openai 3.57
+`types/chat/completion_create_params.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ MAX_BIASES: Final = 4096
 MAX_TOP_LOGPROBS: Final = 20
 
 CHANGES_THE_ANSWER: Final = ("audio", "functions", "function_call", "moderation")
-"""Parameters that ask for another kind of answer than the model gives; false, zero and empty ask for nothing."""
+"""Parameters that ask for another kind of answer than the model gives; false, zero and empty ask
+for nothing."""
 
 WEB_SEARCH: Final = "web_search_options"
 """The same, but `{}` asks for it."""
@@ -100,12 +102,18 @@ def _num_logprobs(body: Node) -> int | None:
     if body.flag("logprobs"):
         return top or 0
     if top:
-        raise invalid(("top_logprobs",), "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.")
+        raise invalid(
+            ("top_logprobs",),
+            "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.",
+        )
     return None
 
 
-def sampling(body: Node, limits: Sequence[str] = ("max_completion_tokens", "max_tokens")) -> Sampling:
-    """Beyond OpenAI's own fields, those that vLLM's server added: top_k, min_p, repetition_penalty, ignore_eos.
+def sampling(
+    body: Node, limits: Sequence[str] = ("max_completion_tokens", "max_tokens")
+) -> Sampling:
+    """Beyond OpenAI's own fields, those that vLLM's server added: top_k, min_p, repetition_penalty,
+    ignore_eos.
 
     The first of the fields `limits` that is there bounds the answer.
     """
@@ -129,7 +137,10 @@ def sampling(body: Node, limits: Sequence[str] = ("max_completion_tokens", "max_
 
 
 def _limit(body: Node, limits: Sequence[str]) -> int:
-    found = next((limit for name in limits if (limit := body.integer(name, low=1)) is not None), REST_OF_CONTEXT)
+    found = next(
+        (limit for name in limits if (limit := body.integer(name, low=1)) is not None),
+        REST_OF_CONTEXT,
+    )
     return min(found, REST_OF_CONTEXT)
 
 
@@ -137,12 +148,17 @@ def _stop(body: Node) -> tuple[str, ...]:
     texts = [body.text("stop")] if type(body.value.get("stop")) is str else body.strings("stop")
     if len(texts) > MAX_STOPS:
         message = (
-            f"Invalid 'stop': array too long. Expected an array with maximum length {MAX_STOPS}, but got an array with "
+            f"Invalid 'stop': array too long. Expected an array with maximum length {MAX_STOPS}, "
+            "but got an array with "
             f"length {len(texts)} instead."
         )
         raise invalid(("stop",), message, "array_above_max_length")
     if "" in texts:
-        raise invalid(("stop",), "Invalid 'stop': empty string. A stop sequence has at least one character.", "invalid_value")
+        raise invalid(
+            ("stop",),
+            "Invalid 'stop': empty string. A stop sequence has at least one character.",
+            "invalid_value",
+        )
     return tuple(texts)
 
 
@@ -153,14 +169,19 @@ def _logit_bias(body: Node) -> dict[int, float]:
         return {}
     if len(node.value) > MAX_BIASES:
         message = (
-            f"Invalid 'logit_bias': too many properties. Expected an object with at most {MAX_BIASES} properties, but got an "
+            "Invalid 'logit_bias': too many properties. Expected an object with at most "
+            f"{MAX_BIASES} properties, but got an "
             f"object with {len(node.value)} properties instead."
         )
         raise invalid(("logit_bias",), message, "object_above_max_properties")
     biases: dict[int, float] = {}
     for key in node.value:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise invalid(("logit_bias",), f"Invalid key in 'logit_bias': {clip(key)}. Expected a token id.", "invalid_value")
+            raise invalid(
+                ("logit_bias",),
+                f"Invalid key in 'logit_bias': {clip(key)}. Expected a token id.",
+                "invalid_value",
+            )
         bias = node.number(key, -100.0, 100.0)
         if bias is not None:
             biases[int(key)] = bias
@@ -168,5 +189,10 @@ def _logit_bias(body: Node) -> dict[int, float]:
 
 
 def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
-    """What is not rendered but has a cache of its own, in the dialects' words; defaults are left out."""
-    return caching_parameters(body) | effort_parameters(body, "reasoning_effort", body) | format_parameters(form)
+    """What is not rendered but has a cache of its own, in the dialects' words; defaults are left
+    out."""
+    return (
+        caching_parameters(body)
+        | effort_parameters(body, "reasoning_effort", body)
+        | format_parameters(form)
+    )

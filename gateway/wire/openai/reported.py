@@ -1,8 +1,10 @@
-"""Usage as an upstream with one of OpenAI's formats tells it, and the fields its likes tell a cache by.
+"""Usage as an upstream with one of OpenAI's formats tells it, and the fields its likes tell a cache
+by.
 
-Sources: openai 3.57 `types/completion_usage.py`, `types/responses/response_usage.py`; the documents of DeepSeek
-(`prompt_cache_hit_tokens`), Kimi (`cached_tokens`) and Model Studio (`cache_creation_input_tokens`); vLLM 0.32
-`entrypoints/serve/engine/protocol.py` (`created_cache_tokens`, which its `/v1/messages` calls `cache_creation_input_tokens`).
+Sources: openai 3.57 `types/completion_usage.py`, `types/responses/response_usage.py`; the documents
+of DeepSeek (`prompt_cache_hit_tokens`), Kimi (`cached_tokens`) and Model Studio
+(`cache_creation_input_tokens`); vLLM 0.32 `entrypoints/serve/engine/protocol.py`
+(`created_cache_tokens`, which its `/v1/messages` calls `cache_creation_input_tokens`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _FAILED: Final = frozenset({"error", "response.failed"})
 def usages(message: Fields) -> Iterator[Fields]:
     """Of an answer or chunk, and of an event that carries the whole response."""
     response = message.get("response")
-    return objects(response.get("usage") if isinstance(response, dict) else None, message.get("usage"))
+    return objects(
+        response.get("usage") if isinstance(response, dict) else None, message.get("usage")
+    )
 
 
 def failed(message: Fields) -> bool:
@@ -27,13 +31,20 @@ def failed(message: Fields) -> bool:
 
 
 def read_usage(fields: Fields) -> ReportedUsage | None:
-    """`prompt_tokens` (`input_tokens` in Responses) includes what was read and written. `completion_tokens` includes reasoning,
-    but not xAI's, which adds up to the total with it; tokens of the total that are told nowhere are an anomaly."""
+    """`prompt_tokens` (`input_tokens` in Responses) includes what was read and written.
+    `completion_tokens` includes reasoning, but not xAI's, which adds up to the total with it;
+    tokens of the total that are told nowhere are an anomaly."""
     prompt = count(fields.get("prompt_tokens"), fields.get("input_tokens"))
     if prompt is None:
         return None
-    details = next(objects(fields.get("prompt_tokens_details"), fields.get("input_tokens_details")), {})
-    read = count(details.get("cached_tokens"), fields.get("prompt_cache_hit_tokens"), fields.get("cached_tokens"))
+    details = next(
+        objects(fields.get("prompt_tokens_details"), fields.get("input_tokens_details")), {}
+    )
+    read = count(
+        details.get("cached_tokens"),
+        fields.get("prompt_cache_hit_tokens"),
+        fields.get("cached_tokens"),
+    )
     written = count(
         details.get("cache_write_tokens"),
         details.get("cache_creation_input_tokens"),
@@ -48,9 +59,13 @@ def read_usage(fields: Fields) -> ReportedUsage | None:
         "30m": count(by_class.get("ttl_30m_tokens")),
         "5m": count(creation.get("ephemeral_5m_input_tokens")),
     }
-    cached = max(0, read or 0) + max(0, sum(tokens or 0 for tokens in split.values()) if written is None else written)
+    cached = max(0, read or 0) + max(
+        0, sum(tokens or 0 for tokens in split.values()) if written is None else written
+    )
     output = count(fields.get("completion_tokens"), fields.get("output_tokens"))
-    parts = next(objects(fields.get("completion_tokens_details"), fields.get("output_tokens_details")), {})
+    parts = next(
+        objects(fields.get("completion_tokens_details"), fields.get("output_tokens_details")), {}
+    )
     beside = max(0, (count(fields.get("total_tokens")) or 0) - prompt - (output or 0))
     if beside and beside == count(parts.get("reasoning_tokens")):
         output, beside = (output or 0) + beside, 0

@@ -1,4 +1,5 @@
-"""Token counts in OpenAI's shapes: what was read and written is part of the prompt's count. Knows no prices."""
+"""Token counts in OpenAI's shapes: what was read and written is part of the prompt's count. Knows
+no prices."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def chat_usage(request: Request, answer: Answer) -> dict[str, Any]:
 
 
 def _others_field(name: UsageField, request: Request, usage: Usage) -> Any:
-    """What a provider of the same format calls its own: DeepSeek's hits and misses, Kimi's and Qwen's counters."""
+    """What a provider of the same format calls its own: DeepSeek's hits and misses, Kimi's and
+    Qwen's counters."""
     match name:
         case "prompt_cache_hit_tokens" | "cached_tokens":
             return usage.cache_read
@@ -49,7 +51,10 @@ def _others_field(name: UsageField, request: Request, usage: Usage) -> Any:
             return usage.num_written
         case "cache_creation":
             written = dict(usage.cache_write)
-            return {f"ephemeral_{ttl}_input_tokens": written.get(ttl_s, 0) for ttl, ttl_s in request.ttl_classes.items()}
+            return {
+                f"ephemeral_{ttl}_input_tokens": written.get(ttl_s, 0)
+                for ttl, ttl_s in request.ttl_classes.items()
+            }
 
 
 def num_reasoning(answer: Answer) -> int:

@@ -1,6 +1,7 @@
 """Asking a gateway through the official SDK, whole or streamed, and small bodies to ask with.
 
-Everything here works with every release of the SDK since 0.40: what a release does not know goes through `extra_body`.
+Everything here works with every release of the SDK since 0.40: what a release does not know goes
+through `extra_body`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ MODEL: Final = "smollm2-135m-instruct"
 ALIASES: Final = ("claude-sonnet-5", "claude-haiku-4-5", "claude-desk")
 """Further ids of that model, which the list shows."""
 
-BODY_FIELDS: Final = frozenset({"cache_control", "context_management", "diagnostics", "output_config", "speed", "temperature"})
+BODY_FIELDS: Final = frozenset(
+    {"cache_control", "context_management", "diagnostics", "output_config", "speed", "temperature"}
+)
 """Fields that not every release of the SDK has arguments for."""
 
 CC: Final = {"type": "ephemeral"}
@@ -41,7 +44,9 @@ class Told:
         usage = self.message.usage
         written = usage.cache_creation
         assert written is not None
-        assert usage.cache_creation_input_tokens == (written.ephemeral_5m_input_tokens + written.ephemeral_1h_input_tokens)
+        assert usage.cache_creation_input_tokens == (
+            written.ephemeral_5m_input_tokens + written.ephemeral_1h_input_tokens
+        )
         assert self.headers["pcg-cache-read-tokens"] == str(usage.cache_read_input_tokens)
         return (
             usage.cache_read_input_tokens or 0,
@@ -109,7 +114,8 @@ def error_of(error: anthropic.APIStatusError) -> dict[str, Any]:
 
 
 def filler(num_words: int = 60, seed: str | None = None) -> str:
-    """A text of about two tokens a word that no cache has seen, unless `seed` is given: then the same text each time."""
+    """A text of about two tokens a word that no cache has seen, unless `seed` is given: then the
+    same text each time."""
     seed = uuid.uuid4().hex if seed is None else seed
     return f"{seed} " + " ".join(f"w{i}" for i in range(num_words))
 
@@ -132,4 +138,10 @@ def tool(name: str, mark: Any = None, description: str = "", **more: Any) -> dic
     """A tool with one argument."""
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     marked = {"cache_control": mark} if mark else {}
-    return {"name": name, "description": description or f"Tool {name}", "input_schema": schema, **marked, **more}
+    return {
+        "name": name,
+        "description": description or f"Tool {name}",
+        "input_schema": schema,
+        **marked,
+        **more,
+    }

@@ -1,4 +1,5 @@
-"""The gateway under test: `pcg serve` on the default model and a clock the tests move, or what `PCG_CONFORMANCE_URL` names."""
+"""The gateway under test: `pcg serve` on the default model and a clock the tests move, or what
+`PCG_CONFORMANCE_URL` names."""
 
 from __future__ import annotations
 
@@ -21,12 +22,18 @@ tenants: [{{name: one, keys: [key-one]}}, {{name: two, keys: [key-two]}}]
 
 
 @pytest.fixture(scope="session")
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clocked]:
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Clocked]:
     """One gateway for all conformance tests."""
     given = os.environ.get("PCG_CONFORMANCE_URL")
     if given is not None:
         moved = os.environ.get("PCG_CONFORMANCE_CLOCK")
-        yield Clocked(given, None) if moved is None else Clocked(given, Path(moved), float(Path(moved).read_text()))
+        yield (
+            Clocked(given, None)
+            if moved is None
+            else Clocked(given, Path(moved), float(Path(moved).read_text()))
+        )
         return
     request.getfixturevalue("default_model")
     with start_clocked(tmp_path_factory.mktemp("conformance"), POLICY) as (server, clock):

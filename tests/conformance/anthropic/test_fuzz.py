@@ -1,4 +1,5 @@
-"""Whatever is sent, the answer is a Message, a stream that ends, or an error in the API's envelope: never anything else."""
+"""Whatever is sent, the answer is a Message, a stream that ends, or an error in the API's envelope:
+never anything else."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ ERRORS = {"invalid_request_error", "not_found_error", "request_too_large"}
 
 async def check(http: aiohttp.ClientSession, body: bytes) -> int:
     """Send one body and look at what comes back; the status."""
-    headers = {"content-type": "application/json", "anthropic-version": "2023-06-01", "x-api-key": "key-one"}
+    headers = {
+        "content-type": "application/json",
+        "anthropic-version": "2023-06-01",
+        "x-api-key": "key-one",
+    }
     async with http.post("/v1/messages", data=body, headers=headers) as response:
         answer = await response.read()
     if response.status == 200 and response.content_type == "text/event-stream":
@@ -44,7 +49,12 @@ async def check_all(http: aiohttp.ClientSession, seed: int, count: int) -> Count
 
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(1, 500), pytest.param(2, 20_000, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)])],
+    [
+        (1, 500),
+        pytest.param(
+            2, 20_000, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
+        ),
+    ],
 )
 async def test_mutated_bodies(seed: int, count: int) -> None:
     """Over a scripted backend: some are answered, most are refused, none breaks anything."""

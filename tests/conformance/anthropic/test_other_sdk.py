@@ -1,4 +1,5 @@
-"""The same suite with an older release of the SDK, which must pass, and against a server that pretends, which must fail."""
+"""The same suite with an older release of the SDK, which must pass, and against a server that
+pretends, which must fail."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from tests.fakes.clocked import Clocked
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1500)]
 
 ROOT: Final = Path(__file__).parents[3]
-SUITE: Final = ("tests/conformance/anthropic/test_rules.py", "tests/conformance/anthropic/test_wire.py")
+SUITE: Final = (
+    "tests/conformance/anthropic/test_rules.py",
+    "tests/conformance/anthropic/test_wire.py",
+)
 OLDER: Final = "anthropic<1"
 """The last release that sends its key as `x-api-key` and speaks version 2023-06-01."""
 
@@ -32,9 +36,24 @@ def run_suite(url: str, clock: Path | None, packages: Path | None = None) -> tup
     environ = {**os.environ, "PYTHONPATH": path, "PCG_CONFORMANCE_URL": url}
     if clock is not None:
         environ["PCG_CONFORMANCE_CLOCK"] = str(clock)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", *SUITE]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1400)
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed)", done.stdout.splitlines()[-1])}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not long",
+        *SUITE,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1400
+    )
+    counts = {
+        word: int(number)
+        for number, word in re.findall(r"(\d+) (passed|failed)", done.stdout.splitlines()[-1])
+    }
     assert counts, done.stdout[-4000:] + done.stderr[-2000:]
     return counts.get("passed", 0), counts.get("failed", 0)
 
@@ -90,7 +109,18 @@ class Canned(BaseHTTPRequestHandler):
         self._send({"input_tokens": 110} if self.path.endswith("count_tokens") else MESSAGE)
 
     def do_GET(self) -> None:
-        self._send({"data": [{"type": "model", "id": "x", "display_name": "x", "created_at": "2026-01-01T00:00:00Z"}]})
+        self._send(
+            {
+                "data": [
+                    {
+                        "type": "model",
+                        "id": "x",
+                        "display_name": "x",
+                        "created_at": "2026-01-01T00:00:00Z",
+                    }
+                ]
+            }
+        )
 
     def do_HEAD(self) -> None:
         self._send({})
@@ -100,7 +130,11 @@ class Canned(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))
-        for name, value in {"request-id": "req_1", "pcg-cache-read-tokens": "0", "pcg-cache": "miss"}.items():
+        for name, value in {
+            "request-id": "req_1",
+            "pcg-cache-read-tokens": "0",
+            "pcg-cache": "miss",
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":

@@ -1,4 +1,5 @@
-"""Anthropic's caching rules through its own SDK on the real engine: where marks may stand, what is read, written and billed."""
+"""Anthropic's caching rules through its own SDK on the real engine: where marks may stand, what is
+read, written and billed."""
 
 from __future__ import annotations
 
@@ -8,18 +9,37 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.conformance.anthropic.asking import CC, CC1H, MODEL, Asker, assistant, error_of, filler, text, tool, user
+from tests.conformance.anthropic.asking import (
+    CC,
+    CC1H,
+    MODEL,
+    Asker,
+    assistant,
+    error_of,
+    filler,
+    text,
+    tool,
+    user,
+)
 from tests.fakes.clocked import Clocked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 def blocks(words: str, num: int, *marked: int) -> list[dict[str, Any]]:
-    """One turn of `num` blocks, counted from 1, those in `marked` marked; the first is long enough to be cached."""
-    return [user(*(text(words if i == 1 else f"Line {i}.", CC if i in marked else None) for i in range(1, num + 1)))]
+    """One turn of `num` blocks, counted from 1, those in `marked` marked; the first is long enough
+    to be cached."""
+    return [
+        user(
+            *(
+                text(words if i == 1 else f"Line {i}.", CC if i in marked else None)
+                for i in range(1, num + 1)
+            )
+        )
+    ]
 
 
-# Where marks may stand ----------------------------------------------------------------------------------------------------
+# Where marks may stand ----------------------------------------------------------------------------
 
 
 def test_four_marks_and_no_fifth(ask: Asker) -> None:
@@ -37,7 +57,8 @@ def test_four_marks_and_no_fifth(ask: Asker) -> None:
 
 
 def test_an_automatic_mark_and_the_block_it_stands_on(ask: Asker) -> None:
-    """The same TTL is one mark; another TTL is a 400; a block that cannot bear it is passed over."""
+    """The same TTL is one mark; another TTL is a 400; a block that cannot bear it is passed
+    over."""
     turns = [user(filler(), text("x", CC))]
     told = ask(messages=turns, cache_control=CC)
     assert told.written > 64
@@ -57,9 +78,11 @@ def test_automatic_caching_follows_the_conversation(ask: Asker) -> None:
 
 
 def test_ttls_may_not_grow(ask: Asker) -> None:
-    """An hour after five minutes names the block that comes too late, in the order tools, system, messages."""
+    """An hour after five minutes names the block that comes too late, in the order tools, system,
+    messages."""
     message = (
-        "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note that blocks are processed in "
+        "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note "
+        "that blocks are processed in "
         "the following order: `tools`, `system`, `messages`."
     )
     told = ask.refused(tools=[tool("a", CC)], system=[text("s", CC1H)], messages=[user("x")])
@@ -78,19 +101,35 @@ def test_marks_on_empty_text_and_on_thinking(ask: Asker) -> None:
 
 
 def test_marks_are_accepted_wherever_the_api_has_them(ask_whole: Asker) -> None:
-    """Tools, system, text, calls, results, blocks inside results, documents, search results and late system text."""
+    """Tools, system, text, calls, results, blocks inside results, documents, search results and
+    late system text."""
     call = {"type": "tool_use", "id": "t1", "name": "a", "input": {}, "cache_control": CC}
     inner = {"type": "tool_result", "tool_use_id": "t1", "content": [text("r", CC)]}
-    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}, "cache_control": CC}
-    found = {"type": "search_result", "title": "t", "source": "s", "content": [text("c")], "cache_control": CC}
-    turns = [user(filler()), assistant(call), user(inner), {"role": "system", "content": [text("late", CC)]}]
+    document = {
+        "type": "document",
+        "source": {"type": "text", "media_type": "text/plain", "data": "d"},
+        "cache_control": CC,
+    }
+    found = {
+        "type": "search_result",
+        "title": "t",
+        "source": "s",
+        "content": [text("c")],
+        "cache_control": CC,
+    }
+    turns = [
+        user(filler()),
+        assistant(call),
+        user(inner),
+        {"role": "system", "content": [text("late", CC)]},
+    ]
     ask_whole(tools=[tool("a", CC)], messages=turns)
     ask_whole(messages=[user(filler(), document, found)])
     nulls = [user({"type": "text", "text": filler(), "cache_control": None})]
     assert ask_whole(messages=nulls).written == 0
 
 
-# What is read -------------------------------------------------------------------------------------------------------------
+# What is read -------------------------------------------------------------------------------------
 
 
 def test_look_back_of_twenty_positions(ask: Asker) -> None:
@@ -149,11 +188,12 @@ def test_parts_add_up_to_the_prompt(ask: Asker) -> None:
         assert sum(ask(**body).counts) == counted
 
 
-# What is billed -----------------------------------------------------------------------------------------------------------
+# What is billed -----------------------------------------------------------------------------------
 
 
 def test_mixed_ttls_are_billed_by_three_positions(ask: Asker) -> None:
-    """A = what was read, B = the last hour mark after it, C = the last mark: read A, an hour B - A, five minutes C - B."""
+    """A = what was read, B = the last hour mark after it, C = the last mark: read A, an hour B - A,
+    five minutes C - B."""
     head, middle, tail = filler(40), "middle " * 10, "tail " * 10
     body: dict[str, Any] = {
         "tools": [tool("a", CC1H, head)],
@@ -186,7 +226,7 @@ def test_an_hour_mark_on_a_five_minute_entry_is_a_read(ask: Asker, served: Clock
     assert ask(system=[text(words, CC1H)], messages=[user("x")]).read == written
 
 
-# Time -----------------------------------------------------------------------------------------------------------------------
+# Time ---------------------------------------------------------------------------------------------
 
 
 def test_reading_refreshes(ask: Asker, served: Clocked) -> None:
@@ -204,7 +244,10 @@ def test_reading_refreshes(ask: Asker, served: Clocked) -> None:
 
 def test_an_hour_is_an_hour(ask: Asker, served: Clocked) -> None:
     """And five minutes beside it are five minutes."""
-    body: dict[str, Any] = {"system": [text(filler(), CC1H), text(filler(20), CC)], "messages": [user("x")]}
+    body: dict[str, Any] = {
+        "system": [text(filler(), CC1H), text(filler(20), CC)],
+        "messages": [user("x")],
+    }
     _, five, hour, _ = ask(**body).counts
     served.advance(3599)
     assert ask(**body).counts[:3] == (hour, five, 0)
@@ -214,7 +257,8 @@ def test_an_hour_is_an_hour(ask: Asker, served: Clocked) -> None:
 
 @pytest.mark.long
 def test_the_clock_starts_with_the_request(served: Clocked) -> None:
-    """Time spent answering is time of the entry: it ends five minutes after the request began, not after it ended."""
+    """Time spent answering is time of the entry: it ends five minutes after the request began, not
+    after it ended."""
     for after_s, found in ((99, True), (101, False)):
         body: dict[str, Any] = {"system": [text(filler(), CC)], "messages": [user("Tell a story.")]}
         with (
@@ -228,7 +272,7 @@ def test_the_clock_starts_with_the_request(served: Clocked) -> None:
         assert (Asker(served, True)(**body).read > 0) is found
 
 
-# Who and what else ---------------------------------------------------------------------------------------------------------
+# Who and what else --------------------------------------------------------------------------------
 
 
 def test_workspaces_share_nothing(ask: Asker) -> None:
@@ -242,7 +286,8 @@ def test_workspaces_share_nothing(ask: Asker) -> None:
 
 @pytest.mark.long
 def test_identical_requests_at_once(served: Clocked) -> None:
-    """All are answered, every count adds up, and the prompt is written at least once and at most by each."""
+    """All are answered, every count adds up, and the prompt is written at least once and at most by
+    each."""
     body: dict[str, Any] = {"system": [text(filler(200), CC)], "messages": [user("x")]}
     counted = Asker(served, False).count(**body)
     with ThreadPoolExecutor(4) as pool:
@@ -254,14 +299,30 @@ def test_identical_requests_at_once(served: Clocked) -> None:
 
 INVALIDATES: list[tuple[str, dict[str, Any], tuple[bool, bool, bool]]] = [
     ("nothing", {}, (True, True, True)),
-    ("a tool's text", {"tools": [tool("b"), tool("a", CC, filler(40, "other"))]}, (False, False, False)),
-    ("the order of tools", {"tools": [tool("a", None, filler(40, "same")), tool("b", CC)]}, (False, False, False)),
+    (
+        "a tool's text",
+        {"tools": [tool("b"), tool("a", CC, filler(40, "other"))]},
+        (False, False, False),
+    ),
+    (
+        "the order of tools",
+        {"tools": [tool("a", None, filler(40, "same")), tool("b", CC)]},
+        (False, False, False),
+    ),
     ("no tools", {"tools": []}, (False, False, False)),
     ("system text", {"system": [text(filler(40, "other"), CC)]}, (True, False, False)),
     ("speed", {"speed": "fast"}, (True, False, False)),
     ("tool choice", {"tool_choice": {"type": "none"}}, (True, True, False)),
-    ("parallel calls", {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, (True, True, False)),
-    ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1025}, (True, True, False)),
+    (
+        "parallel calls",
+        {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+        (True, True, False),
+    ),
+    (
+        "thinking",
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1025},
+        (True, True, False),
+    ),
     ("effort", {"output_config": {"effort": "low"}}, (True, True, False)),
     ("effort at its default", {"output_config": {"effort": "high"}}, (True, True, True)),
     ("another user", {"metadata": {"user_id": "someone"}}, (True, True, True)),
@@ -269,9 +330,14 @@ INVALIDATES: list[tuple[str, dict[str, Any], tuple[bool, bool, bool]]] = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("change", "keeps"), [row[1:] for row in INVALIDATES], ids=[row[0] for row in INVALIDATES])
-def test_invalidation_table(ask_whole: Asker, change: dict[str, Any], keeps: tuple[bool, bool, bool]) -> None:
-    """Which levels stay readable when one thing changes, and that going back reads everything again."""
+@pytest.mark.parametrize(
+    ("change", "keeps"), [row[1:] for row in INVALIDATES], ids=[row[0] for row in INVALIDATES]
+)
+def test_invalidation_table(
+    ask_whole: Asker, change: dict[str, Any], keeps: tuple[bool, bool, bool]
+) -> None:
+    """Which levels stay readable when one thing changes, and that going back reads everything
+    again."""
     ids = filler(1)
     body: dict[str, Any] = {
         "tools": [tool("b", None, ids), tool("a", CC, filler(40, "same"))],
@@ -287,30 +353,51 @@ def test_invalidation_table(ask_whole: Asker, change: dict[str, Any], keeps: tup
     ends = [0]
     for level in ("tools", "system"):
         prefix = {name: body[name] for name in ("tools", "system")[: 1 + (level == "system")]}
-        ends.append(ask_whole(**prefix, messages=[user(text("unrelated", None))]).written + ends[-1])
+        ends.append(
+            ask_whole(**prefix, messages=[user(text("unrelated", None))]).written + ends[-1]
+        )
     tools_end, system_end = ends[1], ends[2]
     whole = sum(ask_whole(**body).counts[:3])
     assert 64 < tools_end < system_end < whole
-    expected = next((end for end, kept in zip((whole, system_end, tools_end), reversed(keeps), strict=True) if kept), 0)
+    expected = next(
+        (
+            end
+            for end, kept in zip((whole, system_end, tools_end), reversed(keeps), strict=True)
+            if kept
+        ),
+        0,
+    )
     assert ask_whole(**(body | change)).read == expected
     assert ask_whole(**body).read == whole
 
 
 def test_images_name_their_block(ask_whole: Asker) -> None:
     """A model that sees no images says which block it is, after the marks were checked."""
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}, "cache_control": CC}
-    assert ask_whole.refused(messages=[user(image)]) == "messages.0.content.0: `image` blocks are not supported by this model"
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": "aGk="},
+        "cache_control": CC,
+    }
+    assert (
+        ask_whole.refused(messages=[user(image)])
+        == "messages.0.content.0: `image` blocks are not supported by this model"
+    )
     assert "Found 5" in ask_whole.refused(messages=[user(image, *[text("x", CC)] * 4)])
 
 
-# Pre-warming ---------------------------------------------------------------------------------------------------------------
+# Pre-warming --------------------------------------------------------------------------------------
 
 
 def test_warming_without_an_answer(ask_whole: Asker) -> None:
-    """`max_tokens: 0` writes, answers nothing, and the next request reads; it refreshes like any read."""
+    """`max_tokens: 0` writes, answers nothing, and the next request reads; it refreshes like any
+    read."""
     body: dict[str, Any] = {"system": [text(filler(), CC)]}
     warm = ask_whole(**body, messages=[user("warmup")], max_tokens=0)
-    assert (warm.message.content, warm.message.stop_reason, warm.message.usage.output_tokens) == ([], "max_tokens", 0)
+    assert (warm.message.content, warm.message.stop_reason, warm.message.usage.output_tokens) == (
+        [],
+        "max_tokens",
+        0,
+    )
     assert warm.written > 64
     assert ask_whole(**body, messages=[user("A question.")]).read == warm.written
     for _ in range(2):
@@ -323,7 +410,10 @@ def test_warming_without_an_answer(ask_whole: Asker) -> None:
     [
         ("stream", {"stream": True}),
         ("thinking", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
-        ("output_config.format", {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}),
+        (
+            "output_config.format",
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+        ),
         ("tool_choice", {"tools": [tool("a")], "tool_choice": {"type": "any"}}),
         ("tool_choice", {"tools": [tool("a")], "tool_choice": {"type": "tool", "name": "a"}}),
     ],
@@ -334,7 +424,7 @@ def test_what_warming_refuses(ask_whole: Asker, field: str, more: dict[str, Any]
     assert told == f"{field}: not allowed when `max_tokens` is 0"
 
 
-# Diagnostics ----------------------------------------------------------------------------------------------------------------
+# Diagnostics --------------------------------------------------------------------------------------
 
 
 def why(ask: Asker, before: str | None, **body: Any) -> tuple[str, dict[str, Any] | None]:
@@ -348,7 +438,8 @@ def why(ask: Asker, before: str | None, **body: Any) -> tuple[str, dict[str, Any
 
 
 def test_diagnostics(ask: Asker) -> None:
-    """Each way in which a request differs from the one it names, the earliest level first; none where it only goes on."""
+    """Each way in which a request differs from the one it names, the earliest level first; none
+    where it only goes on."""
     body: dict[str, Any] = {
         "tools": [tool("a")],
         "system": [text(filler(), CC)],
@@ -371,17 +462,20 @@ def test_diagnostics(ask: Asker) -> None:
         assert found is not None
         assert found["type"] == kind
         assert found["cache_missed_input_tokens"] >= 0
-    assert why(ask, first, **(body | {"tool_choice": {"type": "none"}}))[1] == {"type": "unavailable"}
+    assert why(ask, first, **(body | {"tool_choice": {"type": "none"}}))[1] == {
+        "type": "unavailable"
+    }
     assert why(ask, "msg_unknown", **body)[1] == {"type": "previous_message_not_found"}
     other = Asker(ask.served, ask.stream, "key-two")
     assert why(other, first, **body)[1] == {"type": "previous_message_not_found"}
 
 
-# The request's own Cache-Control --------------------------------------------------------------------------------------------
+# The request's own Cache-Control ------------------------------------------------------------------
 
 
 def test_cache_directives(ask: Asker, served: Clocked) -> None:
-    """no-store keeps nothing, no-cache reads nothing, max-age reads what is new enough, only-if-cached fails over paying."""
+    """no-store keeps nothing, no-cache reads nothing, max-age reads what is new enough,
+    only-if-cached fails over paying."""
     body: dict[str, Any] = {"system": [text(filler(), CC1H)], "messages": [user("x")]}
 
     def counts(directive: str) -> tuple[int, int, int, int]:

@@ -1,4 +1,5 @@
-"""Tool use and structured output through the SDK on the real engine: forced calls are valid calls, forms are kept."""
+"""Tool use and structured output through the SDK on the real engine: forced calls are valid calls,
+forms are kept."""
 
 from __future__ import annotations
 
@@ -23,9 +24,13 @@ WEATHER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}])
+@pytest.mark.parametrize(
+    "choice",
+    [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}],
+)
 def test_a_forced_call(ask: Asker, choice: dict[str, Any]) -> None:
-    """A tool_use block whose input fits the schema; its result continues the conversation, which reads what came before."""
+    """A tool_use block whose input fits the schema; its result continues the conversation, which
+    reads what came before."""
     body: dict[str, Any] = {"tools": [WEATHER], "system": [text(filler(), CC)], "max_tokens": 60}
     question = user("What is the weather in Paris?")
     told = ask(**body, messages=[question], tool_choice=choice)
@@ -36,7 +41,9 @@ def test_a_forced_call(ask: Asker, choice: dict[str, Any]) -> None:
     assert block.input in ({"city": "Paris"}, {"city": "Seoul"})
     if ask.stream:
         pieces = [
-            event.delta.partial_json for event in ask.events if getattr(getattr(event, "delta", None), "partial_json", None)
+            event.delta.partial_json
+            for event in ask.events
+            if getattr(getattr(event, "delta", None), "partial_json", None)
         ]
         assert json.loads("".join(pieces)) == block.input
     echo = {"type": "tool_use", "id": block.id, "name": block.name, "input": block.input}
@@ -47,7 +54,12 @@ def test_a_forced_call(ask: Asker, choice: dict[str, Any]) -> None:
 
 def test_no_call(ask: Asker) -> None:
     """`none` gives text."""
-    message = ask(tools=[WEATHER], tool_choice={"type": "none"}, messages=[user("Weather in Paris?")], max_tokens=8).message
+    message = ask(
+        tools=[WEATHER],
+        tool_choice={"type": "none"},
+        messages=[user("Weather in Paris?")],
+        max_tokens=8,
+    ).message
     assert {block.type for block in message.content} <= {"text"}
     assert message.stop_reason in ("max_tokens", "end_turn")
 
@@ -55,12 +67,20 @@ def test_no_call(ask: Asker) -> None:
 def test_structured_output(ask: Asker) -> None:
     """The text is JSON of the schema."""
     form = {"type": "json_schema", "schema": WEATHER["input_schema"]}
-    message = ask(messages=[user("Name a city.")], output_config={"format": form}, max_tokens=60).message
-    assert json.loads("".join(block.text for block in message.content if block.type == "text"))["city"] in ("Paris", "Seoul")
+    message = ask(
+        messages=[user("Name a city.")], output_config={"format": form}, max_tokens=60
+    ).message
+    assert json.loads("".join(block.text for block in message.content if block.type == "text"))[
+        "city"
+    ] in ("Paris", "Seoul")
 
 
 def test_a_choice_that_cannot_be(ask_whole: Asker) -> None:
     """Forced without tools, or a tool that is not there."""
-    assert ask_whole.refused(messages=[user("x")], tool_choice={"type": "any"}).startswith("tool_choice: ")
-    told = ask_whole.refused(messages=[user("x")], tools=[tool("a")], tool_choice={"type": "tool", "name": "b"})
+    assert ask_whole.refused(messages=[user("x")], tool_choice={"type": "any"}).startswith(
+        "tool_choice: "
+    )
+    told = ask_whole.refused(
+        messages=[user("x")], tools=[tool("a")], tool_choice={"type": "tool", "name": "b"}
+    )
     assert told == "tool_choice: Tool 'b' not found in provided tools"

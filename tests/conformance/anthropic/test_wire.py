@@ -1,4 +1,5 @@
-"""The Messages API as a wire format, through its own SDK: headers, versions, errors, streams, turns, counting, models."""
+"""The Messages API as a wire format, through its own SDK: headers, versions, errors, streams,
+turns, counting, models."""
 
 from __future__ import annotations
 
@@ -11,7 +12,18 @@ from urllib.error import HTTPError
 import anthropic
 import pytest
 
-from tests.conformance.anthropic.asking import ALIASES, CC, MODEL, Asker, assistant, error_of, filler, text, tool, user
+from tests.conformance.anthropic.asking import (
+    ALIASES,
+    CC,
+    MODEL,
+    Asker,
+    assistant,
+    error_of,
+    filler,
+    text,
+    tool,
+    user,
+)
 from tests.fakes.clocked import Clocked
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
@@ -20,7 +32,12 @@ VERSIONS = ("2023-06-01", "2026-10-21")
 
 
 def raw(
-    served: Clocked, path: str = "/v1/messages", body: bytes | None = None, *, method: str | None = None, **headers: str
+    served: Clocked,
+    path: str = "/v1/messages",
+    body: bytes | None = None,
+    *,
+    method: str | None = None,
+    **headers: str,
 ) -> tuple[int, bytes, dict[str, str]]:
     """Status, body and headers of a request without any SDK; `_` in header names are dashes."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -34,11 +51,15 @@ def raw(
 
 def body(**changes: Any) -> bytes:
     """A minimal request."""
-    fields = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]} | changes
+    fields = {
+        "model": MODEL,
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "hi"}],
+    } | changes
     return json.dumps(fields).encode()
 
 
-# Headers and versions -------------------------------------------------------------------------------------------------------
+# Headers and versions -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -81,8 +102,14 @@ def test_unknown_versions_and_betas(served: Clocked) -> None:
     """A version nobody published is refused; a beta nobody knows is not."""
     assert raw(served, body=body(), x_api_key="key-one", anthropic_version="2031-01-01")[0] == 400
     betas = "prompt-caching-2024-07-31,extended-cache-ttl-2025-04-11,cache-diagnosis-2026-04-07,made-up-2031-01-01"
-    status, _, headers = raw(served, "/v1/messages?beta=true", body(), x_api_key="key-one", anthropic_beta=betas)
-    assert (status, headers["content-type"], headers["request-id"][:4]) == (200, "application/json", "req_")
+    status, _, headers = raw(
+        served, "/v1/messages?beta=true", body(), x_api_key="key-one", anthropic_beta=betas
+    )
+    assert (status, headers["content-type"], headers["request-id"][:4]) == (
+        200,
+        "application/json",
+        "req_",
+    )
 
 
 def test_the_root_answers_head(served: Clocked) -> None:
@@ -92,17 +119,22 @@ def test_the_root_answers_head(served: Clocked) -> None:
 
 def test_compressed_bodies(served: Clocked) -> None:
     """gzip is read, what claims to be gzip and is not is a 400."""
-    headers = {"x_api_key": "key-one", "content_encoding": "gzip", "content_type": "application/json"}
+    headers = {
+        "x_api_key": "key-one",
+        "content_encoding": "gzip",
+        "content_type": "application/json",
+    }
     assert raw(served, body=gzip.compress(body()), **headers)[0] == 200
     status, answer, _ = raw(served, body=body(), **headers)
     assert (status, json.loads(answer)["error"]["type"]) == (400, "invalid_request_error")
 
 
-# Errors ---------------------------------------------------------------------------------------------------------------------
+# Errors -------------------------------------------------------------------------------------------
 
 
 def test_errors_of_the_routes(served: Clocked) -> None:
-    """Unknown paths, methods and models, and bodies that are too large, in the API's own envelope."""
+    """Unknown paths, methods and models, and bodies that are too large, in the API's own
+    envelope."""
     headers = {"x_api_key": "key-one", "anthropic_version": "2023-06-01"}
     for status, kind, path, sent, method in [
         (404, "not_found_error", "/v1/nonsense", body(), None),
@@ -138,14 +170,19 @@ def test_field_errors_name_their_path(ask_whole: Asker) -> None:
     assert told == "messages.0.content.0.text.text: Field required"
 
 
-# Answers --------------------------------------------------------------------------------------------------------------------
+# Answers ------------------------------------------------------------------------------------------
 
 
 def test_the_message(ask: Asker) -> None:
     """Every field a Message has, and the reason it ended."""
     told = ask(messages=[user("Count to ten.")], max_tokens=3)
     message = told.message
-    assert (message.type, message.role, message.model, message.stop_reason) == ("message", "assistant", MODEL, "max_tokens")
+    assert (message.type, message.role, message.model, message.stop_reason) == (
+        "message",
+        "assistant",
+        MODEL,
+        "max_tokens",
+    )
     assert message.id.startswith("msg_")
     assert message.usage.output_tokens == 3
     assert [block.type for block in message.content] == ["text"]
@@ -153,7 +190,8 @@ def test_the_message(ask: Asker) -> None:
 
 
 def test_the_order_of_events(served: Clocked) -> None:
-    """message_start with all counts, one block, message_delta with cumulative counts, message_stop; nothing after it."""
+    """message_start with all counts, one block, message_delta with cumulative counts, message_stop;
+    nothing after it."""
     sent = body(stream=True, max_tokens=4, system=[text(filler(), CC)])
     status, answer, headers = raw(served, body=sent, x_api_key="key-one")
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/event-stream")
@@ -166,7 +204,11 @@ def test_the_order_of_events(served: Clocked) -> None:
     assert names[:3] == ["message_start", "content_block_start", "content_block_delta"]
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     start, delta = events[0]["message"]["usage"], events[-2]["usage"]
-    assert start["cache_creation"]["ephemeral_5m_input_tokens"] == start["cache_creation_input_tokens"] > 64
+    assert (
+        start["cache_creation"]["ephemeral_5m_input_tokens"]
+        == start["cache_creation_input_tokens"]
+        > 64
+    )
     assert "cache_creation" not in delta
     for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"):
         assert start[name] == delta[name]
@@ -176,17 +218,20 @@ def test_the_order_of_events(served: Clocked) -> None:
 def test_stop_sequences(ask: Asker) -> None:
     """The one that ended the answer is named and not shown."""
     letters = list("aeiouAEIOUtsn")
-    message = ask(messages=[user("Say hello to everyone.")], max_tokens=40, stop_sequences=letters).message
+    message = ask(
+        messages=[user("Say hello to everyone.")], max_tokens=40, stop_sequences=letters
+    ).message
     assert (message.stop_reason, message.stop_sequence in letters) == ("stop_sequence", True)
     shown = "".join(block.text for block in message.content if block.type == "text")
     assert not set(letters) & set(shown)
 
 
-# Turns ----------------------------------------------------------------------------------------------------------------------
+# Turns --------------------------------------------------------------------------------------------
 
 
 def test_every_kind_of_turn(ask: Asker) -> None:
-    """Calls, results with and without blocks, errors, thinking that is sent back, late system text, a last turn to go on."""
+    """Calls, results with and without blocks, errors, thinking that is sent back, late system text,
+    a last turn to go on."""
     call = {"type": "tool_use", "id": "toolu_1", "name": "a", "input": {"city": "서울"}}
     thought = {"type": "thinking", "thinking": "hm", "signature": "EqQBCg=="}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "12", "is_error": True}
@@ -202,30 +247,42 @@ def test_every_kind_of_turn(ask: Asker) -> None:
 
 
 def test_turns_that_are_refused(ask_whole: Asker) -> None:
-    """A system turn first or after an assistant's, a call without its result at the end, an empty turn."""
+    """A system turn first or after an assistant's, a call without its result at the end, an empty
+    turn."""
     late = {"role": "system", "content": "Be brief."}
     call = {"type": "tool_use", "id": "toolu_1", "name": "a", "input": {}}
     assert ask_whole.refused(messages=[late, user("x")]).startswith("messages.0.role: ")
-    assert ask_whole.refused(messages=[user("x"), assistant("y"), late]).startswith("messages.2.role: ")
-    assert "`tool_use` ids were found without" in ask_whole.refused(messages=[user("x"), assistant(call)], tools=[tool("a")])
-    assert ask_whole.refused(messages=[{"role": "user", "content": ""}, user("x")]).startswith("messages.0: ")
+    assert ask_whole.refused(messages=[user("x"), assistant("y"), late]).startswith(
+        "messages.2.role: "
+    )
+    assert "`tool_use` ids were found without" in ask_whole.refused(
+        messages=[user("x"), assistant(call)], tools=[tool("a")]
+    )
+    assert ask_whole.refused(messages=[{"role": "user", "content": ""}, user("x")]).startswith(
+        "messages.0: "
+    )
 
 
 def test_late_system_text_stays_in_place(ask: Asker) -> None:
     """It costs nothing of what came before it."""
     turns = [user(text(filler(), CC))]
     written = ask(messages=turns).written
-    turns += [assistant("Yes."), user("go on"), {"role": "system", "content": [text("Remember this.", CC)]}]
+    turns += [
+        assistant("Yes."),
+        user("go on"),
+        {"role": "system", "content": [text("Remember this.", CC)]},
+    ]
     told = ask(messages=turns)
     assert told.read == written > 64
     assert told.written > 0
 
 
-# Counting and models --------------------------------------------------------------------------------------------------------
+# Counting and models ------------------------------------------------------------------------------
 
 
 def test_counting_takes_all_that_a_prompt_may_hold(ask_whole: Asker) -> None:
-    """No `max_tokens`; tools, choices, thinking, marks and speed change nothing but the prompt's own length."""
+    """No `max_tokens`; tools, choices, thinking, marks and speed change nothing but the prompt's
+    own length."""
     turns = [user(filler())]
     plain = ask_whole.count(messages=turns)
     marked = [user(text(turns[0]["content"][0]["text"], CC))]
@@ -246,7 +303,8 @@ def test_models(served: Clocked) -> None:
 
 
 def test_the_model_list_comes_in_pages(served: Clocked) -> None:
-    """The SDK's pager meets every model once, forwards and backwards; a page nobody can make is the API's own 400."""
+    """The SDK's pager meets every model once, forwards and backwards; a page nobody can make is the
+    API's own 400."""
     with Asker(served, False).client() as client:
         whole = client.models.list()
         names = [model.id for model in whole.data]
@@ -254,7 +312,11 @@ def test_the_model_list_comes_in_pages(served: Clocked) -> None:
         assert {MODEL, *ALIASES} <= set(names), "more than one page of 2"
         assert [model.id for model in client.models.list(limit=2)] == names
         first = client.models.list(limit=2)
-        assert ([model.id for model in first.data], first.has_more, first.last_id) == (names[:2], True, names[1])
+        assert ([model.id for model in first.data], first.has_more, first.last_id) == (
+            names[:2],
+            True,
+            names[1],
+        )
         rest = client.models.list(limit=1000, after_id=names[1])
         assert ([model.id for model in rest.data], rest.has_more) == (names[2:], False)
         before = client.models.list(limit=1, before_id=names[-1])
@@ -271,7 +333,9 @@ def test_the_model_list_comes_in_pages(served: Clocked) -> None:
         "lifecycle[]=dead",
         f"after_id={MODEL}&before_id={MODEL}",
     ):
-        status, answer, _ = raw(served, f"/v1/models?{query}", x_api_key="key-one", anthropic_version=VERSIONS[0])
+        status, answer, _ = raw(
+            served, f"/v1/models?{query}", x_api_key="key-one", anthropic_version=VERSIONS[0]
+        )
         error = json.loads(answer)["error"]
         assert (status, error["type"]) == (400, "invalid_request_error"), query
         assert error["message"].startswith(query.partition("=")[0].removesuffix("[]")), query

@@ -1,4 +1,5 @@
-"""Asks one gateway through the official SDK, by either API, whole or streamed, and reads what each says was cached."""
+"""Asks one gateway through the official SDK, by either API, whole or streamed, and reads what each
+says was cached."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Served(Clocked):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one answer said. `written` is by TTL name where the API tells, `answer` the SDK's object."""
+    """What one answer said. `written` is by TTL name where the API tells, `answer` the SDK's
+    object."""
 
     prompt: int
     read: int
@@ -52,19 +54,27 @@ class Asker:
         """One answer of one token. Body and headers must agree."""
         more = {"model": MODEL} | more
         with self.served.client(key) as client:
-            told = self._chat(client, messages, more) if self.api == "chat" else self._responses(client, messages, more)
+            told = (
+                self._chat(client, messages, more)
+                if self.api == "chat"
+                else self._responses(client, messages, more)
+            )
         assert told.headers["pcg-cache-read-tokens"] == str(told.read)
         assert told.headers["pcg-cache-write-tokens"] == str(told.written)
         assert int(told.headers["pcg-prefill-skipped-tokens"]) >= told.read
         assert told.read + told.written <= told.prompt
         return told
 
-    def _chat(self, client: openai.OpenAI, messages: Sequence[dict[str, Any]], more: dict[str, Any]) -> Told:
+    def _chat(
+        self, client: openai.OpenAI, messages: Sequence[dict[str, Any]], more: dict[str, Any]
+    ) -> Told:
         more = {"max_completion_tokens": 1} | more
         if not self.stream:
             raw = client.chat.completions.with_raw_response.create(messages=list(messages), **more)
             answer = raw.parse()
-            return chat_told(answer.usage, answer.choices[0].message.content or "", answer, raw.headers)
+            return chat_told(
+                answer.usage, answer.choices[0].message.content or "", answer, raw.headers
+            )
         raw = client.chat.completions.with_raw_response.create(
             messages=list(messages), stream=True, stream_options={"include_usage": True}, **more
         )
@@ -73,8 +83,12 @@ class Asker:
         text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
         return chat_told(chunks[-1].usage, text, chunks, raw.headers)
 
-    def _responses(self, client: openai.OpenAI, messages: Sequence[dict[str, Any]], more: dict[str, Any]) -> Told:
-        more = {"max_output_tokens": 1} | {name: flat(value) if name == "tools" else value for name, value in more.items()}
+    def _responses(
+        self, client: openai.OpenAI, messages: Sequence[dict[str, Any]], more: dict[str, Any]
+    ) -> Told:
+        more = {"max_output_tokens": 1} | {
+            name: flat(value) if name == "tools" else value for name, value in more.items()
+        }
         if "reasoning_effort" in more:
             more["reasoning"] = {"effort": more.pop("reasoning_effort")}
         asked = [item(message) for message in messages]
@@ -90,7 +104,15 @@ class Asker:
 def chat_told(usage: Any, text: str, answer: Any, headers: Any) -> Told:
     details = usage.prompt_tokens_details
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-    return Told(usage.prompt_tokens, details.cached_tokens, details.cache_write_tokens, {}, text, answer, headers)
+    return Told(
+        usage.prompt_tokens,
+        details.cached_tokens,
+        details.cache_write_tokens,
+        {},
+        text,
+        answer,
+        headers,
+    )
 
 
 def response_told(response: Any, headers: Any) -> Told:
@@ -101,7 +123,13 @@ def response_told(response: Any, headers: Any) -> Told:
     by_ttl = {} if split is None else {"30m": split.ttl_30m_tokens, "12h": split.ttl_12h_tokens}
     assert sum(by_ttl.values()) == details.cache_write_tokens
     return Told(
-        usage.input_tokens, details.cached_tokens, details.cache_write_tokens, by_ttl, response.output_text, response, headers
+        usage.input_tokens,
+        details.cached_tokens,
+        details.cache_write_tokens,
+        by_ttl,
+        response.output_text,
+        response,
+        headers,
     )
 
 
@@ -120,7 +148,10 @@ def said(role: str, *parts: dict[str, Any] | str) -> dict[str, Any]:
     """A turn of parts, or of one text."""
     if len(parts) == 1 and isinstance(parts[0], str):
         return {"role": role, "content": parts[0]}
-    return {"role": role, "content": [text(part) if isinstance(part, str) else part for part in parts]}
+    return {
+        "role": role,
+        "content": [text(part) if isinstance(part, str) else part for part in parts],
+    }
 
 
 def user(*parts: dict[str, Any] | str) -> dict[str, Any]:
@@ -128,7 +159,11 @@ def user(*parts: dict[str, Any] | str) -> dict[str, Any]:
 
 
 def tool(name: str) -> dict[str, Any]:
-    function = {"name": name, "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+    function = {
+        "name": name,
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+    }
     return {"type": "function", "function": function}
 
 

@@ -1,4 +1,5 @@
-"""What OpenAI's clients are told on the real engine besides what was cached: choices, probabilities, calls, limits, errors."""
+"""What OpenAI's clients are told on the real engine besides what was cached: choices,
+probabilities, calls, limits, errors."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ from typing import Any
 import openai
 import pytest
 
-from tests.conformance.openai.asking import MODEL, Asker, Served, filler, flat, item, said, tool, user
+from tests.conformance.openai.asking import (
+    MODEL,
+    Asker,
+    Served,
+    filler,
+    flat,
+    item,
+    said,
+    tool,
+    user,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.long]
 
@@ -30,7 +41,13 @@ def test_greedy_answers_are_the_same_in_every_form(served: Served, gpt: openai.O
 def test_several_answers_are_billed_one_prompt(gpt: openai.OpenAI) -> None:
     """Two answers: the prompt once, both outputs, and with a seed the same ones again."""
     messages: Any = [user(filler())]
-    more: dict[str, Any] = {"model": MODEL, "messages": messages, "max_completion_tokens": 4, "temperature": 1.5, "seed": 7}
+    more: dict[str, Any] = {
+        "model": MODEL,
+        "messages": messages,
+        "max_completion_tokens": 4,
+        "temperature": 1.5,
+        "seed": 7,
+    }
     one = gpt.chat.completions.create(**more)
     two = gpt.chat.completions.create(**more, n=2)
     assert one.usage is not None
@@ -41,12 +58,18 @@ def test_several_answers_are_billed_one_prompt(gpt: openai.OpenAI) -> None:
     assert two.choices[0].message.content == one.choices[0].message.content
     chunks = list(gpt.chat.completions.create(**more, n=2, stream=True))
     for choice in two.choices:
-        streamed = [c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == choice.index]
+        streamed = [
+            c.delta.content or ""
+            for chunk in chunks
+            for c in chunk.choices
+            if c.index == choice.index
+        ]
         assert "".join(streamed) == choice.message.content
 
 
 def test_logprobs(gpt: openai.OpenAI) -> None:
-    """One per token, with its rivals best first; greedy takes the best; streamed and by Responses the same numbers."""
+    """One per token, with its rivals best first; greedy takes the best; streamed and by Responses
+    the same numbers."""
     messages: Any = [user("Count to three.")]
     more: dict[str, Any] = {"model": MODEL, "temperature": 0, "top_logprobs": 3}
     chat = {"messages": messages, "max_completion_tokens": 4, "logprobs": True}
@@ -64,15 +87,20 @@ def test_logprobs(gpt: openai.OpenAI) -> None:
         assert bytes(token.bytes or []).decode("utf-8", "replace") == token.token
     assert "".join(token.token for token in found.content) == told.choices[0].message.content
     chunks = gpt.chat.completions.create(**more, **chat, stream=True)
-    streamed = [t for chunk in chunks for c in chunk.choices if c.logprobs for t in c.logprobs.content or []]
+    streamed = [
+        t for chunk in chunks for c in chunk.choices if c.logprobs for t in c.logprobs.content or []
+    ]
     assert [t.to_dict() for t in streamed] == [t.to_dict() for t in found.content]
-    response = gpt.responses.create(**more, input=messages, max_output_tokens=4, include=["message.output_text.logprobs"])
+    response = gpt.responses.create(
+        **more, input=messages, max_output_tokens=4, include=["message.output_text.logprobs"]
+    )
     part: Any = response.output[0].content[0]  # type: ignore[union-attr]
     assert [t.to_dict() for t in part.logprobs] == [t.to_dict() for t in found.content]
 
 
 def test_a_required_call_is_made(gpt: openai.OpenAI) -> None:
-    """A named function: the answer is its call, whole and streamed, by both APIs; its result can be sent back."""
+    """A named function: the answer is its call, whole and streamed, by both APIs; its result can be
+    sent back."""
     messages: Any = [user("What is at berth a?")]
     tools: Any = [tool("look")]
     named: Any = {"type": "function", "function": {"name": "look"}}
@@ -95,7 +123,12 @@ def test_a_required_call_is_made(gpt: openai.OpenAI) -> None:
     assert built.message.tool_calls[0].function.arguments == call.function.arguments
     flat_choice: Any = {"type": "function", "name": "look"}
     response = gpt.responses.create(
-        model=MODEL, input=messages, tools=flat(tools), tool_choice=flat_choice, max_output_tokens=99, temperature=0
+        model=MODEL,
+        input=messages,
+        tools=flat(tools),
+        tool_choice=flat_choice,
+        max_output_tokens=99,
+        temperature=0,
     )
     (made,) = (found for found in response.output if found.type == "function_call")
     assert made.arguments == call.function.arguments
@@ -107,22 +140,31 @@ def test_a_required_call_is_made(gpt: openai.OpenAI) -> None:
 
 
 def test_some_of_the_tools(served: Served, gpt: openai.OpenAI) -> None:
-    """Allowed tools: a call of one of those, in both APIs; the others stay in the prompt, whose prefix is read."""
+    """Allowed tools: a call of one of those, in both APIs; the others stay in the prompt, whose
+    prefix is read."""
     messages: Any = [user(filler(), "What is at berth 3?")]
     tools = [tool(name) for name in ("look", "hear", "smell")]
     written = Asker(served, "chat", False)(*messages, tools=tools).written
     some: Any = [{"type": "function", "function": {"name": name}} for name in ("look", "smell")]
     choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": some}}
     more: dict[str, Any] = {"model": MODEL, "tools": tools, "temperature": 0}
-    told = gpt.chat.completions.create(**more, messages=messages, tool_choice=choice, max_completion_tokens=40)
+    told = gpt.chat.completions.create(
+        **more, messages=messages, tool_choice=choice, max_completion_tokens=40
+    )
     assert told.usage is not None
     assert told.usage.prompt_tokens_details is not None
     assert told.usage.prompt_tokens_details.cached_tokens == written > 64
     calls: Any = told.choices[0].message.tool_calls
     assert {call.function.name for call in calls} <= {"look", "smell"}
-    flat_choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "hear"}]}
+    flat_choice: Any = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "hear"}],
+    }
     turn: Any = [item(messages[0])]
-    response = gpt.responses.create(**more | {"tools": flat(tools)}, input=turn, tool_choice=flat_choice, max_output_tokens=40)
+    response = gpt.responses.create(
+        **more | {"tools": flat(tools)}, input=turn, tool_choice=flat_choice, max_output_tokens=40
+    )
     assert [found.name for found in response.output if found.type == "function_call"] == ["hear"]
     assert response.usage is not None
     assert response.usage.input_tokens_details.cached_tokens == written
@@ -134,7 +176,10 @@ def test_limits_and_stops(gpt: openai.OpenAI) -> None:
     more: dict[str, Any] = {"model": MODEL, "messages": messages, "temperature": 0}
     cut = gpt.chat.completions.create(**more, max_completion_tokens=3).choices[0]
     assert cut.finish_reason == "length"
-    text = gpt.chat.completions.create(**more, max_completion_tokens=12).choices[0].message.content or ""
+    text = (
+        gpt.chat.completions.create(**more, max_completion_tokens=12).choices[0].message.content
+        or ""
+    )
     stop = text[4:6]
     stopped = gpt.chat.completions.create(**more, max_completion_tokens=12, stop=[stop]).choices[0]
     assert (stopped.finish_reason, stopped.message.content) == ("stop", text[: text.index(stop)])
@@ -153,7 +198,9 @@ def test_errors(gpt: openai.OpenAI, served: Served) -> None:
     assert (invalid.value.param, invalid.value.type) == ("temperature", "invalid_request_error")
     assert invalid.value.request_id
     long: Any = "word " * 9000
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 8192 tokens") as large:
+    with pytest.raises(
+        openai.BadRequestError, match="maximum context length is 8192 tokens"
+    ) as large:
         gpt.chat.completions.create(**ask | {"messages": [user(long)]})
     assert (large.value.code, large.value.param) == ("context_length_exceeded", "messages")
     with pytest.raises(openai.BadRequestError, match="exceeds the context window") as larger:
@@ -172,18 +219,23 @@ def test_models(gpt: openai.OpenAI) -> None:
     assert gpt.models.retrieve("gpt-5.6").object == "model"
 
 
-# Cases of public reports --------------------------------------------------------------------------------------------------
+# Cases of public reports --------------------------------------------------------------------------
 
 
 def test_case_05_escaped_and_literal_text_are_one_prefix(chat: Asker, served: Served) -> None:
-    """JSON escapes are not part of the text; another normalisation form and a trailing space are other texts."""
+    """JSON escapes are not part of the text; another normalisation form and a trailing space are
+    other texts."""
     words = filler() + " caf\u00e9"
     turn = user(words)
     written = chat(turn).written
     with served.client() as client:
-        body = json.dumps({"model": MODEL, "messages": [turn], "max_completion_tokens": 1}, ensure_ascii=True)
+        body = json.dumps(
+            {"model": MODEL, "messages": [turn], "max_completion_tokens": 1}, ensure_ascii=True
+        )
         headers = {"content-type": "application/json"}
-        answer: Any = client.post("/chat/completions", content=body.encode(), options={"headers": headers}, cast_to=object)
+        answer: Any = client.post(
+            "/chat/completions", content=body.encode(), options={"headers": headers}, cast_to=object
+        )
     assert "\\u00e9" in body
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == written
     assert chat(user(words.replace("\u00e9", "e\u0301"))).read == 0
@@ -210,15 +262,22 @@ def test_case_12_the_prompt_includes_what_was_cached(ask: Asker) -> None:
 
 
 def test_case_28_one_conversation_through_both_apis_is_one_prefix(served: Served) -> None:
-    """Chat Completions writes, Responses reads, and both count the same tokens: no second BOS, no other rendering."""
-    turns = [said("developer", "Be brief."), user(filler()), said("assistant", "Yes."), user("And?")]
+    """Chat Completions writes, Responses reads, and both count the same tokens: no second BOS, no
+    other rendering."""
+    turns = [
+        said("developer", "Be brief."),
+        user(filler()),
+        said("assistant", "Yes."),
+        user("And?"),
+    ]
     written = Asker(served, "chat", False)(*turns)
     read = Asker(served, "responses", False)(*turns)
     assert (read.read, read.prompt) == (written.written, written.prompt)
 
 
 def test_case_30_an_answer_sent_back_reads_no_more_than_it_may(ask: Asker) -> None:
-    """The next turn reads what the last one wrote, skips at least that, and never more than its own prompt."""
+    """The next turn reads what the last one wrote, skips at least that, and never more than its own
+    prompt."""
     limit = "max_completion_tokens" if ask.api == "chat" else "max_output_tokens"
     turn = user(filler(), "Say something about ~ and ~~.")
     first = ask(turn, temperature=0, **{limit: 8})

@@ -1,4 +1,5 @@
-"""Cases of public reports that need no model: silence before the first token, replayed answers, reasoning that is stripped."""
+"""Cases of public reports that need no model: silence before the first token, replayed answers,
+reasoning that is stripped."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ PROMPTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "prompt"), PROMPTS, ids=[path for path, _ in PROMPTS])
-async def test_case_37_silence_before_the_first_token_is_filled(path: str, prompt: dict[str, Any]) -> None:
+async def test_case_37_silence_before_the_first_token_is_filled(
+    path: str, prompt: dict[str, Any]
+) -> None:
     """Comments from the start, also while the prompt waits; the events that follow are whole."""
     gate = asyncio.Event()
     async with (
@@ -49,15 +52,21 @@ async def test_case_37_the_sdk_reads_on_after_silence() -> None:
         openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as gpt,
     ):
         stream = await gpt.responses.create(model="gpt-5.6", input="Hi", stream=True)
-        chat = await gpt.chat.completions.create(model="gpt-5.6", messages=[{"role": "user", "content": "Hi"}], stream=True)
+        chat = await gpt.chat.completions.create(
+            model="gpt-5.6", messages=[{"role": "user", "content": "Hi"}], stream=True
+        )
         gate.set()
         events = [event async for event in stream]
         assert events[-1].type == "response.completed"
-        assert "".join([c.choices[0].delta.content or "" async for c in chat if c.choices]) == "Hello world"
+        assert (
+            "".join([c.choices[0].delta.content or "" async for c in chat if c.choices])
+            == "Hello world"
+        )
 
 
 async def test_case_39_a_stored_answer_costs_nothing_again() -> None:
-    """Retrieving it shows the usage it had and bills no one: no cost header, nothing in the ledger."""
+    """Retrieving it shows the usage it had and bills no one: no cost header, nothing in the
+    ledger."""
     async with (
         serving(ScriptedBackend()) as served,
         openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as gpt,
@@ -73,7 +82,8 @@ async def test_case_39_a_stored_answer_costs_nothing_again() -> None:
 
 
 async def test_case_39_a_repeated_answer_costs_nothing() -> None:
-    """Given again to the same request, in either API: usage as before, cost 0, all of it saved, and the model is not asked."""
+    """Given again to the same request, in either API: usage as before, cost 0, all of it saved, and
+    the model is not asked."""
     backend = ScriptedBackend()
     async with (
         serving(backend, "caching: {responses: {enabled: true}}") as served,
@@ -81,22 +91,32 @@ async def test_case_39_a_repeated_answer_costs_nothing() -> None:
     ):
         raw = gpt.chat.completions.with_raw_response
         hi: Any = [{"role": "user", "content": "Hi"}]
-        chats = [await raw.create(model="gpt-5.6", messages=hi, temperature=0, user=user) for user in ("a", "b")]
+        chats = [
+            await raw.create(model="gpt-5.6", messages=hi, temperature=0, user=user)
+            for user in ("a", "b")
+        ]
         said = [
-            await gpt.responses.with_raw_response.create(model="gpt-5.6", input="Hi", temperature=0, metadata={"n": str(i)})
+            await gpt.responses.with_raw_response.create(
+                model="gpt-5.6", input="Hi", temperature=0, metadata={"n": str(i)}
+            )
             for i in range(2)
         ]
         for first, second in (chats, said):
             assert second.parse().usage == first.parse().usage
             assert second.headers["pcg-cost-usd"] == "0.00000000"
-            assert second.headers["pcg-cost-saved-usd"] == first.headers["pcg-cost-usd"] != "0.00000000"
+            assert (
+                second.headers["pcg-cost-saved-usd"]
+                == first.headers["pcg-cost-usd"]
+                != "0.00000000"
+            )
             assert second.headers["Cache-Status"] == "pcg-resp; hit; ttl=600"
         assert said[1].parse().metadata == {"n": "1"}
     assert len(backend.requests) == 2
 
 
 def test_case_29_reasoning_that_the_template_strips() -> None:
-    """The next turn reads through the last user turn, whether the client sends the reasoning back or not."""
+    """The next turn reads through the last user turn, whether the client sends the reasoning back
+    or not."""
     user, more = {"role": "user", "content": "Q" * 40}, {"role": "user", "content": "And?"}
     answer = {"role": "assistant", "content": "A"}
     renderer, wire = Renderer(ByteTokenizer(), template("qwen3")), OpenAIWire()

@@ -1,4 +1,5 @@
-"""Programs of others, unmodified, against the gateway on the real engine. Opt-in: each needs what its variable names.
+"""Programs of others, unmodified, against the gateway on the real engine. Opt-in: each needs what
+its variable names.
 
 PCG_TEST_CODEX     the command `codex` (npm @openai/codex)
 PCG_TEST_CLIENTS   a Python interpreter with llm, langchain-openai, openai-agents and pydantic-ai-slim[openai]
@@ -55,7 +56,8 @@ def run(command: list[str], folder: Path, **environ: str) -> str:
 
 
 def test_codex_reads_its_own_prefix(default_model: Path, tmp_path: Path) -> None:
-    """`codex exec`, then `codex exec resume`: the second turn reads what the first has written, under fresh item ids."""
+    """`codex exec`, then `codex exec resume`: the second turn reads what the first has written,
+    under fresh item ids."""
     codex = needed("PCG_TEST_CODEX")
     with serving(ROOM) as url:
         told = run(["sh", str(CODEX_EXAMPLE)], tmp_path, PCG_URL=url, PCG_MODEL=MODEL, CODEX=codex)
@@ -89,7 +91,9 @@ print(json.dumps(seen))
 def test_a_1x_release_of_the_sdk(served: Served, tmp_path: Path) -> None:
     """Both APIs, whole and streamed: written once, read three times, and its own error classes."""
     folder = needed("PCG_TEST_OPENAI1")
-    told = run([sys.executable, "-c", OPENAI_1, served.url, MODEL, filler()], tmp_path, PYTHONPATH=folder)
+    told = run(
+        [sys.executable, "-c", OPENAI_1, served.url, MODEL, filler()], tmp_path, PYTHONPATH=folder
+    )
     chat, streamed, response, events, param = json.loads(told)
     written = chat["prompt_tokens_details"]["cache_write_tokens"]
     assert written > 64
@@ -137,8 +141,12 @@ seen += [response.usage.input_tokens_details.cached_tokens for response in resul
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_clients(served: Served, tmp_path: Path, client: str) -> None:
-    """The second request of each reads what the first wrote; an agent's second turn, after its tool call, does too."""
-    head = "import json, sys\nurl, model, words, seen = sys.argv[1] + '/v1', sys.argv[2], sys.argv[3], []\n"
+    """The second request of each reads what the first wrote; an agent's second turn, after its tool
+    call, does too."""
+    head = (
+        "import json, sys\nurl, model, words, seen = sys.argv[1] + '/v1', sys.argv[2], "
+        "sys.argv[3], []\n"
+    )
     script = head + CLIENTS[client] + "\nprint(json.dumps(seen))"
     told = run([needed("PCG_TEST_CLIENTS"), "-c", script, served.url, MODEL, filler()], tmp_path)
     seen: Any = json.loads(told.splitlines()[-1])
@@ -152,7 +160,12 @@ def test_the_llm_command(served: Served, tmp_path: Path) -> None:
     python = Path(needed("PCG_TEST_CLIENTS"))
     home = tmp_path / "llm"
     home.mkdir()
-    entry = {"model_id": "pcg", "model_name": MODEL, "api_base": f"{served.url}/v1", "api_key_name": "pcg"}
+    entry = {
+        "model_id": "pcg",
+        "model_name": MODEL,
+        "api_base": f"{served.url}/v1",
+        "api_key_name": "pcg",
+    }
     (home / "extra-openai-models.yaml").write_text(json.dumps([entry]))
     (home / "keys.json").write_text(json.dumps({"pcg": "key-one"}))
     llm, words = str(python.with_name("llm")), filler()

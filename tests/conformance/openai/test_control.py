@@ -1,4 +1,5 @@
-"""A server that pretends must fail the suite's rules: the control that they look at the cache, not at the form of an answer."""
+"""A server that pretends must fail the suite's rules: the control that they look at the cache, not
+at the form of an answer."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def response_body(details: dict[str, int]) -> dict[str, Any]:
 
 
 class Canned(BaseHTTPRequestHandler):
-    """Answers every request alike, by either API, body and headers agreeing; `read` and `written` tokens each time."""
+    """Answers every request alike, by either API, body and headers agreeing; `read` and `written`
+    tokens each time."""
 
     read = written = 0
 
@@ -127,7 +129,8 @@ def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def fails(rule: Callable[..., None], served: Served, api: Api) -> bool:
-    """Whether a test of the suite fails against the server by what it looks for, and not for want of an answer."""
+    """Whether a test of the suite fails against the server by what it looks for, and not for want
+    of an answer."""
     with served.client() as gpt:
         parts: dict[str, Any] = {
             "served": served,
@@ -145,7 +148,8 @@ def fails(rule: Callable[..., None], served: Served, api: Api) -> bool:
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 def test_a_canned_answer_has_the_form_of_one(warm: Served, cold: Served, api: Api) -> None:
-    """What fails the rules below is what it says of the cache: SDK and suite read it without complaint."""
+    """What fails the rules below is what it says of the cache: SDK and suite read it without
+    complaint."""
     for served, told in ((warm, (NUM_CACHED, 0)), (cold, (0, NUM_CACHED))):
         found = Asker(served, api, False)(user(filler()))
         assert (found.prompt, (found.read, found.written)) == (NUM_PROMPT, told)
@@ -153,7 +157,10 @@ def test_a_canned_answer_has_the_form_of_one(warm: Served, cold: Served, api: Ap
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_canned_server_fails(warm: Served, cold: Served, rule: str) -> None:
-    """No rule is kept by both, by either API: one that wants nothing read is broken by the one that always reads."""
-    apis: tuple[Api, ...] = ("chat", "responses") if "ask" in inspect.signature(RULES[rule]).parameters else ("chat",)
+    """No rule is kept by both, by either API: one that wants nothing read is broken by the one that
+    always reads."""
+    apis: tuple[Api, ...] = (
+        ("chat", "responses") if "ask" in inspect.signature(RULES[rule]).parameters else ("chat",)
+    )
     for api in apis:
         assert fails(RULES[rule], warm, api) or fails(RULES[rule], cold, api)

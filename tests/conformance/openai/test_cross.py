@@ -1,4 +1,5 @@
-"""One conversation through Anthropic's format and OpenAI's: one tree, each bill in its own arithmetic, one price."""
+"""One conversation through Anthropic's format and OpenAI's: one tree, each bill in its own
+arithmetic, one price."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ TTL = {"type": "ephemeral", "ttl": "5m"}
 
 def by_messages(served: Served, words: str, *, key: str) -> tuple[Any, Decimal]:
     """Anthropic's answer to a question about `words`, marked, and what its prompt cost."""
-    with anthropic.Anthropic(base_url=served.url, api_key=key, max_retries=0, timeout=280) as claude:
+    with anthropic.Anthropic(
+        base_url=served.url, api_key=key, max_retries=0, timeout=280
+    ) as claude:
         raw = claude.messages.with_raw_response.create(
             model=MODEL,
             max_tokens=1,
@@ -31,9 +34,13 @@ def by_messages(served: Served, words: str, *, key: str) -> tuple[Any, Decimal]:
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("first", ["anthropic", "openai"])
 def test_one_conversation_is_one_tree_and_one_price(served: Served, api: Any, first: str) -> None:
-    """What one format wrote the other reads; the same breakpoint costs the same in both, cold and warm."""
+    """What one format wrote the other reads; the same breakpoint costs the same in both, cold and
+    warm."""
     words, asker = filler(), Asker(served, api, False)
-    turns = [{"role": "system", "content": [text(words, BREAK)]}, {"role": "user", "content": "Which?"}]
+    turns = [
+        {"role": "system", "content": [text(words, BREAK)]},
+        {"role": "user", "content": "Which?"},
+    ]
 
     def by_openai(key: str) -> tuple[Any, Decimal]:
         told = asker(*turns, key=key, prompt_cache_options=EXPLICIT)
@@ -48,7 +55,10 @@ def test_one_conversation_is_one_tree_and_one_price(served: Served, api: Any, fi
     assert boundary > 64
     assert warm_gpt.read == cold_gpt.written == warm_claude.cache_read_input_tokens == boundary
     assert warm_gpt.prompt == cold_gpt.prompt == boundary + cold_claude.input_tokens
-    assert (cold_claude.input_tokens, warm_claude.input_tokens) == (warm_claude.input_tokens, cold_gpt.prompt - boundary)
+    assert (cold_claude.input_tokens, warm_claude.input_tokens) == (
+        warm_claude.input_tokens,
+        cold_gpt.prompt - boundary,
+    )
     assert abs(cold_claude_usd - cold_gpt_usd) < NANODOLLAR
     assert abs(warm_claude_usd - warm_gpt_usd) < NANODOLLAR
     assert warm_claude_usd < cold_claude_usd

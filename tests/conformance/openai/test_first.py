@@ -1,4 +1,5 @@
-"""The shortest proof that OpenAI's clients see a cache on the real engine: written, read, told alike in every form."""
+"""The shortest proof that OpenAI's clients see a cache on the real engine: written, read, told
+alike in every form."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 def test_written_once_and_read_in_every_form(served: Served) -> None:
-    """One API writes, both read, whole and streamed, exactly as much; without marks in explicit mode nothing is read."""
+    """One API writes, both read, whole and streamed, exactly as much; without marks in explicit
+    mode nothing is read."""
     chat, responses = Asker(served, "chat", False), Asker(served, "responses", False)
     turn = user(filler())
     cold = chat(turn)
@@ -26,7 +28,8 @@ def test_written_once_and_read_in_every_form(served: Served) -> None:
 
 
 def test_a_check_that_can_fail(served: Served) -> None:
-    """The control: two prompts of the same length that differ in their first words share nothing that is billed."""
+    """The control: two prompts of the same length that differ in their first words share nothing
+    that is billed."""
     chat = Asker(served, "chat", False)
     first, other = chat(user(filler())), chat(user(filler()))
     assert first.written > 64

@@ -1,4 +1,5 @@
-"""Whatever is sent, the answer is a completion, a stream that ends, or an error in the API's envelope: never anything else."""
+"""Whatever is sent, the answer is a completion, a stream that ends, or an error in the API's
+envelope: never anything else."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ async def check(http: aiohttp.ClientSession, path: str, body: bytes) -> int:
     async with http.post(path, data=body, headers=headers) as response:
         answer = await response.read()
     if response.status == 200 and response.content_type == "text/event-stream":
-        assert answer.rstrip().endswith(b"data: [DONE]") or answer.rstrip().split(b"\n\n")[-1].startswith(LAST), body
+        assert answer.rstrip().endswith(b"data: [DONE]") or answer.rstrip().split(b"\n\n")[
+            -1
+        ].startswith(LAST), body
         assert b'"error":{' not in answer, body
     elif response.status == 200:
         WHOLE[path].model_validate_json(answer)
@@ -57,13 +60,22 @@ async def check(http: aiohttp.ClientSession, path: str, body: bytes) -> int:
     return response.status
 
 
-async def check_all(http: aiohttp.ClientSession, path: str, seed: int, count: int, kept: Mapping[str, Any]) -> Counter[int]:
-    return Counter([await check(http, path, body) for body in mutants(seed, count, BODIES[path], kept)])
+async def check_all(
+    http: aiohttp.ClientSession, path: str, seed: int, count: int, kept: Mapping[str, Any]
+) -> Counter[int]:
+    return Counter(
+        [await check(http, path, body) for body in mutants(seed, count, BODIES[path], kept)]
+    )
 
 
 @pytest.mark.parametrize(
     ("seed", "count"),
-    [(1, 170), pytest.param(2, 6_700, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)])],
+    [
+        (1, 170),
+        pytest.param(
+            2, 6_700, marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1200)]
+        ),
+    ],
 )
 @pytest.mark.parametrize("path", BODIES)
 async def test_mutated_bodies(path: str, seed: int, count: int) -> None:

@@ -1,4 +1,5 @@
-"""OpenAI's caching rules through its own SDK on the real engine, by both APIs: what is read, written and told."""
+"""OpenAI's caching rules through its own SDK on the real engine, by both APIs: what is read,
+written and told."""
 
 from __future__ import annotations
 
@@ -25,11 +26,12 @@ def with_marks(parts: list[dict[str, Any]], *marks: int) -> list[dict[str, Any]]
     return [text(part["text"], BREAK if i in marks else None) for i, part in enumerate(parts, 1)]
 
 
-# What is written and read without a marker --------------------------------------------------------------------------------
+# What is written and read without a marker --------------------------------------------------------
 
 
 def test_a_conversation_caches_itself(ask: Asker) -> None:
-    """The end of the last user message is written; the next turn reads exactly that, and writes what is new."""
+    """The end of the last user message is written; the next turn reads exactly that, and writes
+    what is new."""
     turns = [said("developer", "Be brief."), user(filler())]
     first = ask(*turns)
     assert (first.read, first.written > 64) == (0, True)
@@ -76,7 +78,7 @@ def test_short_prompts_are_not_cached(ask: Asker) -> None:
         assert (told.read, told.written) == (0, 0)
 
 
-# Breakpoints --------------------------------------------------------------------------------------------------------------
+# Breakpoints --------------------------------------------------------------------------------------
 
 
 def test_implicit_mode_writes_the_latest_three_marks_too(ask: Asker) -> None:
@@ -114,11 +116,12 @@ def test_explicit_mode_does_not_see_implicit_boundaries_unless_marked(ask: Asker
     assert ask(user(text(words, BREAK)), *turns, prompt_cache_options=EXPLICIT).read >= written
 
 
-# Lifetimes ----------------------------------------------------------------------------------------------------------------
+# Lifetimes ----------------------------------------------------------------------------------------
 
 
 def test_ttls_and_what_they_are_told_as(responses: Asker) -> None:
-    """A mark's own TTL, the request's for the others; the Responses API tells the tokens of each."""
+    """A mark's own TTL, the request's for the others; the Responses API tells the tokens of
+    each."""
     told = responses(user(text(filler(), BREAK | {"ttl": "12h"}), filler()))
     assert told.by_ttl["12h"] > 64
     assert told.by_ttl["30m"] > 64
@@ -127,7 +130,8 @@ def test_ttls_and_what_they_are_told_as(responses: Asker) -> None:
 
 
 def test_an_entry_lives_its_time_and_reads_refresh_it(ask: Asker) -> None:
-    """From the start of the request that wrote it or last read it; afterwards it is gone, and a 12h entry is not."""
+    """From the start of the request that wrote it or last read it; afterwards it is gone, and a 12h
+    entry is not."""
     short, long = user(filler()), user(filler())
     kept = {"prompt_cache_options": {"ttl": "12h"}}
     written, written_long = ask(short).written, ask(long, **kept).written
@@ -144,11 +148,12 @@ def test_an_entry_lives_its_time_and_reads_refresh_it(ask: Asker) -> None:
     assert ask(long, **kept).read == 0
 
 
-# What separates caches ----------------------------------------------------------------------------------------------------
+# What separates caches ----------------------------------------------------------------------------
 
 
 def test_cache_keys_do_not_share_entries(ask: Asker) -> None:
-    """Another key bills as if nothing were there, though the work is skipped; the first key still reads."""
+    """Another key bills as if nothing were there, though the work is skipped; the first key still
+    reads."""
     turn = user(filler())
     written = ask(turn, prompt_cache_key="a").written
     other = ask(turn, prompt_cache_key="b")
@@ -169,7 +174,8 @@ def test_what_changes_the_prefix(ask: Asker) -> None:
 
 
 def test_case_17_reasoning_effort_changed_and_changed_back(ask: Asker) -> None:
-    """The default said or left out is one cache; another effort has its own; going back reads again."""
+    """The default said or left out is one cache; another effort has its own; going back reads
+    again."""
     turn = user(filler())
     written = ask(turn).written
     assert ask(turn, reasoning_effort="medium").read == written
@@ -179,7 +185,8 @@ def test_case_17_reasoning_effort_changed_and_changed_back(ask: Asker) -> None:
 
 
 def test_tenants_do_not_share(ask: Asker) -> None:
-    """Neither entries nor work, but for the template's first few tokens, which every prompt of a tenant begins with."""
+    """Neither entries nor work, but for the template's first few tokens, which every prompt of a
+    tenant begins with."""
     turn = user(filler())
     written = ask(turn).written
     other = ask(turn, key="key-two")
@@ -187,11 +194,12 @@ def test_tenants_do_not_share(ask: Asker) -> None:
     assert int(other.headers["pcg-prefill-skipped-tokens"]) < 16
 
 
-# Classes of models --------------------------------------------------------------------------------------------------------
+# Classes of models --------------------------------------------------------------------------------
 
 
 def test_earlier_models_read_in_steps_and_write_for_free(chat: Asker) -> None:
-    """gpt-4o: multiples of 128 from 1,024 tokens on, any prefix, nothing is ever told as written."""
+    """gpt-4o: multiples of 128 from 1,024 tokens on, any prefix, nothing is ever told as
+    written."""
     words = filler(90)
     cold = chat(user(words), model="gpt-4o")
     assert (cold.read, cold.written) == (0, 0)
@@ -205,7 +213,8 @@ def test_earlier_models_read_in_steps_and_write_for_free(chat: Asker) -> None:
 
 
 def test_an_age_keeps_earlier_models_from_reading_what_has_none(ask: Asker) -> None:
-    """gpt-4o with `Cache-Control: max-age`: a prefix is skipped and not read, as nobody knows how old it is."""
+    """gpt-4o with `Cache-Control: max-age`: a prefix is skipped and not read, as nobody knows how
+    old it is."""
     turn = user(filler(90))
     ask(turn, model="gpt-4o")
     told = ask(turn, model="gpt-4o", extra_headers={"Cache-Control": "max-age=3600"})
@@ -225,19 +234,24 @@ def test_newer_models_have_a_minimum_of_1024_tokens(chat: Asker) -> None:
     assert chat(turn, model="gpt-5.6").read == written
 
 
-# The Responses API's own --------------------------------------------------------------------------------------------------
+# The Responses API's own --------------------------------------------------------------------------
 
 
 def test_prewarming(responses: Asker) -> None:
     """Nothing is generated; the next request reads what it wrote."""
     turn = user(filler())
     warmed = responses(turn, prompt_cache_options={"prewarm": True})
-    assert (warmed.answer.status, warmed.answer.output, warmed.answer.usage.output_tokens) == ("completed", [], 0)
+    assert (warmed.answer.status, warmed.answer.output, warmed.answer.usage.output_tokens) == (
+        "completed",
+        [],
+        0,
+    )
     assert responses(turn).read == warmed.written > 64
 
 
 def test_a_conversation_by_reference_reads_its_prefix(responses: Asker) -> None:
-    """`previous_response_id`: the second turn reads the first's prefix, as if its items had been sent again."""
+    """`previous_response_id`: the second turn reads the first's prefix, as if its items had been
+    sent again."""
     first = responses(user(filler()))
     second = responses(user("And then?"), previous_response_id=first.answer.id)
     assert second.read == first.written
@@ -251,7 +265,9 @@ def test_diagnostics(responses: Asker) -> None:
 
     def told(*messages: dict[str, Any], **more: Any) -> Any:
         options = {"comparison_response_id": first.answer.id}
-        return responses(*messages, prompt_cache_options=options, **more).answer.prompt_cache_diagnostics
+        return responses(
+            *messages, prompt_cache_options=options, **more
+        ).answer.prompt_cache_diagnostics
 
     assert told(turn).type == "cache_hit"
     assert told(turn, tools=[tool("f")]).reason == "tools_changed"
@@ -263,5 +279,7 @@ def test_diagnostics(responses: Asker) -> None:
 def test_counting_is_what_is_billed(responses: Asker, gpt: openai.OpenAI) -> None:
     """`input_tokens.count` of a body, and the bill of the same body."""
     words = filler()
-    counted = gpt.responses.input_tokens.count(model="smollm2-135m-instruct", input=words, instructions="Be kind.")
+    counted = gpt.responses.input_tokens.count(
+        model="smollm2-135m-instruct", input=words, instructions="Be kind."
+    )
     assert responses(user(words), instructions="Be kind.").prompt == counted.input_tokens

@@ -1,4 +1,5 @@
-"""Answers in the shape of legacy Completions, whole and streamed. Source: openai 3.57 `types/completion.py`."""
+"""Answers in the shape of legacy Completions, whole and streamed. Source: openai 3.57
+`types/completion.py`."""
 
 from __future__ import annotations
 
@@ -26,16 +27,22 @@ def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> b
         {
             "index": i,
             "text": _echo(request, i) + each.text,
-            "logprobs": legacy_logprobs(each.logprobs, 0) if request.sampling.num_logprobs is not None else None,
+            "logprobs": legacy_logprobs(each.logprobs, 0)
+            if request.sampling.num_logprobs is not None
+            else None,
             "finish_reason": FINISH_REASONS[each.reason],
         }
         for i, each in enumerate((answer, *answer.others))
     ]
-    return orjson.dumps(_envelope(request, created_at_s) | {"choices": choices, "usage": chat_usage(request, answer)})
+    return orjson.dumps(
+        _envelope(request, created_at_s)
+        | {"choices": choices, "usage": chat_usage(request, answer)}
+    )
 
 
 class TextStream:
-    """A `StreamEncoder`: pieces of text per choice, the finish reason, the usage if asked for, `[DONE]`."""
+    """A `StreamEncoder`: pieces of text per choice, the finish reason, the usage if asked for,
+    `[DONE]`."""
 
     def __init__(self, request: Request, *, created_at_s: float) -> None:
         self._request = request
@@ -47,19 +54,37 @@ class TextStream:
         echoes = [_echo(self._request, i) for i in range(self._request.num_answers)]
         return b"".join(self._chunk(echo, choice=i) for i, echo in enumerate(echoes) if echo)
 
-    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
+    def delta(
+        self,
+        text: str,
+        *,
+        thinking: bool = False,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
+    ) -> bytes:
         return self._chunk(text, choice=choice, logprobs=logprobs) if text or logprobs else b""
 
     def call(
-        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
+        self,
+        index: int,
+        call: ToolCall,
+        *,
+        begins: bool,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
     ) -> bytes:
         return b""  # a raw prompt offers no tools
 
     def finish(self, answer: Answer) -> bytes:
         every = enumerate((answer, *answer.others))
-        last = b"".join(self._chunk("", choice=i, finish_reason=FINISH_REASONS[each.reason]) for i, each in every)
+        last = b"".join(
+            self._chunk("", choice=i, finish_reason=FINISH_REASONS[each.reason])
+            for i, each in every
+        )
         if self._include_usage:
-            last += _event(self._envelope | {"choices": [], "usage": chat_usage(self._request, answer)})
+            last += _event(
+                self._envelope | {"choices": [], "usage": chat_usage(self._request, answer)}
+            )
         return last + DONE
 
     def error(self, error: GatewayError) -> bytes:
@@ -69,7 +94,12 @@ class TextStream:
         return KEEPALIVE_COMMENT
 
     def _chunk(
-        self, text: str, *, choice: int, finish_reason: str | None = None, logprobs: tuple[TokenLogprobs, ...] = ()
+        self,
+        text: str,
+        *,
+        choice: int,
+        finish_reason: str | None = None,
+        logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> bytes:
         told = legacy_logprobs(logprobs, self._num_characters[choice]) if logprobs else None
         self._num_characters[choice] += sum(len(token_text(each.chosen)) for each in logprobs)

@@ -1,4 +1,5 @@
-"""The body of `POST /v1/completions` -> `Request`. Source: openai 3.57 `types/completion_create_params.py`."""
+"""The body of `POST /v1/completions` -> `Request`. Source: openai 3.57
+`types/completion_create_params.py`."""
 
 from __future__ import annotations
 
@@ -45,7 +46,11 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
     if echo and (num_logprobs is not None or not isinstance(raw, str)):
         raise unsupported(("echo",))
     if num_choices * (1 + len(others)) > MAX_ANSWERS:
-        raise invalid(("prompt",), f"Invalid 'prompt': more than {MAX_ANSWERS} answers are asked for.", "invalid_value")
+        raise invalid(
+            ("prompt",),
+            f"Invalid 'prompt': more than {MAX_ANSWERS} answers are asked for.",
+            "invalid_value",
+        )
     options = body.child("stream_options")
     chosen, directives = sampling(body, ("max_tokens",)), cache_directives(headers)
     if not body.has("max_tokens"):
@@ -73,14 +78,18 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
 
 
 def _prompt(raw: Raw) -> Prompt:
-    return Prompt(messages=(Message("user", (TextPart(raw if isinstance(raw, str) else ""),)),), raw=raw)
+    return Prompt(
+        messages=(Message("user", (TextPart(raw if isinstance(raw, str) else ""),)),), raw=raw
+    )
 
 
 def _raws(body: Node) -> list[Raw]:
     """One or several prompts, all of them texts or all token ids."""
     value = body.value.get("prompt")
     if value is None:
-        raise invalid(("prompt",), "Missing required parameter: 'prompt'.", "missing_required_parameter")
+        raise invalid(
+            ("prompt",), "Missing required parameter: 'prompt'.", "missing_required_parameter"
+        )
     if type(value) is not list:
         if type(value) is str:
             return [value]
@@ -95,7 +104,9 @@ def _raws(body: Node) -> list[Raw]:
 def _raw(value: Any) -> Raw:
     if type(value) is str:
         return value
-    if type(value) is not list or not all(type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in value):
+    if type(value) is not list or not all(
+        type(token_id) is int and 0 <= token_id < MAX_TOKEN_ID for token_id in value
+    ):
         raise _neither()
     return tuple(value)
 

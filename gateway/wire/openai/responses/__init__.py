@@ -1,4 +1,5 @@
-"""OpenAI's Responses API: bytes to `Request`, answers to bytes, and what later requests may refer to. Knows no HTTP server."""
+"""OpenAI's Responses API: bytes to `Request`, answers to bytes, and what later requests may refer
+to. Knows no HTTP server."""
 
 from __future__ import annotations
 
@@ -34,13 +35,16 @@ PART_NBYTES: Final = 128
 
 
 class ResponsesWire(OpenAIWire):
-    """A `RememberingWire`. Models and errors are those of OpenAI's other API. `new_id` gives each response its name."""
+    """A `RememberingWire`. Models and errors are those of OpenAI's other API. `new_id` gives each
+    response its name."""
 
     def __init__(self, new_id: Callable[[], str] = lambda: secrets.token_hex(24)) -> None:
         self._new_id = new_id
 
     def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        read = partial(parse, body, headers, request_id=request_id, response_id=f"resp_{self._new_id()}")
+        read = partial(
+            parse, body, headers, request_id=request_id, response_id=f"resp_{self._new_id()}"
+        )
         request = read()
         if not request.wire_options["referred"]:
             return request
@@ -59,13 +63,15 @@ class ResponsesWire(OpenAIWire):
         return errors.encode_error(error, input_field="input")
 
     def error_event(self, body: bytes) -> bytes:
-        """The nested form, which the official clients raise on, without a number: the last one is not known."""
+        """The nested form, which the official clients raise on, without a number: the last one is
+        not known."""
         return encode_event(orjson.dumps({"type": "error"} | orjson.loads(body)), "error")
 
-    # What later requests refer to -------------------------------------------------------------------------------------
+    # What later requests refer to -----------------------------------------------------------------
 
     def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
-        """Instructions are the new request's alone; everything else of the earlier conversation comes first."""
+        """Instructions are the new request's alone; everything else of the earlier conversation
+        comes first."""
         if referred := request.wire_options["referred"]:
             found = {name: _item(name, path, find) for name, path in referred.items()}
             request = request.wire_options["read"](found=found)
@@ -76,18 +82,28 @@ class ResponsesWire(OpenAIWire):
                 message = f"Previous response with id '{previous}' not found."
                 raise invalid(("previous_response_id",), message, "previous_response_not_found")
             earlier_prompt = msgspec.msgpack.decode(kept.prompt, type=Prompt)
-            request = msgspec.structs.replace(request, prompt=_continued(earlier_prompt, request.prompt))
+            request = msgspec.structs.replace(
+                request, prompt=_continued(earlier_prompt, request.prompt)
+            )
         if earlier := options["comparison_response_id"]:
             kept = find(earlier)
             known = kept.traits if kept is not None and isinstance(kept.traits, Traits) else None
-            request = msgspec.structs.replace(request, wire_options=options | {"compared": Comparison(traits(request), known)})
+            request = msgspec.structs.replace(
+                request, wire_options=options | {"compared": Comparison(traits(request), known)}
+            )
         return request
 
     def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> StoredResponse:
         """Everything, or with `store: false` only hashes to compare later requests with."""
-        return _kept(request, encode.encode_answer(request, answer, created_at_s=created_at_s), _answered(request, answer))
+        return _kept(
+            request,
+            encode.encode_answer(request, answer, created_at_s=created_at_s),
+            _answered(request, answer),
+        )
 
-    def keep_unanswered(self, request: Request, error: GatewayError | None, *, created_at_s: float) -> StoredResponse:
+    def keep_unanswered(
+        self, request: Request, error: GatewayError | None, *, created_at_s: float
+    ) -> StoredResponse:
         """A conversation that goes on from here goes on without an answer."""
         if error is None:
             body = encode.begun(request, created_at_s=created_at_s, status="cancelled")
@@ -96,7 +112,11 @@ class ResponsesWire(OpenAIWire):
         return _kept(request, orjson.dumps(body), _uninstructed(request, request.prompt.messages))
 
     def encode_unfinished(self, request: Request, *, begun: bool, created_at_s: float) -> bytes:
-        return orjson.dumps(encode.begun(request, created_at_s=created_at_s, status="in_progress" if begun else "queued"))
+        return orjson.dumps(
+            encode.begun(
+                request, created_at_s=created_at_s, status="in_progress" if begun else "queued"
+            )
+        )
 
     def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
         return encode_items(orjson.loads(kept.items or b"[]"), query)
@@ -106,14 +126,17 @@ class ResponsesWire(OpenAIWire):
 
 
 def _item(name: str, path: str, find: Callable[[str], StoredResponse | None]) -> Any:
-    """The item of that id, of the answer or of the input of the response that the id begins with."""
+    """The item of that id, of the answer or of the input of the response that the id begins
+    with."""
     owner = name.partition("_")[2].rpartition("_")[0]
     kept = find(f"resp_{owner}")
     if kept is not None and kept.body is not None:
         for item in (*orjson.loads(kept.body)["output"], *orjson.loads(kept.items or b"[]")):
             if item["id"] == name:
                 return item
-    raise InvalidRequest(f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found")
+    raise InvalidRequest(
+        f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found"
+    )
 
 
 def _kept(request: Request, body: bytes, prompt: Prompt) -> StoredResponse:
@@ -121,7 +144,11 @@ def _kept(request: Request, body: bytes, prompt: Prompt) -> StoredResponse:
     nbytes = PART_NBYTES * len(known.input) + FIXED_NBYTES
     if not options["store"]:
         return StoredResponse(options["response_id"], known, nbytes)
-    parts = _trimmed(body), _trimmed(orjson.dumps(options["items"])), _trimmed(msgspec.msgpack.encode(prompt))
+    parts = (
+        _trimmed(body),
+        _trimmed(orjson.dumps(options["items"])),
+        _trimmed(msgspec.msgpack.encode(prompt)),
+    )
     return StoredResponse(options["response_id"], known, nbytes + sum(map(len, parts)), *parts)
 
 
@@ -132,16 +159,23 @@ def _trimmed(encoded: bytes) -> bytes:
 
 def _continued(earlier: Prompt, now: Prompt) -> Prompt:
     """`now` after the conversation `earlier`, whose instructions and tools are gone."""
-    return msgspec.structs.replace(now, system=(*now.system, *earlier.system), messages=(*earlier.messages, *now.messages))
+    return msgspec.structs.replace(
+        now, system=(*now.system, *earlier.system), messages=(*earlier.messages, *now.messages)
+    )
 
 
 def _answered(request: Request, answer: Answer) -> Prompt:
-    """The conversation and the answer behind it, read as if the client had sent its items back; without instructions."""
-    turns = InputItems(ttl=DEFAULT_BREAKPOINT_TTL, continues=True, messages=list(request.prompt.messages))
+    """The conversation and the answer behind it, read as if the client had sent its items back;
+    without instructions."""
+    turns = InputItems(
+        ttl=DEFAULT_BREAKPOINT_TTL, continues=True, messages=list(request.prompt.messages)
+    )
     if not request.prewarm:
         turns.read(Node({"input": encode.output(request, answer)}, ()))
     return _uninstructed(request, tuple(turns.messages))
 
 
 def _uninstructed(request: Request, turns: tuple[Message, ...]) -> Prompt:
-    return Prompt(messages=turns, system=request.prompt.system[request.wire_options["num_instructions"] :])
+    return Prompt(
+        messages=turns, system=request.prompt.system[request.wire_options["num_instructions"] :]
+    )

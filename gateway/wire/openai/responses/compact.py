@@ -1,7 +1,9 @@
-"""`/v1/responses/compact`: a conversation as its user's messages and one item that stands for all the rest.
+"""`/v1/responses/compact`: a conversation as its user's messages and one item that stands for all
+the rest.
 
-The model writes the summary when it is asked for one behind the conversation, so that the conversation's prefix is read from
-the cache and not computed again. Source: openai 3.57 `types/responses/compacted_response.py`.
+The model writes the summary when it is asked for one behind the conversation, so that the
+conversation's prefix is read from the cache and not computed again. Source: openai 3.57
+`types/responses/compacted_response.py`.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ FIELDS: Final = (
     "prompt_cache_retention",
     "service_tier",
 )
-"""What a request to compact shares with one for a response, besides its input. The limit is not in the API, and obeyed."""
+"""What a request to compact shares with one for a response, besides its input. The limit is not in
+the API, and obeyed."""
 
 ASKING: Final = (
-    "Summarize the conversation above so that it can go on without it. Keep the user's goals and wishes, what was decided and "
-    "done, what is still open, and every name, number and path that matters, as it stood. Answer with the summary alone."
+    "Summarize the conversation above so that it can go on without it. Keep the user's goals and "
+    "wishes, what was decided and "
+    "done, what is still open, and every name, number and path that matters, as it stood. Answer "
+    "with the summary alone."
 )
 MAX_SUMMARY_TOKENS: Final = 4096
 
@@ -56,7 +61,9 @@ class CompactWire(ResponsesWire):
         owner = name.removeprefix("resp_")
         said = [message for message in messages if message.role == "user"]
         items = [_user_item(f"msg_{owner}_{i}", message) for i, message in enumerate(said)]
-        items.append({"id": f"cmp_{owner}", "type": "compaction", "encrypted_content": sealed(answer.text)})
+        items.append(
+            {"id": f"cmp_{owner}", "type": "compaction", "encrypted_content": sealed(answer.text)}
+        )
         return orjson.dumps(
             {
                 "id": name,
@@ -73,11 +80,27 @@ def _asking(body: Node) -> dict[str, Any]:
     given = body.value.get("input")
     if given is None and not body.has("previous_response_id"):
         raise missing(body, "input")
-    items = [{"role": "user", "content": given}] if type(given) is str else [node.value for node in body.children("input")]
-    asked = {"max_output_tokens": MAX_SUMMARY_TOKENS} | {name: body.value[name] for name in FIELDS if body.has(name)}
+    items = (
+        [{"role": "user", "content": given}]
+        if type(given) is str
+        else [node.value for node in body.children("input")]
+    )
+    asked = {"max_output_tokens": MAX_SUMMARY_TOKENS} | {
+        name: body.value[name] for name in FIELDS if body.has(name)
+    }
     return asked | {"input": [*items, {"role": "user", "content": ASKING}], "store": False}
 
 
 def _user_item(item_id: str, message: Message) -> dict[str, Any]:
-    content = [{"type": "input_text", "text": part.text} for part in message.parts if isinstance(part, TextPart)]
-    return {"id": item_id, "type": "message", "status": "completed", "role": "user", "content": content}
+    content = [
+        {"type": "input_text", "text": part.text}
+        for part in message.parts
+        if isinstance(part, TextPart)
+    ]
+    return {
+        "id": item_id,
+        "type": "message",
+        "status": "completed",
+        "role": "user",
+        "content": content,
+    }

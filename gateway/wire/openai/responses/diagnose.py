@@ -1,6 +1,8 @@
-"""Why a request read less than an earlier one left behind: `prompt_cache_diagnostics`. Compares requests, not caches.
+"""Why a request read less than an earlier one left behind: `prompt_cache_diagnostics`. Compares
+requests, not caches.
 
-Source: openai 3.57 `types/responses/response.py`, page "Prompt cache diagnostics" (2026-09). Holds hashes and lengths only.
+Source: openai 3.57 `types/responses/response.py`, page "Prompt cache diagnostics" (2026-09). Holds
+hashes and lengths only.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ REASONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a request can be compared by: a hash per setting, and for each part of the input its hash and length."""
+    """What a request can be compared by: a hash per setting, and for each part of the input its
+    hash and length."""
 
     settings: Mapping[str, bytes]
     input: Sequence[bytes]
@@ -49,16 +52,27 @@ def traits(request: Request) -> Traits:
     """Of a request whose conversation is complete."""
     prompt, words = request.prompt, request.parameters
     parts: list[tuple[bytes, Part]] = [(b"system", part) for part in prompt.system]
-    parts += [(message.role.encode(), part) for message in prompt.messages for part in message.parts]
+    parts += [
+        (message.role.encode(), part) for message in prompt.messages for part in message.parts
+    ]
     tools = [(tool.name, tool.description, tool.parameters) for tool in prompt.tools]
     told = {name: words.get(name) for name in REASONS}
-    told |= {"model": request.model, "tools": tools, "service_tier": request.wire_options["service_tier"]}
+    told |= {
+        "model": request.model,
+        "tools": tools,
+        "service_tier": request.wire_options["service_tier"],
+    }
     settings = {name: _digest(value) for name, value in told.items()}
-    return Traits(settings, [_part_digest(role, part) for role, part in parts], [_length(part) for _, part in parts])
+    return Traits(
+        settings,
+        [_part_digest(role, part) for role, part in parts],
+        [_length(part) for _, part in parts],
+    )
 
 
 def diagnosis(comparison: Comparison, usage: Usage) -> dict[str, Any]:
-    """The first thing that differs; token counts are shares of the prompt by length, as the provider's are estimates."""
+    """The first thing that differs; token counts are shares of the prompt by length, as the
+    provider's are estimates."""
     now, earlier = comparison.now, comparison.earlier
     if earlier is None:
         return {"type": "comparison_response_not_found"}
@@ -70,7 +84,9 @@ def diagnosis(comparison: Comparison, usage: Usage) -> dict[str, Any]:
     if common < len(earlier.input):
         share = sum(now.lengths[:common]) / max(sum(now.lengths), 1)
         reusable = int(share * usage.num_prompt)
-        return _missed("input_changed", usage.num_prompt - max(reusable, usage.cache_read), reusable)
+        return _missed(
+            "input_changed", usage.num_prompt - max(reusable, usage.cache_read), reusable
+        )
     return {"type": "cache_hit"} if usage.cache_read else {"type": "unavailable"}
 
 
@@ -81,7 +97,10 @@ def _missed(reason: str, num_missed: int, num_reusable: int) -> dict[str, Any]:
 
 def _num_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
     """Parts at the head that are the same."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def _part_digest(role: bytes, part: Part) -> bytes:

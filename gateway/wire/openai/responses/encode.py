@@ -1,4 +1,5 @@
-"""The `response` object: its output items, its status, its usage. Source: openai 3.57 `types/responses/response.py`."""
+"""The `response` object: its output items, its status, its usage. Source: openai 3.57
+`types/responses/response.py`."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ from policies.ttl import parse_duration
 
 INCOMPLETE: Final[frozenset[FinishReason]] = frozenset({"length", "context"})
 HALF_HOUR_S: Final = 1800.0
-"""Writes of longer classes than this are reported as `ttl_12h_tokens`: the format has only the two."""
+"""Writes of longer classes than this are reported as `ttl_12h_tokens`: the format has only the
+two."""
 
-ERROR_CODES: Final[Mapping[type[GatewayError], str]] = {InvalidRequest: "invalid_prompt", RateLimited: "rate_limit_exceeded"}
+ERROR_CODES: Final[Mapping[type[GatewayError], str]] = {
+    InvalidRequest: "invalid_prompt",
+    RateLimited: "rate_limit_exceeded",
+}
 """Source: openai 3.57 `types/responses/response_error.py`."""
 
 Item = dict[str, Any]
@@ -30,12 +35,14 @@ Item = dict[str, Any]
 
 def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
     """One whole response, and why it ended."""
-    return orjson.dumps(finished(request, answer, output(request, answer), created_at_s=created_at_s))
+    return orjson.dumps(
+        finished(request, answer, output(request, answer), created_at_s=created_at_s)
+    )
 
 
 def output(request: Request, answer: Answer) -> list[Item]:
-    """The answer as items, in the order in which it was said, as a stream shows them. One that says nothing is one empty
-    message. The last item is as incomplete as the answer."""
+    """The answer as items, in the order in which it was said, as a stream shows them. One that says
+    nothing is one empty message. The last item is as incomplete as the answer."""
     if request.prewarm:
         return []
     said, calls = answer.in_order() or (AnswerRun("text"),), enumerate(answer.calls)
@@ -70,7 +77,9 @@ def begun(request: Request, *, created_at_s: float, status: str = "in_progress")
     return body | dict(request.wire_options["echo"])
 
 
-def finished(request: Request, answer: Answer, items: list[Item], *, created_at_s: float) -> dict[str, Any]:
+def finished(
+    request: Request, answer: Answer, items: list[Item], *, created_at_s: float
+) -> dict[str, Any]:
     """The response with its output and its bill."""
     cut = answer.reason in INCOMPLETE and not request.prewarm
     body = begun(request, created_at_s=created_at_s) | {
@@ -89,19 +98,32 @@ def finished(request: Request, answer: Answer, items: list[Item], *, created_at_
 
 def failed(request: Request, error: GatewayError, *, created_at_s: float) -> dict[str, Any]:
     """The response of a request that broke on the way. The format has few codes for why."""
-    code = next((code for kind, code in ERROR_CODES.items() if isinstance(error, kind)), "server_error")
+    code = next(
+        (code for kind, code in ERROR_CODES.items() if isinstance(error, kind)), "server_error"
+    )
     told = {"code": code, "message": errors.error_fields(error, input_field="input")["message"]}
     return begun(request, created_at_s=created_at_s, status="failed") | {"error": told}
 
 
 def usage(request: Request, answer: Answer) -> dict[str, Any]:
-    """Source: openai 3.57 `types/responses/response_usage.py`. `input_tokens` includes what was read and written."""
+    """Source: openai 3.57 `types/responses/response_usage.py`. `input_tokens` includes what was
+    read and written."""
     counts = answer.usage
-    details: dict[str, Any] = {"cached_tokens": counts.cache_read, "cache_write_tokens": counts.num_written}
+    details: dict[str, Any] = {
+        "cached_tokens": counts.cache_read,
+        "cache_write_tokens": counts.num_written,
+    }
     if counts.num_written:
-        named = {lifetime_s: parse_duration(name) for name, lifetime_s in request.ttl_classes.items()}
-        short = sum(tokens for ttl_s, tokens in counts.cache_write if named.get(ttl_s, ttl_s) <= HALF_HOUR_S)
-        details["cache_write_tokens_details"] = {"ttl_30m_tokens": short, "ttl_12h_tokens": counts.num_written - short}
+        named = {
+            lifetime_s: parse_duration(name) for name, lifetime_s in request.ttl_classes.items()
+        }
+        short = sum(
+            tokens for ttl_s, tokens in counts.cache_write if named.get(ttl_s, ttl_s) <= HALF_HOUR_S
+        )
+        details["cache_write_tokens_details"] = {
+            "ttl_30m_tokens": short,
+            "ttl_12h_tokens": counts.num_written - short,
+        }
     return {
         "input_tokens": counts.num_prompt,
         "input_tokens_details": details,
@@ -111,7 +133,13 @@ def usage(request: Request, answer: Answer) -> dict[str, Any]:
     }
 
 
-def message_item(request: Request, index: int, status: str, text: str | None, logprobs: tuple[TokenLogprobs, ...] = ()) -> Item:
+def message_item(
+    request: Request,
+    index: int,
+    status: str,
+    text: str | None,
+    logprobs: tuple[TokenLogprobs, ...] = (),
+) -> Item:
     """A message; `text` None before it has a part."""
     content = [] if text is None else [text_part(text, logprobs)]
     return {
@@ -124,7 +152,12 @@ def message_item(request: Request, index: int, status: str, text: str | None, lo
 
 
 def text_part(text: str, logprobs: tuple[TokenLogprobs, ...] = ()) -> Item:
-    return {"type": "output_text", "annotations": [], "logprobs": token_logprobs(logprobs), "text": text}
+    return {
+        "type": "output_text",
+        "annotations": [],
+        "logprobs": token_logprobs(logprobs),
+        "text": text,
+    }
 
 
 def reasoning_item(request: Request, index: int, text: str | None) -> Item:
@@ -144,13 +177,26 @@ def call_item(request: Request, index: int, number: int, call: ToolCall, status:
     call_id = f"call_{item_id(request, number)}"
     if call.name in request.wire_options["custom_tools"]:
         text = custom_input(call.arguments)
-        return {"id": f"ctc_{owner}", "type": "custom_tool_call", "call_id": call_id, "name": call.name, "input": text}
-    item = {"id": f"fc_{owner}", "type": "function_call", "status": status, "call_id": call_id, "name": call.name}
+        return {
+            "id": f"ctc_{owner}",
+            "type": "custom_tool_call",
+            "call_id": call_id,
+            "name": call.name,
+            "input": text,
+        }
+    item = {
+        "id": f"fc_{owner}",
+        "type": "function_call",
+        "status": status,
+        "call_id": call_id,
+        "name": call.name,
+    }
     return item | {"arguments": call.arguments}
 
 
 def custom_input(arguments: str) -> str:
-    """The free text of a custom tool's call, or the arguments as they are where the model did not keep to the form."""
+    """The free text of a custom tool's call, or the arguments as they are where the model did not
+    keep to the form."""
     try:
         value = orjson.loads(arguments)
     except orjson.JSONDecodeError:

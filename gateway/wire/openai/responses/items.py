@@ -1,7 +1,9 @@
-"""Input items of the Responses API into a `Prompt`. Source: openai 3.57 `types/responses/response_input_item_param.py`.
+"""Input items of the Responses API into a `Prompt`. Source: openai 3.57
+`types/responses/response_input_item_param.py`.
 
-Ids, statuses and whatever else a client puts on an item are never rendered: fresh ids leave the prefix as it is. A run of
-reasoning, text and calls is one assistant turn, as it was when the model wrote it.
+Ids, statuses and whatever else a client puts on an item are never rendered: fresh ids leave the
+prefix as it is. A run of reasoning, text and calls is one assistant turn, as it was when the model
+wrote it.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
 class InputItems:
     """Reads the items of one body. `ttl` is for breakpoints that name none.
 
-    With `continues` the items follow an earlier conversation: instructions among them stay where they are. `sealed_room` is
-    how many bytes of sealed items may still be unpacked. `referred` are items that are only named, and where: they are left
-    out.
+    With `continues` the items follow an earlier conversation: instructions among them stay where
+    they are. `sealed_room` is how many bytes of sealed items may still be unpacked. `referred` are
+    items that are only named, and where: they are left out.
     """
 
     ttl: str
@@ -57,10 +59,18 @@ class InputItems:
                 self._message(node)
             case "function_call":
                 self._assistant(
-                    ToolCallPart(node.text("call_id"), node.text("name"), decoded_arguments(node.text("arguments")))
+                    ToolCallPart(
+                        node.text("call_id"),
+                        node.text("name"),
+                        decoded_arguments(node.text("arguments")),
+                    )
                 )
             case "custom_tool_call":
-                self._assistant(ToolCallPart(node.text("call_id"), node.text("name"), {"input": node.text("input")}))
+                self._assistant(
+                    ToolCallPart(
+                        node.text("call_id"), node.text("name"), {"input": node.text("input")}
+                    )
+                )
             case "function_call_output" | "custom_tool_call_output":
                 self.messages.append(Message("tool", (self._result(node),)))
             case "reasoning":
@@ -86,7 +96,8 @@ class InputItems:
             self.system.append(part)
 
     def _reasoning(self, node: Node) -> str:
-        """The reasoning as text, in the open or as we sealed it; empty where another provider sealed it or there is none."""
+        """The reasoning as text, in the open or as we sealed it; empty where another provider
+        sealed it or there is none."""
         found = "".join(part.text("text") for part in node.children("content"))
         if found:
             return found
@@ -108,7 +119,8 @@ class InputItems:
             self.messages.append(Message("user" if role == "user" else "system", tuple(texts)))
 
     def _assistant(self, *parts: Part) -> None:
-        """More of the turn that is being read; text after text, and reasoning after anything, begins another."""
+        """More of the turn that is being read; text after text, and reasoning after anything,
+        begins another."""
         last = self.messages[-1] if self.messages else None
         goes_on = last is not None and last.role == "assistant"
         if goes_on and last is not None and not isinstance(parts[0], ToolCallPart):
@@ -142,18 +154,22 @@ class InputItems:
         raise unsupported_value(part.at("type"), clip(kind))
 
     def _result(self, node: Node) -> ToolResultPart:
-        """Text parts join with line breaks; a mark on any of them is a mark at the end of the result."""
+        """Text parts join with line breaks; a mark on any of them is a mark at the end of the
+        result."""
         value = node.value.get("output")
         if type(value) is list and not value:
             return ToolResultPart(node.text("call_id"), "")
         texts = self._texts(node, "output")
         marks = [part.cache for part in texts if part.cache is not None]
         mark = max(marks, key=lambda mark: mark.ttl_s, default=None)
-        return ToolResultPart(node.text("call_id"), "\n".join(part.text for part in texts), cache=mark)
+        return ToolResultPart(
+            node.text("call_id"), "\n".join(part.text for part in texts), cache=mark
+        )
 
 
 def listed(body: Node, owner: str) -> list[dict[str, Any]]:
-    """The input as `GET /v1/responses/{id}/input_items` shows it: items with ids, message content as a list of parts."""
+    """The input as `GET /v1/responses/{id}/input_items` shows it: items with ids, message content
+    as a list of parts."""
     value = body.value.get("input")
     items = [{"role": "user", "content": value}] if type(value) is str else value
     return [_listed(item, f"{owner}_i{i}") for i, item in enumerate(items or [])]
@@ -168,6 +184,7 @@ def _listed(item: dict[str, Any], owner: str) -> dict[str, Any]:
         if type(item.get("content")) is str:
             part = "output_text" if item.get("role") == "assistant" else "input_text"
             shown["content"] = [
-                {"type": part, "text": item["content"]} | ({"annotations": []} if part == "output_text" else {})
+                {"type": part, "text": item["content"]}
+                | ({"annotations": []} if part == "output_text" else {})
             ]
     return shown

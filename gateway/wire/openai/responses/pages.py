@@ -1,4 +1,5 @@
-"""Pages of a list, newest first unless asked otherwise. Source: openai 3.57 `types/responses/input_item_list_params.py`."""
+"""Pages of a list, newest first unless asked otherwise. Source: openai 3.57
+`types/responses/input_item_list_params.py`."""
 
 from __future__ import annotations
 
@@ -16,16 +17,28 @@ MAX_LIMIT: Final = 100
 def encode_items(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> bytes:
     """The page that `limit`, `order` and `after` ask for. Raises `InvalidRequest`."""
     limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MAX_LIMIT):
-        raise invalid(("limit",), f"Invalid 'limit': expected an integer between 1 and {MAX_LIMIT}.", "invalid_value")
+    if not (
+        limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MAX_LIMIT
+    ):
+        raise invalid(
+            ("limit",),
+            f"Invalid 'limit': expected an integer between 1 and {MAX_LIMIT}.",
+            "invalid_value",
+        )
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
-        raise invalid(("order",), "Invalid value for 'order'. Supported values are: 'asc' and 'desc'.", "invalid_value")
+        raise invalid(
+            ("order",),
+            "Invalid value for 'order'. Supported values are: 'asc' and 'desc'.",
+            "invalid_value",
+        )
     ordered = list(items) if order == "asc" else list(reversed(items))
     if (after := query.get("after")) is not None:
         place = next((i for i, item in enumerate(ordered) if item["id"] == after), None)
         if place is None:
-            raise invalid(("after",), "Invalid 'after': no such item in this list.", "invalid_value")
+            raise invalid(
+                ("after",), "Invalid 'after': no such item in this list.", "invalid_value"
+            )
         ordered = ordered[place + 1 :]
     page = ordered[: int(limit)]
     return orjson.dumps(

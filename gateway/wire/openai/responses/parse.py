@@ -1,4 +1,5 @@
-"""The body of `POST /v1/responses` -> `Request`. Source: openai 3.57 `types/responses/response_create_params.py`."""
+"""The body of `POST /v1/responses` -> `Request`. Source: openai 3.57
+`types/responses/response_create_params.py`."""
 
 from __future__ import annotations
 
@@ -47,13 +48,19 @@ def parse(
 ) -> Request:
     """Raises `InvalidRequest`, its path in OpenAI's form: `input[0].content[1].text`.
 
-    `wire_options` say what the response repeats (`echo`), what it is called (`response_id`), what it refers to
-    (`previous_response_id`, `comparison_response_id`, and items by id and place, `referred`), its input as a list (`items`),
-    whether it is kept (`store`) and made while nobody waits (`background`), which tools are custom and whether reasoning is to
-    be sealed. `found` are items to put in the place of references to them; others are left out.
+    `wire_options` say what the response repeats (`echo`), what it is called (`response_id`), what
+    it refers to (`previous_response_id`, `comparison_response_id`, and items by id and place,
+    `referred`), its input as a list (`items`), whether it is kept (`store`) and made while nobody
+    waits (`background`), which tools are custom and whether reasoning is to be sealed. `found` are
+    items to put in the place of references to them; others are left out.
     """
     try:
-        return _request(_filled(decode_shallow(body), found or {}), headers, request_id=request_id, response_id=response_id)
+        return _request(
+            _filled(decode_shallow(body), found or {}),
+            headers,
+            request_id=request_id,
+            response_id=response_id,
+        )
     except FieldError as error:
         raise from_field(error) from None
 
@@ -66,14 +73,19 @@ def decode_shallow(body: bytes) -> Node:
     return decoded
 
 
-def _request(body: Node, headers: Mapping[str, str], *, request_id: str, response_id: str) -> Request:
+def _request(
+    body: Node, headers: Mapping[str, str], *, request_id: str, response_id: str
+) -> Request:
     model = body.text("model")
     for name in NEEDS_MORE:
         if body.value.get(name):
             raise unsupported((name,))
     background, store = body.flag("background"), body.flag("store", default=True)
     if background and not store:
-        raise invalid(("background",), "Background responses are kept: 'background' requires 'store' to be true.")
+        raise invalid(
+            ("background",),
+            "Background responses are kept: 'background' requires 'store' to be true.",
+        )
     previous = body.text_or("previous_response_id", "")
     options = body.child("prompt_cache_options") or Node({}, ())
     include = body.strings("include")
@@ -92,7 +104,9 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str, respons
         id=request_id,
         wire="openai",
         model=model,
-        prompt=Prompt(messages=tuple(turns.messages), system=tuple(turns.system), tools=tools.offered),
+        prompt=Prompt(
+            messages=tuple(turns.messages), system=tuple(turns.system), tools=tools.offered
+        ),
         sampling=msgspec.structs.replace(chosen, tool_choice=choice, output_format=form),
         stream=body.flag("stream"),
         automatic=automatic.ttl_s if automatic is not None else None,
@@ -126,7 +140,10 @@ def _filled(body: Node, found: Mapping[str, Any]) -> Node:
     given = body.value.get("input")
     if not found or type(given) is not list:
         return body
-    items = [found.get(item.get("id"), item) if item.get("type") == "item_reference" else item for item in given]
+    items = [
+        found.get(item.get("id"), item) if item.get("type") == "item_reference" else item
+        for item in given
+    ]
     return Node(body.value | {"input": items}, body.path)
 
 
@@ -139,7 +156,8 @@ def _sampling(body: Node, include: list[str], *, prewarm: bool) -> Sampling:
 
 
 def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
-    """What is not rendered but has a cache of its own, in the dialects' words; defaults are left out."""
+    """What is not rendered but has a cache of its own, in the dialects' words; defaults are left
+    out."""
     efforts = effort_parameters(body.child("reasoning"), "effort", body.child("text"))
     return caching_parameters(body) | efforts | format_parameters(form)
 
@@ -147,13 +165,19 @@ def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
 def _echo(body: Node, options: Node) -> dict[str, Any]:
     """What a response repeats of its request, with the defaults of what was left out."""
     value = body.value
-    reasoning, text, metadata = value.get("reasoning") or {}, value.get("text") or {}, body.child("metadata")
+    reasoning, text, metadata = (
+        value.get("reasoning") or {},
+        value.get("text") or {},
+        body.child("metadata"),
+    )
     echo: dict[str, Any] = {
         "background": body.flag("background"),
         "instructions": value.get("instructions"),
         "max_output_tokens": value.get("max_output_tokens"),
         "max_tool_calls": value.get("max_tool_calls"),
-        "metadata": {name: metadata.text(name) for name in metadata.value} if metadata is not None else {},
+        "metadata": {name: metadata.text(name) for name in metadata.value}
+        if metadata is not None
+        else {},
         "parallel_tool_calls": body.flag("parallel_tool_calls", default=True),
         "previous_response_id": value.get("previous_response_id"),
         "prompt_cache_key": value.get("prompt_cache_key"),
@@ -171,7 +195,11 @@ def _echo(body: Node, options: Node) -> dict[str, Any]:
         "truncation": value.get("truncation") or "disabled",
         "user": value.get("user"),
     }
-    told = {name: options.value[name] for name in ("mode", "ttl", "comparison_response_id") if options.has(name)}
+    told = {
+        name: options.value[name]
+        for name in ("mode", "ttl", "comparison_response_id")
+        if options.has(name)
+    }
     echo["prompt_cache_options"] = {"mode": "implicit", "ttl": DEFAULT_BREAKPOINT_TTL} | told
     return echo
 

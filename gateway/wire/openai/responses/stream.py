@@ -1,4 +1,5 @@
-"""A response as events, numbered from 0. Order and fields: openai 3.57 `types/responses/*_event.py`."""
+"""A response as events, numbered from 0. Order and fields: openai 3.57
+`types/responses/*_event.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Kind: TypeAlias = Literal["reasoning", "message", "call"]
 
 
 class ResponseStream:
-    """A `StreamEncoder`: created, in_progress, the events of each item in turn, then completed, incomplete or failed.
+    """A `StreamEncoder`: created, in_progress, the events of each item in turn, then completed,
+    incomplete or failed.
 
     One item is open at a time. It closes when another kind of output, or another call, begins.
     """
@@ -38,9 +40,18 @@ class ResponseStream:
 
     def start(self, usage: Usage) -> bytes:
         body = encode.begun(self._request, created_at_s=self._created_at_s)
-        return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
+        return self._event("response.created", response=body) + self._event(
+            "response.in_progress", response=body
+        )
 
-    def delta(self, text: str, *, thinking: bool = False, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0) -> bytes:
+    def delta(
+        self,
+        text: str,
+        *,
+        thinking: bool = False,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
+    ) -> bytes:
         if self._request.prewarm or not (text or logprobs):
             return b""
         data = self._turn_to("reasoning" if thinking else "message")
@@ -49,10 +60,18 @@ class ResponseStream:
         if thinking:
             return data + self._event("response.reasoning_text.delta", **place, delta=text)
         self._logprobs += logprobs
-        return data + self._event("response.output_text.delta", **place, delta=text, logprobs=token_logprobs(logprobs))
+        return data + self._event(
+            "response.output_text.delta", **place, delta=text, logprobs=token_logprobs(logprobs)
+        )
 
     def call(
-        self, index: int, call: ToolCall, *, begins: bool, logprobs: tuple[TokenLogprobs, ...] = (), choice: int = 0
+        self,
+        index: int,
+        call: ToolCall,
+        *,
+        begins: bool,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        choice: int = 0,
     ) -> bytes:
         data = b""
         if begins:
@@ -62,7 +81,9 @@ class ResponseStream:
         self._call = ToolCall(self._call.name, self._call.arguments + call.arguments)
         if self._custom or not call.arguments:
             return data
-        return data + self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
+        return data + self._event(
+            "response.function_call_arguments.delta", **self._place(), delta=call.arguments
+        )
 
     def finish(self, answer: Answer) -> bytes:
         """The last item is as incomplete as the answer."""
@@ -75,7 +96,8 @@ class ResponseStream:
         return data + self._event(f"response.{body['status']}", response=body)
 
     def error(self, error: GatewayError) -> bytes:
-        """`response.failed` for readers of events, then the nested form, which the official clients raise on."""
+        """`response.failed` for readers of events, then the nested form, which the official clients
+        raise on."""
         fields = error_fields(error, input_field="input")
         body = encode.failed(self._request, error, created_at_s=self._created_at_s)
         return self._event("response.failed", response=body) + self._event("error", error=fields)
@@ -83,14 +105,18 @@ class ResponseStream:
     def keepalive(self) -> bytes:
         return KEEPALIVE_COMMENT
 
-    # One item ---------------------------------------------------------------------------------------------------------
+    # One item -------------------------------------------------------------------------------------
 
     def _turn_to(self, kind: Kind) -> bytes:
         return b"" if self._kind == kind else self._close("completed") + self._open(kind)
 
     def _open(self, kind: Kind) -> bytes:
         self._kind, self._text, self._logprobs = kind, [], []
-        data = self._event("response.output_item.added", output_index=len(self._done), item=self._item("in_progress", None))
+        data = self._event(
+            "response.output_item.added",
+            output_index=len(self._done),
+            item=self._item("in_progress", None),
+        )
         return data if kind == "call" else data + self._part_event("added", "")
 
     def _close(self, status: str) -> bytes:
@@ -98,7 +124,11 @@ class ResponseStream:
         if self._kind is None:
             return b""
         text = "".join(self._text)
-        data = self._end_call() if self._kind == "call" else self._end_text(text) + self._part_event("done", text)
+        data = (
+            self._end_call()
+            if self._kind == "call"
+            else self._end_text(text) + self._part_event("done", text)
+        )
         item = self._item(status, text)
         data += self._event("response.output_item.done", output_index=len(self._done), item=item)
         self._done.append(item)
@@ -118,12 +148,20 @@ class ResponseStream:
             return self._event("response.function_call_arguments.done", **self._place(), **call)
         text = encode.custom_input(self._call.arguments)
         delta = self._event("response.custom_tool_call_input.delta", **self._place(), delta=text)
-        return delta + self._event("response.custom_tool_call_input.done", **self._place(), input=text)
+        return delta + self._event(
+            "response.custom_tool_call_input.done", **self._place(), input=text
+        )
 
     def _part_event(self, what: Literal["added", "done"], text: str) -> bytes:
         thinking = self._kind == "reasoning"
-        part = {"type": "reasoning_text", "text": text} if thinking else encode.text_part(text, tuple(self._logprobs))
-        return self._event(f"response.content_part.{what}", **self._place(), content_index=0, part=part)
+        part = (
+            {"type": "reasoning_text", "text": text}
+            if thinking
+            else encode.text_part(text, tuple(self._logprobs))
+        )
+        return self._event(
+            f"response.content_part.{what}", **self._place(), content_index=0, part=part
+        )
 
     def _item(self, status: str, text: str | None) -> encode.Item:
         """The open item as it is shown; without text or arguments when it opens (`text` None)."""

@@ -1,4 +1,5 @@
-"""The tools of a Responses body. Functions and custom tools are the model's; tools a provider would run itself are not here."""
+"""The tools of a Responses body. Functions and custom tools are the model's; tools a provider would
+run itself are not here."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ CUSTOM_INPUT: Final[Mapping[str, Any]] = {
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
 }
-"""A custom tool takes free text: to the model it is a function with that text as its only argument."""
+"""A custom tool takes free text: to the model it is a function with that text as its only
+argument."""
 
 HOSTED_WARNING: Final = "hosted-tools-ignored"
 
@@ -33,8 +35,9 @@ class Tools:
 def read_tools(body: Node) -> Tools:
     """Raises `FieldError` or `InvalidRequest`.
 
-    Hosted tools (web search, file search, code interpreter, MCP, ...) run on the provider's side and cannot run here. The
-    model is not told of them, and `pcg-warning` says so: clients list them by default without needing them.
+    Hosted tools (web search, file search, code interpreter, MCP, ...) run on the provider's side
+    and cannot run here. The model is not told of them, and `pcg-warning` says so: clients list them
+    by default without needing them.
     """
     offered: list[Tool] = []
     custom: set[str] = set()
@@ -44,7 +47,10 @@ def read_tools(body: Node) -> Tools:
             case "function":
                 offered.append(function_tool(node, cache_control(node)))
             case "custom":
-                tool = function_tool(Node({**node.value, "parameters": dict(CUSTOM_INPUT)}, node.path), cache_control(node))
+                tool = function_tool(
+                    Node({**node.value, "parameters": dict(CUSTOM_INPUT)}, node.path),
+                    cache_control(node),
+                )
                 offered.append(tool)
                 custom.add(tool.name)
             case _:
