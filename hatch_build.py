@@ -1,5 +1,6 @@
-"""Builds the native library into `engine/native` and, as a hook of hatchling, into wheels. Knows no
-kernels.
+"""Builds the native library into `engine/native` and, as a hook of hatchling, into wheels.
+
+Knows no kernels.
 
 `python hatch_build.py` builds in place. The compiler is `$CC`, else `cc`, else the one of the
 package `ziglang`. Without any, on another machine than x86-64 Linux, or where compiling fails,

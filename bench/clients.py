@@ -1,5 +1,7 @@
-"""One, four and eight clients at once, on prompts that share a beginning and on conversations. Part
-of `make bench`."""
+"""One, four and eight clients at once, on prompts that share a beginning and on conversations.
+
+Part of `make bench`.
+"""
 
 from __future__ import annotations
 

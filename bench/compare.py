@@ -1,8 +1,8 @@
-"""The same load on two OpenAI-compatible servers in turn, and what the first takes of the second's
-time.
+"""The same load on two OpenAI-compatible servers in turn,
+and what the first takes of the second's time.
 
-    python -m bench.compare --base-url http://127.0.0.1:8080 --base-url http://127.0.0.1:8000
-    --model smollm2-135m-instruct
+    python -m bench.compare --model smollm2-135m-instruct \
+        --base-url http://127.0.0.1:8080 --base-url http://127.0.0.1:8000
 
 Both get the same texts, which neither has seen, and take turns from one measurement to the next, so
 that whatever else the machine does slows down both. A ratio is the median of the rounds' own

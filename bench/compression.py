@@ -1,5 +1,5 @@
-"""`python -m bench.compression`: whether lossless compression of KV would pay, on real pages of the
-default model.
+"""`python -m bench.compression`: whether lossless compression of KV would pay,
+on real pages of the default model.
 
 Needs the packages zstandard and lz4, which the product does not: `pip install zstandard lz4`. A
 codec pays on a read where reading the smaller object and expanding it takes less time than reading

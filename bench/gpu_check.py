@@ -1,5 +1,6 @@
-"""`make gpu-check`: what only a CUDA device can show, in under five minutes. Without one it says so
-and succeeds.
+"""`make gpu-check`: what only a CUDA device can show, in under five minutes.
+
+Without one it says so and succeeds.
 
 1. Hit equals miss on tiny random models: bit-equal in exact mode, within the stated bound in fast
 mode, by both runners.

@@ -1,5 +1,5 @@
-"""Speeds of one random model on one device: first tokens cold and behind a hit, decoding, and pages
-in and out.
+"""Speeds of one random model on one device: first tokens cold and behind a hit, decoding,
+and pages in and out.
 
 Every figure stands beside what limits it, measured in the same run: the device's own memory
 bandwidth, and that of copies from and to pinned memory. Random weights do for that: no figure

@@ -1,5 +1,6 @@
-"""How long the cache itself takes for one long prompt, beside few blocks and many. No model, no
-torch.
+"""How long the cache itself takes for one long prompt, beside few blocks and many.
+
+No model, no torch.
 
 Times are those of the thread's own processor, so that what else the machine does counts little.
 """

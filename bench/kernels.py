@@ -1,5 +1,5 @@
-"""The native kernels alone, beside torch in the same process: products and attention of the default
-model's shapes.
+"""The native kernels alone, beside torch in the same process:
+products and attention of the default model's shapes.
 
 Kernels and torch take turns over memory that the cache cannot hold, as a model's layers are, and
 each shows its best time.

@@ -1,5 +1,7 @@
-"""Cold and warm requests of several lengths, and what a warm one costs besides computing. Part of
-`make bench`."""
+"""Cold and warm requests of several lengths, and what a warm one costs besides computing.
+
+Part of `make bench`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Puts a server under load: conversations by a number of clients, or each at its own time. Knows no
-table."""
+"""Puts a server under load: conversations by a number of clients, or each at its own time.
+
+Knows no table.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""How fast the media below the device are, measured where the tiers use them: memory, a folder, a
-Redis. Knows no KV.
+"""How fast the media below the device are, measured where the tiers use them: memory, a folder,
+a Redis.
+
+Knows no KV.
 
 Each figure is bytes per second of reading `nbytes` in pieces as large as the tiers' own, by one
 reader.

@@ -1,5 +1,7 @@
-"""What the cache costs where it never helps: prompts with nothing in common, kept or not. Part of
-`make bench`."""
+"""What the cache costs where it never helps: prompts with nothing in common, kept or not.
+
+Part of `make bench`.
+"""
 
 from __future__ import annotations
 

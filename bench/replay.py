@@ -1,5 +1,6 @@
-"""A published trace of prefix hashes through the prefix cache itself: hit ratio by capacity. No
-model, no tokenizer.
+"""A published trace of prefix hashes through the prefix cache itself: hit ratio by capacity.
+
+No model, no tokenizer.
 
     python -m bench.replay conversation_trace.jsonl.gz --blocks 1000 16000 64000 0
 

@@ -1,5 +1,5 @@
-"""`make bench`: the default model through real gateways, in sections; each prints its table and the
-targets it has.
+"""`make bench`: the default model through real gateways,
+in sections; each prints its table and the targets it has.
 
 Texts are new in every run, so nothing is measured twice. Seconds on a shared machine are noise;
 read the ratios.

@@ -1,5 +1,5 @@
-"""`python -m bench.soak`: many conversations over tiers too small for them, every answer compared
-with the uncached run.
+"""`python -m bench.soak`: many conversations over tiers too small for them,
+every answer compared with the uncached run.
 
 The default model in exact mode, a device pool that holds one conversation and no two, a release
 that empties the device, and an SSD and a Redis that hold a part of the whole. Says how far it is

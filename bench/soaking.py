@@ -1,5 +1,5 @@
-"""Interleaved conversations with codewords through one engine, compared with another that caches
-nothing.
+"""Interleaved conversations with codewords through one engine,
+compared with another that caches nothing.
 
 Knows no model and no tier: both engines are given. Answers are greedy, so in exact mode they are
 equal or something is wrong.

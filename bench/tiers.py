@@ -1,5 +1,6 @@
-"""A prefix read back from every tier, against the speed of the medium it lies on. Part of `make
-bench`.
+"""A prefix read back from every tier, against the speed of the medium it lies on.
+
+Part of `make bench`.
 
 One prompt of about 4,000 tokens on the default model: computed, found on the device, and brought
 back from memory, from the SSD by a fresh process after `kill -9` with nothing in the page cache,

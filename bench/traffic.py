@@ -1,5 +1,7 @@
-"""One client: asks a gateway for an answer as a stream and measures what a client can see. Knows no
-table."""
+"""One client: asks a gateway for an answer as a stream and measures what a client can see.
+
+Knows no table.
+"""
 
 from __future__ import annotations
 

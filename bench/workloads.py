@@ -1,5 +1,6 @@
-"""Conversations to load a server with, and when each begins. Pure data from a seed; knows no server
-and no tokenizer.
+"""Conversations to load a server with, and when each begins.
+
+Pure data from a seed; knows no server and no tokenizer.
 
 The shapes are those of the known load generators: `prefix_repetition` (vLLM's `vllm bench serve`)
 and `generated_shared_prefix` (SGLang's `bench_serving`); their parameters have the same names but
@@ -14,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 _WORDS: Final = """
-time year people way day man thing woman life child world school state family student group country problem hand part
-place case week company system program question work government number night point home water room mother area money
-story fact month lot right study book eye job word business issue side kind head house service friend father power
-hour game line end member law car city community name president team minute idea body information back parent face
-others level office door health person art war history party result change morning reason research girl guy moment air
-teacher force education
+time year people way day man thing woman life child world school state family student group
+country problem hand part place case week company system program question work government number
+night point home water room mother area money story fact month lot right study book eye job word
+business issue side kind head house service friend father power hour game line end member law car
+city community name president team minute idea body information back parent face others level
+office door health person art war history party result change morning reason research girl guy
+moment air teacher force education
 """
 WORDS: Final = tuple(_WORDS.split())
 """Each is one token behind a space in the vocabularies of GPT, Llama and SmolLM; a server's usage

@@ -1,5 +1,7 @@
-"""How one engine is set up. Plain data that validates itself; nothing here reads files or the
-environment."""
+"""How one engine is set up.
+
+Plain data that validates itself; nothing here reads files or the environment.
+"""
 
 from __future__ import annotations
 

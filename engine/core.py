@@ -1,5 +1,6 @@
-"""The engine as its users see it: requests in from any thread, events out. Knows no sockets, HTTP
-or money.
+"""The engine as its users see it: requests in from any thread, events out.
+
+Knows no sockets, HTTP or money.
 
 Two threads. The *render thread* turns prompts into tokens and answers counts; the *engine thread*
 owns cache, schedule and device and runs the step loop. Neither ever waits for the other, and an
@@ -13,7 +14,8 @@ idle engine sleeps.
 
     done = threading.Event()
     with worker.build_engine(config, show) as engine:
-        engine.submit(Submit("1", "me", prompt, CachePlan(), Sampling(max_tokens=64), started_at_s=time.time()))
+        sampling = Sampling(max_tokens=64)
+        engine.submit(Submit("1", "me", prompt, CachePlan(), sampling, started_at_s=time.time()))
         done.wait()
 """
 

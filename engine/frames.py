@@ -1,5 +1,7 @@
-"""Frames over a blocking stream socket: read one at a time, write from any thread. Knows no
-engine."""
+"""Frames over a blocking stream socket: read one at a time, write from any thread.
+
+Knows no engine.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Where other threads leave what they want of the engine thread. Knows no model and computes
-nothing.
+"""Where other threads leave what they want of the engine thread.
+
+Knows no model and computes nothing.
 
 Everything is bounded: a request is *open* from `open` until somebody `settle`s it, and no more than
 `capacity` are open at a time. Ticks coalesce, aborts are marks on open requests, questions have a

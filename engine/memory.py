@@ -1,5 +1,6 @@
-"""Memory by the megabyte: for pools of KV, and for what is moved between tiers. Knows nothing of
-what it holds.
+"""Memory by the megabyte: for pools of KV, and for what is moved between tiers.
+
+Knows nothing of what it holds.
 
 A fresh megabyte costs more in page faults than in moving its bytes, so large buffers are mappings
 of their own that ask for huge pages, and go back to the system when their last view is gone.

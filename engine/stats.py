@@ -1,5 +1,7 @@
-"""What the engine counts, by name. The tables are the documentation; `pcg_` in front makes them
-Prometheus metrics."""
+"""What the engine counts, by name.
+
+The tables are the documentation; `pcg_` in front makes them Prometheus metrics.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What crosses the border of the engine besides the prompt: the plan that goes in, the report that
-comes out."""
+"""What crosses the border of the engine besides the prompt: the plan that goes in,
+the report that comes out.
+"""
 
 from __future__ import annotations
 

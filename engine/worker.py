@@ -1,5 +1,6 @@
-"""One engine in a process of its own, behind a Unix socket: `python -m engine.worker SOCKET`. Knows
-no HTTP.
+"""One engine in a process of its own, behind a Unix socket:
+
+`python -m engine.worker SOCKET`. Knows no HTTP.
 
 The parent listens on SOCKET, starts this with an `EngineConfig` as JSON on standard input (until
 end of file), and gets `Hello` when the model is loaded and warm, or `Failed` with an empty request

@@ -1,5 +1,5 @@
-"""Ask two questions about one long document through the official `anthropic` SDK, and see the
-second one read the cache.
+"""Ask two questions about one long document through the official `anthropic` SDK,
+and see the second one read the cache.
 
     python examples/anthropic_sdk.py [http://127.0.0.1:8080]
 

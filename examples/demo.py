@@ -1,5 +1,5 @@
-"""`make demo`: both official SDKs hold a cold and a warm conversation about a long document, and a
-table shows the bill.
+"""`make demo`: both official SDKs hold a cold and a warm conversation about a long document,
+and a table shows the bill.
 
     python -m examples.demo [http://127.0.0.1:8080]
 

@@ -1,5 +1,6 @@
-"""Ask two questions about one long document through the official `openai` SDK; caching needs no
-mark in this format.
+"""Ask two questions about one long document through the official `openai` SDK.
+
+Caching needs no mark in this format.
 
     python examples/openai_sdk.py [http://127.0.0.1:8080]
 

@@ -1,2 +1,3 @@
-"""The application: provider wire formats in, provider wire formats out, with the prefix cache
-between."""
+"""The application: provider wire formats in, provider wire formats out,
+with the prefix cache between.
+"""

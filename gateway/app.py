@@ -1,5 +1,6 @@
-"""The composition root: puts policy, backends, wires and HTTP together, runs them, and takes them
-down in order."""
+"""The composition root: puts policy, backends, wires and HTTP together, runs them,
+and takes them down in order.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Where the gateway's settings come from: the only reader of the environment, the secret file and
-the machine's size.
+"""Where the gateway's settings come from: the only reader of the environment,
+the secret file and the machine's size.
 
 Knows no HTTP and starts nothing. Options of the command beat the environment, which beats the
 policy file.

@@ -1,8 +1,9 @@
-"""Every error a client can be told of, named for the caller's situation. Each wire format maps
-every leaf to a status.
+"""Every error a client can be told of, named for the caller's situation.
+
+Each wire format maps every leaf to a status.
 
 GatewayError
-├── InvalidRequest         400  the body is wrong; `path` names the field in the caller's own coordinates
+├── InvalidRequest         400  the body is wrong; `path` names the field as the caller does
 │   ├── ContextExceeded    400  the prompt does not fit the model
 │   ├── BadPrompt          400  the model's template refuses these messages
 │   └── BadFormat          400  the answer cannot be kept in the form that is asked for

@@ -1,5 +1,7 @@
-"""The single internal request: what every wire format is parsed into. Knows no HTTP and no
-provider."""
+"""The single internal request: what every wire format is parsed into.
+
+Knows no HTTP and no provider.
+"""
 
 from __future__ import annotations
 

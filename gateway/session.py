@@ -1,5 +1,7 @@
-"""Which requests a client says belong together, as a hash: where they go by it, nobody learns who
-asked. Pure.
+"""Which requests a client says belong together, as a hash: where they go by it,
+nobody learns who asked.
+
+Pure.
 
 Only words whose meaning is a session count. Names of users (`metadata.user_id`, `user`,
 `safety_identifier`) do not: one user's conversations have nothing in common, and many users' have.

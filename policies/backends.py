@@ -1,5 +1,6 @@
-"""The section `backends` of the policy file: upstream engines and providers that requests are
-passed to."""
+"""The section `backends` of the policy file:
+upstream engines and providers that requests are passed to.
+"""
 
 from __future__ import annotations
 

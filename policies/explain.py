@@ -1,5 +1,8 @@
-"""Turns what pydantic says about a value into what a person can act on: place, plain words, "did
-you mean". Shows no secret."""
+"""Turns what pydantic says about a value into what a person can act on: place, plain words,
+"did you mean".
+
+Shows no secret.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""`${ENV:NAME}`, `${ENV:NAME:-default}` and `${FILE:/path}` in a text. The only place of the
-package that reads other files."""
+"""`${ENV:NAME}`, `${ENV:NAME:-default}` and `${FILE:/path}` in a text.
+
+The only place of the package that reads other files.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A policy file -> a frozen `Policy`, or everything that is wrong with it. The shipped presets lie
-beneath every file."""
+"""A policy file -> a frozen `Policy`, or everything that is wrong with it.
+
+The shipped presets lie beneath every file.
+"""
 
 from __future__ import annotations
 

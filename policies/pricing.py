@@ -1,5 +1,7 @@
-"""The one place money is computed: `Usage` x `Prices` -> `Charge`. Decimal throughout, never
-float."""
+"""The one place money is computed:
+
+`Usage` x `Prices` -> `Charge`. Decimal throughout, never float.
+"""
 
 from __future__ import annotations
 

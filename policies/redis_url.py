@@ -1,5 +1,7 @@
-"""The address of a Redis as an operator writes it. Knows no client; the password in it is never
-shown."""
+"""The address of a Redis as an operator writes it.
+
+Knows no client; the password in it is never shown.
+"""
 
 from __future__ import annotations
 

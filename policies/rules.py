@@ -1,5 +1,7 @@
-"""Which provider's caching rules a request follows, as numbers. The rules' logic lives in the
-gateway's dialects."""
+"""Which provider's caching rules a request follows, as numbers.
+
+The rules' logic lives in the gateway's dialects.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The whole policy, and the three questions asked of it per request. Pure: knows no file and no
-environment."""
+"""The whole policy, and the three questions asked of it per request.
+
+Pure: knows no file and no environment.
+"""
 
 from __future__ import annotations
 

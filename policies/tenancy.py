@@ -1,5 +1,7 @@
-"""Who is asking: an API key -> a tenant. Knows no HTTP; keys are compared as hashes, in constant
-time, and never kept."""
+"""Who is asking: an API key -> a tenant.
+
+Knows no HTTP; keys are compared as hashes, in constant time, and never kept.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Where an upstream is reached and with which key, as an operator writes it. Knows no client; the
-key is never shown."""
+"""Where an upstream is reached and with which key, as an operator writes it.
+
+Knows no client; the key is never shown.
+"""
 
 from __future__ import annotations
 

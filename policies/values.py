@@ -1,5 +1,5 @@
-"""The scalar types of the policy file: what the YAML text may be, what it becomes, how the JSON
-Schema describes it.
+"""The scalar types of the policy file: what the YAML text may be, what it becomes,
+how the JSON Schema describes it.
 
 Every reader accepts the text form too, because `${ENV:NAME}` always yields text. Messages read
 "must be ..." and never quote the value: whether it may be shown is not for a type to decide.

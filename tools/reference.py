@@ -1,5 +1,6 @@
-"""Write the generated part of docs/policy.md and docs/metrics.md from the code: `python -m
-tools.reference`.
+"""Write the generated part of docs/policy.md and docs/metrics.md from the code:
+
+`python -m tools.reference`.
 
 A generated part stands between two HTML comments; the prose around it is written by hand and kept.
 """

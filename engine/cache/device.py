@@ -1,5 +1,7 @@
-"""What the cache asks of the device: moving pages. A part of the runner's contract; knows no
-tensors."""
+"""What the cache asks of the device: moving pages.
+
+A part of the runner's contract; knows no tensors.
+"""
 
 from __future__ import annotations
 

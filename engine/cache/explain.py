@@ -1,5 +1,7 @@
-"""Why a plan read less than it could have. Looks at the tree's and the entries' past; changes
-nothing."""
+"""Why a plan read less than it could have.
+
+Looks at the tree's and the entries' past; changes nothing.
+"""
 
 from __future__ import annotations
 

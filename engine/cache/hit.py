@@ -1,5 +1,8 @@
-"""What a prompt's plan finds among the entries: the hit, the boundaries, the live entries along the
-way. Changes nothing."""
+"""What a prompt's plan finds among the entries: the hit, the boundaries,
+the live entries along the way.
+
+Changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""How what a lease computed becomes the tree's, and how the lease lets go of it. Knows no plans, no
-tiers, no reports."""
+"""How what a lease computed becomes the tree's, and how the lease lets go of it.
+
+Knows no plans, no tiers, no reports.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A running request's hold on the cache: its block table and what it pinned. Data; `PrefixCache`
-alone changes it."""
+"""A running request's hold on the cache: its block table and what it pinned.
+
+Data; `PrefixCache` alone changes it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Bringing a prefix into a lease's block table: what is on the device is pinned or copied, what was
-read from below written."""
+"""Bringing a prefix into a lease's block table: what is on the device is pinned or copied,
+what was read from below written.
+"""
 
 from __future__ import annotations
 

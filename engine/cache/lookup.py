@@ -1,5 +1,7 @@
-"""What is cached for one tenant, and one prompt as it is looked up there. Data; knows no pages and
-no tiers."""
+"""What is cached for one tenant, and one prompt as it is looked up there.
+
+Data; knows no pages and no tiers.
+"""
 
 from __future__ import annotations
 

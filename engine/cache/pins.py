@@ -1,5 +1,6 @@
-"""Pinned entries: which one a key names, what they may take, and the two changes. Knows no requests
-and no stores.
+"""Pinned entries: which one a key names, what they may take, and the two changes.
+
+Knows no requests and no stores.
 
 A pin is an expiry that never comes, on the entry, on the blocks under it and on their objects below
 the device. Everything else follows from that: nothing is renewed, evictions see it, and it survives
@@ -13,7 +14,7 @@ from typing import Final
 
 from engine.cache.allocator import PageAllocator
 from engine.cache.lookup import TenantCache
-from engine.cache.tiers.below import LowerTiers
+from engine.cache.lower_tiers import LowerTiers
 from engine.cache.tiers.object_format import stored_entry_key
 from engine.cache.tree.block import Block
 from engine.cache.tree.entries import Entry

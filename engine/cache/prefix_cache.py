@@ -1,5 +1,7 @@
-"""The prefix cache: leases pages to requests, finds what earlier ones computed, keeps what was
-promised. Knows no model.
+"""The prefix cache: leases pages to requests, finds what earlier ones computed,
+keeps what was promised.
+
+Knows no model.
 
 The only class that ties index, pages, entries and tiers together. Owned by one thread; no call
 waits for anything but the device.
@@ -19,10 +21,10 @@ from engine.cache.inserter import TreeInserter
 from engine.cache.lease import Lease
 from engine.cache.loading import Loader
 from engine.cache.lookup import CachePreview, PromptLookup, TenantCache
+from engine.cache.lower_tiers import LowerTiers
 from engine.cache.pins import UNLIMITED, Pins
 from engine.cache.promises import Promises
 from engine.cache.stats import CacheCounters, CacheGauges, CacheStats
-from engine.cache.tiers.below import LowerTiers
 from engine.cache.tiers.fetch import Fetch
 from engine.cache.tiers.object_format import SPAN_TOKENS, ObjectNamespace, namespace
 from engine.cache.tiers.pieces import SpanRead

@@ -1,5 +1,6 @@
-"""What a request's plan finds and leaves among the entries, and what is said of it. Knows no pages
-and reads no tier.
+"""What a request's plan finds and leaves among the entries, and what is said of it.
+
+Knows no pages and reads no tier.
 
 Reading is use: what is read is refreshed. What is planned is written once its tokens are computed.
 """
@@ -14,8 +15,8 @@ from engine.cache.explain import explain, is_best, refuse
 from engine.cache.hit import HitResult, boundaries, find_hit, is_too_old, live_entries
 from engine.cache.inserter import TreeInserter
 from engine.cache.lease import Lease
+from engine.cache.lower_tiers import LowerTiers
 from engine.cache.stats import CacheCounters
-from engine.cache.tiers.below import LowerTiers
 from engine.cache.tiers.fetch import Fetch
 from engine.cache.tree.entries import Entry
 from engine.cache.tree.radix import RadixIndex

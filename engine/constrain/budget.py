@@ -1,5 +1,6 @@
-"""What a schema may cost to compile: refused before, because the compiler cannot be stopped. Knows
-no vocabulary.
+"""What a schema may cost to compile: refused before, because the compiler cannot be stopped.
+
+Knows no vocabulary.
 
 The compiler bounds most of its work by itself, but builds some of a schema as automata at once: a
 state for every remainder of a `multipleOf`, a check of every pair of `patternProperties`, and a

@@ -1,5 +1,7 @@
-"""Bounds for the numbers and times of a JSON Schema that has none: a small model could go on with
-digits for ever. Pure data.
+"""Bounds for the numbers and times of a JSON Schema that has none:
+a small model could go on with digits for ever.
+
+Pure data.
 
 What validates against the bounded schema validates against the client's own, never the other way
 round only.

@@ -1,5 +1,6 @@
-"""What an answer must look like, as the text of a grammar in llguidance's words. Knows no
-vocabulary.
+"""What an answer must look like, as the text of a grammar in llguidance's words.
+
+Knows no vocabulary.
 
 JSON has at most one space between two of its parts, and exactly those of past calls in a call, and
 its numbers have bounds: a small model could go on with blanks or digits for ever. Keywords of a

@@ -1,5 +1,6 @@
-"""From what a request asks of its answer to the constraint of one sequence. Knows no wire format
-and no tensors.
+"""From what a request asks of its answer to the constraint of one sequence.
+
+Knows no wire format and no tensors.
 
 Compiling belongs to the render thread, masks to the engine thread. A compiled grammar is kept and
 copied for each sequence.

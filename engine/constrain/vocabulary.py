@@ -1,5 +1,8 @@
-"""A tokenizer as llguidance sees it: the bytes of every token, and which of them are control
-tokens. Knows no grammar."""
+"""A tokenizer as llguidance sees it: the bytes of every token,
+and which of them are control tokens.
+
+Knows no grammar.
+"""
 
 from __future__ import annotations
 

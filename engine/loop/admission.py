@@ -1,5 +1,5 @@
-"""From the queue to pages: a request waits for another that computes the same, for lower tiers, for
-room; then it starts.
+"""From the queue to pages: a request waits for another that computes the same, for lower tiers,
+for room; then it starts.
 
 Knows no model and no answers. What a request waits for, in this order: `FOLLOWING` (single-flight),
 `LOADING` (tiers), `WAITING` (pages and a seat), `RESTORING` (what was read is put into its pages).

@@ -1,5 +1,8 @@
-"""One accepted request, with all that it has until its last event, and what the parts of the step
-loop share. Data only."""
+"""One accepted request, with all that it has until its last event,
+and what the parts of the step loop share.
+
+Data only.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Pages for what a step writes: taken from what was reserved, reserved when needed, freed by
-preemption. Knows no model.
+"""Pages for what a step writes: taken from what was reserved, reserved when needed,
+freed by preemption.
+
+Knows no model.
 
 A request reserves its prompt and a part of its answer when it is admitted, and more of the answer
 as it grows. When there is no more, the youngest decoding sequence gives up its pages and waits

@@ -1,5 +1,6 @@
-"""The place where KV lives: one tensor of slots for all layers, cut into pages. Knows no sequences
-and no attention.
+"""The place where KV lives: one tensor of slots for all layers, cut into pages.
+
+Knows no sequences and no attention.
 
 Layout of a page's bytes, as `read_pages` returns them: `[num_layers, 2 (K, V), page_size,
 num_kv_heads, head_dim]` in the pool's dtype, native byte order, no padding.

@@ -1,5 +1,7 @@
-"""Block tables of the sequences of a step as arrays, kept up as they grow. Knows no tensors and no
-device."""
+"""Block tables of the sequences of a step as arrays, kept up as they grow.
+
+Knows no tensors and no device.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The runner: a forward pass over the paged pool, and what surrounds any of them. Knows no
-scheduling and no model."""
+"""The runner: a forward pass over the paged pool, and what surrounds any of them.
+
+Knows no scheduling and no model.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Where a sequence's tokens lie in the pool, as runs of consecutive slots. Plain data: knows no
-tensors."""
+"""Where a sequence's tokens lie in the pool, as runs of consecutive slots.
+
+Plain data: knows no tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Finds and loads the native library, and says why there is none. Knows no model; what it passes
-are addresses."""
+"""Finds and loads the native library, and says why there is none.
+
+Knows no model; what it passes are addresses.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""From sampled tokens to what a client reads: text, reasoning, tool calls, and when it ends. Knows
-no model, cache or threads.
+"""From sampled tokens to what a client reads: text, reasoning, tool calls, and when it ends.
+
+Knows no model, cache or threads.
 
 Tokens become characters, characters become reasoning or answer, the answer becomes text or calls,
 and the text is searched for stop strings; each stage holds back what it is not certain of. Stop

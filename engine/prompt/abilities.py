@@ -1,5 +1,6 @@
-"""Which shapes of conversation a template can render, found by rendering samples. Knows no template
-by name.
+"""Which shapes of conversation a template can render, found by rendering samples.
+
+Knows no template by name.
 
 A template shows what it cannot do in three ways: it raises, it leaves the text out, or it puts it
 elsewhere. A sample passes when each of its words comes out, in order.

@@ -1,5 +1,6 @@
-"""The ways models write tool calls, as data: what stands around a call's name and arguments. Knows
-no parser or grammar.
+"""The ways models write tool calls, as data: what stands around a call's name and arguments.
+
+Knows no parser or grammar.
 
 Sources: the chat templates of Hermes 2 Pro and Qwen 2.5/3, Llama 3.1 to 3.3, Mistral 7B v0.3 and
 Nemo, Mistral Small 3.2 and Devstral, as published with the models (2026-11).

@@ -1,5 +1,6 @@
-"""The one text form of tools, calls and results: same meaning, same bytes. Knows no template and no
-tokens.
+"""The one text form of tools, calls and results: same meaning, same bytes.
+
+Knows no template and no tokens.
 
 JSON keeps the client's key order and its characters (no `\\u` escapes, no Unicode normalisation,
 nothing trimmed), with the separators `", "` and `": "` that the Hermes and Qwen templates were

@@ -1,5 +1,6 @@
-"""Keeps control tokens that a client typed from becoming control tokens. Knows no templates'
-structure and no ids.
+"""Keeps control tokens that a client typed from becoming control tokens.
+
+Knows no templates' structure and no ids.
 
 Every control token's text inside client content gets a private-use character, the breaker, after
 its first character. It travels through the template with the content, wherever that goes, and is

@@ -1,5 +1,6 @@
-"""Invisible marks around the content of each position, and where they come out of a template. Knows
-no tokens.
+"""Invisible marks around the content of each position, and where they come out of a template.
+
+Knows no tokens.
 
 A mark is one private-use character: `begin(p) + content + end(p)`. A template moves content about
 without looking into it, so the marks show in its output where the content went. Templates may trim

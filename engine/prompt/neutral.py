@@ -1,5 +1,6 @@
-"""Rewrites a tokenizer.json so that pieces of a text encode independently. Pure data in, data out;
-knows no files.
+"""Rewrites a tokenizer.json so that pieces of a text encode independently.
+
+Pure data in, data out; knows no files.
 
 Many tokenizers treat the start of their input as the start of a sentence: they put a space before
 it, strip it, or add BOS. Here an input is a piece out of the middle of a prompt, and a split must

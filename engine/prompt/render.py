@@ -1,5 +1,6 @@
-"""Prompt -> RenderedPrompt: the model's token ids and where every position ends in them. Knows no
-caching rules.
+"""Prompt -> RenderedPrompt: the model's token ids and where every position ends in them.
+
+Knows no caching rules.
 
 The text is what the template makes of the messages, rendered without marks. A second render, with
 marks, only says where content went. The text is cut wherever content begins or ends, whether a

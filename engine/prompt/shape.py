@@ -1,5 +1,6 @@
-"""A prompt as the list of messages that chat templates expect. Knows what a template can do, not
-how it looks.
+"""A prompt as the list of messages that chat templates expect.
+
+Knows what a template can do, not how it looks.
 
 Parts become strings. Neighbouring parts of one role become one message, whoever split them: an
 Anthropic user message with results and text and OpenAI's tool message followed by a user message

@@ -1,5 +1,7 @@
-"""What to look for in the answer to one prompt: calls of its tools, and reasoning. Knows no
-tokens."""
+"""What to look for in the answer to one prompt: calls of its tools, and reasoning.
+
+Knows no tokens.
+"""
 
 from __future__ import annotations
 

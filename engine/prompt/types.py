@@ -1,5 +1,7 @@
-"""What the model is asked, in nobody's dialect: tools, system text, messages. Knows no wire format
-and no tokens."""
+"""What the model is asked, in nobody's dialect: tools, system text, messages.
+
+Knows no wire format and no tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Guessing what a sequence will say from what it has seen: prompt lookup. Knows no model, and
-promises nothing.
+"""Guessing what a sequence will say from what it has seen: prompt lookup.
+
+Knows no model, and promises nothing.
 
 Answers often repeat their prompt or themselves. The last few tokens are looked up in everything
 before them, and what followed there is the guess; the model checks a guess of several tokens in one

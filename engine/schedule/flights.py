@@ -1,5 +1,6 @@
-"""Which prompts are being computed, found by how they begin, and who waits for them. Knows no
-cache, pages or model.
+"""Which prompts are being computed, found by how they begin, and who waits for them.
+
+Knows no cache, pages or model.
 
 A request that begins like one that is being computed need not compute the same: it *follows* that
 *flight* until the tokens both begin with are there. Nobody follows a follower, so nobody waits in a

@@ -1,5 +1,7 @@
-"""The contract between the step loop and whatever computes tokens. No torch: the loop is tested
-with a fake."""
+"""The contract between the step loop and whatever computes tokens.
+
+No torch: the loop is tested with a fake.
+"""
 
 from __future__ import annotations
 

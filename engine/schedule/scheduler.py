@@ -1,5 +1,6 @@
-"""Continuous batching: which sequences run, and what each step computes of them. Knows no tensors
-or threads.
+"""Continuous batching: which sequences run, and what each step computes of them.
+
+Knows no tensors or threads.
 
 The rules, in order:
 

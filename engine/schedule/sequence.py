@@ -1,5 +1,7 @@
-"""One request's tokens on their way through the model. Knows nothing of tensors; owned by the
-engine thread."""
+"""One request's tokens on their way through the model.
+
+Knows nothing of tensors; owned by the engine thread.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""First calls are slow: one prefill chunk and one decode step before anybody waits for them. Knows
-no cache."""
+"""First calls are slow: one prefill chunk and one decode step before anybody waits for them.
+
+Knows no cache.
+"""
 
 from __future__ import annotations
 

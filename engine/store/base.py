@@ -1,5 +1,7 @@
-"""The contract of a tier: a place for bytes under keys, with an expiry. Knows no tokens, tensors or
-tenants."""
+"""The contract of a tier: a place for bytes under keys, with an expiry.
+
+Knows no tokens, tensors or tenants.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""Encryption at rest around any store: AES-256-GCM, a key of its own for every item. Needs the
-`encrypt` extra.
+"""Encryption at rest around any store:
+
+AES-256-GCM, a key of its own for every item. Needs the `encrypt` extra.
 
 Stored KV is as good as the plaintext of the prompt; with this, whoever has the disk or the Redis
 server but not the secret has nothing but the keys and lengths. The keys of a store are themselves
 keyed hashes that no two tenants have in common, so a key derived from the secret and the item's key
 is the tenant's too.
 
-    stored payload = 12 random bytes (nonce) + ciphertext + 16 bytes (tag); the item's key is
-    authenticated with it
+    stored payload = 12 random bytes (nonce) + ciphertext + 16 bytes (tag)
+
+The item's key is authenticated with it.
 """
 
 from __future__ import annotations

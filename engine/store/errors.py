@@ -1,5 +1,5 @@
-"""Errors of tiers, raised only when one is opened: afterwards a failing medium costs misses, never
-an exception.
+"""Errors of tiers, raised only when one is opened: afterwards a failing medium costs misses,
+never an exception.
 
 StoreError              the tier cannot be used as configured: said at start
 ├── StoreBusy               another process has the folder

@@ -1,5 +1,5 @@
-"""How an item looks in a medium that may damage it: one header before the payload, on disk and in
-Redis alike.
+"""How an item looks in a medium that may damage it: one header before the payload,
+on disk and in Redis alike.
 
 All integers are little-endian. The header has no byte that is not covered by a checksum:
 

@@ -1,5 +1,6 @@
-"""The tiers of one engine, made from its configuration: the only place that knows every kind of
-store."""
+"""The tiers of one engine, made from its configuration:
+the only place that knows every kind of store.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Who is believed to hold which prefix, and who is to get a request. Knows no requests, no
-processes and no clock.
+"""Who is believed to hold which prefix, and who is to get a request.
+
+Knows no requests, no processes and no clock.
 
 Beliefs are kept for as long as what they are about: the time to live of what was cached. A wrong
 one costs a prefill.

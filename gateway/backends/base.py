@@ -1,5 +1,6 @@
-"""The contracts of places that answer: backends that generate from a `Request`, upstreams that are
-passed bytes."""
+"""The contracts of places that answer: backends that generate from a `Request`,
+upstreams that are passed bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +8,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from engine.messages import Capabilities, Finished, Started, TextDelta, ToolCallDelta
+from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from engine.prompt.types import Prompt
+from gateway.models import ModelInfo
 from gateway.request import Request
 
 Event: TypeAlias = Started | TextDelta | ToolCallDelta | Finished
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """A model as `/v1/models` lists it."""
-
-    name: str
-    context: int
-    fingerprint: str
-    capabilities: Capabilities
-    created_at_s: float
 
 
 class Backend(Protocol):
@@ -79,13 +70,6 @@ def workers_of(backends: Mapping[str, Backend]) -> list[WorkerInfo]:
             backend.workers if isinstance(backend, HasWorkers) else (backend,)
         )
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamModel:
-    """A model that an upstream serves, as `/v1/models` lists it. Nothing else is known of it."""
-
-    upstream: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,13 +34,14 @@ from engine.messages import (
     ToolCallDelta,
 )
 from engine.prompt.types import Prompt
-from gateway.backends.base import Event, ModelInfo
+from gateway.backends.base import Event
 from gateway.backends.link import Link, ProtocolError
 from gateway.backends.mailbox import RETRY_AFTER_S
 from gateway.backends.process import ProcessTimeouts, WorkerProcess, run_worker
 from gateway.backends.watch import EngineHangs, watch
 from gateway.clock import Clock
 from gateway.errors import EngineFailed, Overloaded
+from gateway.models import ModelInfo
 from gateway.request import Request
 
 A = TypeVar("A", Counted, Flushed, Pinned, EngineStats)

@@ -1,5 +1,6 @@
-"""What the engine said to one request and the request has not read yet. Knows no sockets and no
-processes.
+"""What the engine said to one request and the request has not read yet.
+
+Knows no sockets and no processes.
 
 A slow reader costs no unbounded memory: consecutive text deltas that wait are joined, so a mailbox
 holds at most the one answer it is for, in a handful of items, and a stalled client never holds up

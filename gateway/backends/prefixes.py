@@ -1,5 +1,5 @@
-"""How a prompt begins, as hashes of ever longer prefixes of it: to tell who has computed most of it
-before.
+"""How a prompt begins, as hashes of ever longer prefixes of it:
+to tell who has computed most of it before.
 
 Pure; knows no tokens, no engines and no provider. Cache marks are no part of a hash, as they move
 from turn to turn. Two prompts with a hash in common begin with the same content; whether an engine

@@ -1,5 +1,7 @@
-"""Starts one engine worker process and says how it came up. Knows nothing of requests and of
-restarting."""
+"""Starts one engine worker process and says how it came up.
+
+Knows nothing of requests and of restarting.
+"""
 
 from __future__ import annotations
 

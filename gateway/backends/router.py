@@ -1,5 +1,5 @@
-"""One model in several engine workers: every request goes to the one that is believed to hold most
-of its prompt.
+"""One model in several engine workers:
+every request goes to the one that is believed to hold most of its prompt.
 
 Knows neither HTTP nor processes. Any worker can answer any request: where it goes decides what it
 costs, never what it says.
@@ -14,9 +14,10 @@ from typing import Protocol
 
 from engine.prompt.types import Prompt
 from gateway.backends.affinity import Affinity, Holder, choose
-from gateway.backends.base import Backend, Event, ModelInfo
+from gateway.backends.base import Backend, Event
 from gateway.backends.prefixes import PrefixTrace, trace_prefixes
 from gateway.errors import Overloaded
+from gateway.models import ModelInfo
 from gateway.request import Request
 from gateway.waits import first_of
 

@@ -1,5 +1,6 @@
-"""What the cache did and what it cost, as response headers. Knows the bill, not the body, and no
-HTTP server.
+"""What the cache did and what it cost, as response headers.
+
+Knows the bill, not the body, and no HTTP server.
 
 `Cache-Status` is RFC 9211, `Server-Timing` the W3C draft of 2026-03; `pcg-*` is ours and stable. A
 prefix hit is never `hit` in RFC 9211's sense, because the answer is still generated: reuse is
@@ -17,7 +18,7 @@ from http_sf import Token
 from http_sf.types import BareItemType
 
 from engine.types import CachePlan, CacheReport
-from gateway.state.response_cache import Outcome, ResponseLookup
+from gateway.bill.lookup import Outcome, ResponseLookup
 from gateway.upstream.reported import ReportedBill
 from policies.pricing import Charge, Usage, format_usd
 from policies.rules import DialectRules

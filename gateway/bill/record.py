@@ -1,5 +1,6 @@
-"""What one request used and cost, and what all did, in exact totals kept in memory. Holds no prompt
-text and no keys.
+"""What one request used and cost, and what all did, in exact totals kept in memory.
+
+Holds no prompt text and no keys.
 
 Owned by the event loop; only ever adds. Totals are bounded because tenants and served models come
 from the policy file.

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from gateway.backends.base import Backend, ModelInfo, Upstream, UpstreamModel
+from gateway.backends.base import Backend, Upstream
 from gateway.errors import InvalidRequest, UnknownModel
+from gateway.models import ModelInfo, UpstreamModel
 from gateway.request import WireName
 from policies.backends import UpstreamMatch, is_pattern
 from policies.schema import Policy

@@ -1,5 +1,6 @@
-"""Several answers to one request (`n`, several prompts): an engine request each, one stream. Knows
-no format and no bill.
+"""Several answers to one request (`n`, several prompts): an engine request each, one stream.
+
+Knows no format and no bill.
 
 The first request of a prompt prefills. The others are submitted once its first token exists, so
 that they find its prefix cached and compute their answers only; a few at a time, so that one

@@ -1,5 +1,8 @@
-"""Waiting for a backend's next event, no longer than its client can, without disturbing the
-backend. Knows no wire format."""
+"""Waiting for a backend's next event, no longer than its client can,
+without disturbing the backend.
+
+Knows no wire format.
+"""
 
 from __future__ import annotations
 

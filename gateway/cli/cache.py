@@ -1,5 +1,7 @@
-"""`pcg cache`: what is stored, whether it is whole, and forgetting it. Asks a running gateway, or
-reads the tiers itself."""
+"""`pcg cache`: what is stored, whether it is whole, and forgetting it.
+
+Asks a running gateway, or reads the tiers itself.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Where two prompts first differ, and what kind of difference it is. Knows no tokens, no rules and
-no money."""
+"""Where two prompts first differ, and what kind of difference it is.
+
+Knows no tokens, no rules and no money.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,13 @@ Kind: TypeAlias = Literal[
 
 _CLOCK: Final = re.compile(
     r"\d{1,2}:\d{2}(:\d{2})?|\d{4}-\d{2}-\d{2}|\d{1,2}[/.]\d{1,2}[/.]\d{2,4}|\b1[5-9]\d{8}(\d{3})?\b"
-    r"|\b(mon|tues|wednes|thurs|fri|satur|sun)day\b|\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d{1,2}\b",
+    r"|\b(mon|tues|wednes|thurs|fri|satur|sun)day\b"
+    r"|\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d{1,2}\b",
     re.IGNORECASE,
 )
 _NONCE: Final = re.compile(
-    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?=[a-z_-]*\d)(?=[\d_-]*[a-z])[0-9a-z_-]{5,}",
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+    r"|(?=[a-z_-]*\d)(?=[\d_-]*[a-z])[0-9a-z_-]{5,}",
     re.IGNORECASE,
 )
 """A UUID, or a word of at least five letters and digits with some of each."""

@@ -1,5 +1,7 @@
-"""The `pcg` command: starts the gateway, checks policies, brings models. Says what went wrong
-without a traceback."""
+"""The `pcg` command: starts the gateway, checks policies, brings models.
+
+Says what went wrong without a traceback.
+"""
 
 from __future__ import annotations
 

@@ -11,11 +11,13 @@ pcg is ready at {url}
 
 Anthropic's API
   curl {url}/v1/messages -H 'anthropic-version: 2023-06-01' -H 'content-type: application/json' -d '
-    {{"model": "claude-sonnet-5", "max_tokens": 64, "messages": [{{"role": "user", "content": "Say hello."}}]}}'
+    {{"model": "claude-sonnet-5", "max_tokens": 64,
+     "messages": [{{"role": "user", "content": "Say hello."}}]}}'
 
   import anthropic
   client = anthropic.Anthropic(base_url="{url}", api_key="local")
-  client.messages.create(model="claude-sonnet-5", max_tokens=64, messages=[{{"role": "user", "content": "Say hello."}}])
+  client.messages.create(model="claude-sonnet-5", max_tokens=64,
+                         messages=[{{"role": "user", "content": "Say hello."}}])
 
 OpenAI's API
   curl {url}/v1/chat/completions -H 'content-type: application/json' -d '
@@ -23,7 +25,8 @@ OpenAI's API
 
   import openai
   client = openai.OpenAI(base_url="{url}/v1", api_key="local")
-  client.chat.completions.create(model="gpt-5", messages=[{{"role": "user", "content": "Say hello."}}])
+  client.chat.completions.create(model="gpt-5",
+                                 messages=[{{"role": "user", "content": "Say hello."}}])
 
 What it saved: add -i to curl and read the pcg-* headers, or see {url}/metrics
 Stop it with ctrl-C.

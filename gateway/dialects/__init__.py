@@ -1,5 +1,6 @@
-"""A provider's rules as pure functions: `check_abilities`, `normalize`, then `plan`, and once the
-engine has reported, `usage`.
+"""A provider's rules as pure functions:
+
+`check_abilities`, `normalize`, then `plan`, and once the engine has reported, `usage`.
 
 Nothing here tokenizes and nothing here knows a price. What may be read and must be written is
 decided here; what is there is the engine's business.

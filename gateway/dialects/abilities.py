@@ -1,5 +1,6 @@
-"""What a model, by the id it is asked for, does not do although its format can ask for it. Knows no
-caching rules.
+"""What a model, by the id it is asked for, does not do although its format can ask for it.
+
+Knows no caching rules.
 
 Error texts are those of the APIs: Anthropic's as recorded, OpenAI's as quoted in public issues.
 """

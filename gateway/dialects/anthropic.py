@@ -1,5 +1,7 @@
-"""Anthropic's caching rules: a request's plan, a report's bill. Page "Prompt caching" (2026-08);
-numbers from the policy."""
+"""Anthropic's caching rules: a request's plan, a report's bill.
+
+Page "Prompt caching" (2026-08); numbers from the policy.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""From a cache report's offsets to disjoint token counts. The same arithmetic for every dialect;
-knows no money."""
+"""From a cache report's offsets to disjoint token counts.
+
+The same arithmetic for every dialect; knows no money.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Anthropic's rules for where cache marks may stand, how many, and in which order. Strict: its
-400s. Repair: mended marks.
+"""Anthropic's rules for where cache marks may stand, how many, and in which order.
+
+Strict: its 400s. Repair: mended marks.
 
 Error texts are those of the API (pages "Prompt caching", 2026-08, and texts quoted in public
 issues).

@@ -1,5 +1,6 @@
-"""Makes a parsed request what its plan is made from: marks checked or repaired, one automatic mark
-placed, nonce dropped."""
+"""Makes a parsed request what its plan is made from: marks checked or repaired,
+one automatic mark placed, nonce dropped.
+"""
 
 from __future__ import annotations
 

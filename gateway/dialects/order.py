@@ -1,5 +1,8 @@
-"""Tools and JSON in an order of their own, for clients that send the same in another order each
-time. A policy's choice."""
+"""Tools and JSON in an order of their own,
+for clients that send the same in another order each time.
+
+A policy's choice.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The prompt as the list of places where a cache breakpoint may stand. Knows no provider's
-limits."""
+"""The prompt as the list of places where a cache breakpoint may stand.
+
+Knows no provider's limits.
+"""
 
 from __future__ import annotations
 

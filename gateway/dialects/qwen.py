@@ -1,5 +1,6 @@
-"""Qwen's caching rules: explicit with a marker, implicit without one, never both. Model Studio
-"Context Cache" (2026-10).
+"""Qwen's caching rules: explicit with a marker, implicit without one, never both.
+
+Model Studio "Context Cache" (2026-10).
 
 Explicit is Anthropic's: look-back, billed writes. Implicit is that of OpenAI's earlier models: any
 prefix, writes for free.

@@ -1,5 +1,5 @@
-"""`/v1/messages/batches`: creates, shows, cancels and deletes batches, and works through them when
-there is room.
+"""`/v1/messages/batches`: creates, shows, cancels and deletes batches,
+and works through them when there is room.
 
 The requests of a batch go through the same handler as any other, at half the price, a few at a
 time, and wait while clients are being served.

@@ -1,5 +1,8 @@
-"""The handler behind aiohttp: routes, the client's side of a request, and which provider's format
-speaks. No policy."""
+"""The handler behind aiohttp: routes, the client's side of a request,
+and which provider's format speaks.
+
+No policy.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from gateway.clock import Clock
 from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
 from gateway.http.batch_routes import BatchRoutes
 from gateway.http.body import read_body
+from gateway.http.problem import problem
 from gateway.http.response_routes import ResponseRoutes
 from gateway.ids import request_id
-from gateway.operate.admin import problem
 from gateway.serve.handler import Handler
 from gateway.wire.base import Wire
 from gateway.wire.plain import plain_headers

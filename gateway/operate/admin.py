@@ -1,5 +1,7 @@
-"""What operators and their machines ask of the gateway: alive, ready, how, how much. Never of a
-provider's format."""
+"""What operators and their machines ask of the gateway: alive, ready, how, how much.
+
+Never of a provider's format.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import asyncio
 import importlib.metadata
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 from aiohttp import web
@@ -15,6 +17,7 @@ from aiohttp import web
 from engine.messages import PROTOCOL_VERSION, EngineStats
 from gateway.backends.base import Backend, workers_of
 from gateway.errors import GatewayError, Unauthenticated
+from gateway.http.problem import json_reply, problem
 from gateway.operate.metrics import CONTENT_TYPE, Metrics
 from gateway.serve.auth import authenticate
 from gateway.serve.limits import InFlight
@@ -102,27 +105,6 @@ class Admin:
 def package_version() -> str:
     """Of the installed distribution."""
     return importlib.metadata.version("prompt-cache-gateway")
-
-
-def json_reply(
-    content: Any, status: int = 200, content_type: str = "application/json"
-) -> web.Response:
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode(content),
-        headers={"Content-Type": content_type, "Cache-Control": "no-store"},
-    )
-
-
-def problem(status: int, error: GatewayError) -> web.Response:
-    """RFC 9457, for routes that are ours alone."""
-    content = {
-        "type": "about:blank",
-        "title": type(error).__name__,
-        "status": status,
-        "detail": error.message,
-    }
-    return json_reply(content, status, "application/problem+json")
 
 
 async def all_stats(backends: Mapping[str, Backend]) -> dict[tuple[str, int], EngineStats | None]:

@@ -1,5 +1,6 @@
-"""The operators' routes about what is stored: `/admin/cache/*`. JSON out, RFC 9457 errors, never in
-a provider's format.
+"""The operators' routes about what is stored:
+
+`/admin/cache/*`. JSON out, RFC 9457 errors, never in a provider's format.
 
 Where the policy names tenants, a key sees and forgets its own tenant's objects; the operator's key,
 which follows from the gateway's secret, everyone's, and it alone pins. Without tenants the routes
@@ -33,7 +34,8 @@ from gateway.errors import (
     Unauthenticated,
 )
 from gateway.http.body import read_body
-from gateway.operate.admin import all_stats, json_reply, problem
+from gateway.http.problem import json_reply, problem
+from gateway.operate.admin import all_stats
 from gateway.operate.cache_pins import PinDone, PinRequest, change, named
 from gateway.operate.inventory import Contents, EntryLine, Inventory, Verified, tenant_hash
 from gateway.serve.auth import api_key, authenticate

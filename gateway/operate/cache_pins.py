@@ -1,5 +1,5 @@
-"""Pins, as operators ask for them: from the first digits of a key in the listing to the engine that
-has the entry.
+"""Pins, as operators ask for them:
+from the first digits of a key in the listing to the engine that has the entry.
 
 Knows the listing and the engines; knows no HTTP and no blocks.
 """

@@ -1,5 +1,5 @@
-"""What the tiers hold, by tenant and by entry, and whether it is whole: for `pcg cache` and the
-operators' routes.
+"""What the tiers hold, by tenant and by entry, and whether it is whole:
+for `pcg cache` and the operators' routes.
 
 Reads, and changes nothing. Never shows text or token ids: a tenant is the hash that begins its
 keys, an entry a position and an offset.

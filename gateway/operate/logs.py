@@ -1,5 +1,7 @@
-"""How the gateway speaks to its operator: one line per request on standard error. Never prompt
-text, completions or keys."""
+"""How the gateway speaks to its operator: one line per request on standard error.
+
+Never prompt text, completions or keys.
+"""
 
 from __future__ import annotations
 

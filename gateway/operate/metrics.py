@@ -1,5 +1,6 @@
-"""Everything `/metrics` shows, in a registry of its own. Fed with finished records and engine
-snapshots; measures nothing.
+"""Everything `/metrics` shows, in a registry of its own.
+
+Fed with finished records and engine snapshots; measures nothing.
 
 Label values come from closed sets (routes, error classes, TTL classes, causes), so the number of
 series is bounded.

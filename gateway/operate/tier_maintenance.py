@@ -1,5 +1,6 @@
-"""From engines' configurations to what they have stored: an inventory to read, and a way to empty
-it while no engine runs."""
+"""From engines' configurations to what they have stored: an inventory to read,
+and a way to empty it while no engine runs.
+"""
 
 from __future__ import annotations
 

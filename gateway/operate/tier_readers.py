@@ -1,5 +1,6 @@
-"""The places where stored KV lies, read object by object without an engine. Takes no lock and
-changes nothing.
+"""The places where stored KV lies, read object by object without an engine.
+
+Takes no lock and changes nothing.
 
 A folder is read as it is, whether a gateway uses it or not: objects appear whole under their names
 and vanish whole.

@@ -1,5 +1,7 @@
-"""Who is asking: the key of a request, and the tenant the policy knows it as. Stores and logs no
-key."""
+"""Who is asking: the key of a request, and the tenant the policy knows it as.
+
+Stores and logs no key.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""One request, top to bottom: the file to read first. Knows no HTTP library and no engine, only
-their contracts.
+"""One request, top to bottom: the file to read first.
+
+Knows no HTTP library and no engine, only their contracts.
 
     client bytes -> authenticate -> wire.parse -> dialects.normalize, plan -> backend.generate
-    Started (the prompt's bill) -> TextDelta ... -> Finished -> headers and body, or a stream ->
-    ledger, metrics, log
+    Started (the prompt's bill) -> TextDelta ... -> Finished
+    -> headers and body, or a stream -> record, metrics, log
 
 A model that an upstream serves is passed to it instead, byte for byte: `relay`. Whatever ends a
 request (an answer, an error, a client that left) ends here, and is recorded once.
@@ -38,12 +39,13 @@ from gateway.request import Request
 from gateway.serve.auth import authenticate
 from gateway.serve.limits import InFlight
 from gateway.serve.progress import ChoiceBuilder, Progress
+from gateway.serve.upstream_exchange import UpstreamExchange
 from gateway.session import routing_key
 from gateway.state.archive import Archive
 from gateway.state.background import Background, EventLog
 from gateway.state.diagnoses import Diagnoses
 from gateway.state.response_cache import ResponseCache, replay
-from gateway.upstream.proxy import UpstreamExchange, UpstreamProxy
+from gateway.upstream.proxy import UpstreamProxy
 from gateway.wire.base import RememberingWire, StreamEncoder, ToolCall
 from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
 from policies.schema import Policy
@@ -308,7 +310,8 @@ class Handler:
             progress,
             call=replace(call, route=BACKGROUND),
             request=msgspec.structs.replace(request, stream=True, warnings=()),
-            started={},  # of its own: what the engine tells is the answer's to pay, and not again its watcher's
+            # Of its own: what the engine tells is the answer's to pay, not again its watcher's.
+            started={},
             choices=[ChoiceBuilder() for _ in progress.choices],
             phases={},
         )

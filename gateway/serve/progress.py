@@ -1,5 +1,7 @@
-"""What one request has come to so far, from arrival to its record. Decides nothing and sends
-nothing."""
+"""What one request has come to so far, from arrival to its record.
+
+Decides nothing and sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from engine.types import FinishReason, TokenLogprobs
 from gateway import dialects
 from gateway.bill.headers import Bill
+from gateway.bill.lookup import ResponseLookup
 from gateway.bill.merged import merged
 from gateway.bill.record import Outcome, Record
 from gateway.calls.catalog import MAX_MODEL_ID
 from gateway.calls.exchange import Call
 from gateway.errors import GatewayError
 from gateway.request import REST_OF_CONTEXT, Request
-from gateway.state.response_cache import RecordedEvents, ResponseLookup
+from gateway.state.response_cache import RecordedEvents
 from gateway.upstream.reported import Note, ReportedBill, UpstreamUsage
 from gateway.wire.base import Answer, AnswerRun, ToolCall
 from policies.pricing import NOTHING, Prices, Usage, charge, sum_usage

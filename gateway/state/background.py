@@ -1,5 +1,5 @@
-"""Answers that are made while nobody waits (`background: true`), and their events, to be read from
-any of them on.
+"""Answers that are made while nobody waits (`background: true`), and their events,
+to be read from any of them on.
 
 Knows no wire format and no engine: somebody's `Work` makes the answer, and writes the events of its
 stream as to a client.

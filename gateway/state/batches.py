@@ -1,5 +1,6 @@
-"""Message batches on disk: what was asked, how far it is, and what came of it. Knows no HTTP server
-and no engine.
+"""Message batches on disk: what was asked, how far it is, and what came of it.
+
+Knows no HTTP server and no engine.
 
 A batch is a folder, `requests.jsonl` and `results.jsonl` in it, and `batch.json` with everything
 else, which is replaced as a whole. A result is written before it is counted, so that what `kill -9`

@@ -11,15 +11,16 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from itertools import chain, groupby
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from engine.messages import TextDelta, ToolCallDelta
 from gateway.backends.base import Event
+from gateway.bill.lookup import CachedAnswer, ResponseLookup
 from gateway.calls.choices import ChoiceEvent
 from gateway.calls.exchange import Call
 from gateway.request import Request
@@ -51,44 +52,9 @@ VERSIONS: Final = ("anthropic-version", "anthropic-beta", "openai-beta")
 DAY_S: Final = 86400.0
 """A chat template may tell the model which day it is."""
 
-OVERHEAD_NBYTES: Final = 1024
-"""What an answer takes besides its events, about."""
 
 RecordedEvents: TypeAlias = list[tuple[int, Event]]
 """The events of one request as they came, each with the number of the answer it belongs to."""
-
-Outcome: TypeAlias = Literal["hit", "miss", "stale", "request", "bypass"]
-"""`request`: the client forbade to read. `bypass`: not looked up."""
-
-
-@dataclass(frozen=True, slots=True)
-class CachedAnswer:
-    """An answer that was given. `events` are the engine's, joined and packed; `usage` and
-    `cost_usd` what it cost then."""
-
-    tenant: str
-    events: bytes
-    usage: Usage
-    cost_usd: Decimal
-    given_at_s: float
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.events) + OVERHEAD_NBYTES
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseLookup:
-    """What became of one request here. Without a `key` its answer is not kept. `detail` says why it
-    was not looked up, or not read; `ttl_left_s` how long what was found can be given."""
-
-    outcome: Outcome
-    detail: str | None = None
-    key: bytes | None = None
-    given: CachedAnswer | None = None
-    ttl_left_s: float = 0.0
-    era: int = 0
-    """Answers to requests from before the last flush are not kept."""
 
 
 class ResponseCache:

@@ -1,5 +1,6 @@
-"""Which header fields pass between a client and an upstream, in either direction. Pure; names are
-lower-case. Knows no key.
+"""Which header fields pass between a client and an upstream, in either direction.
+
+Pure; names are lower-case. Knows no key.
 
 RFC 9110, section 7.6.1, names the fields that belong to one connection. The rest of what is left
 out is what this gateway answers for itself: credentials, cookies, addresses of clients, traces,

@@ -1,5 +1,6 @@
-"""An upstream engine or provider over HTTP: bytes there, bytes back. Knows no wire format; the only
-one who shows its key.
+"""An upstream engine or provider over HTTP: bytes there, bytes back.
+
+Knows no wire format; the only one who shows its key.
 
 One session per upstream, whose connections are at most `max_requests`. Nothing is sent twice: a
 request that failed after bytes had left may have been served, and only its sender knows whether it

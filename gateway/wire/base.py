@@ -1,5 +1,7 @@
-"""The contract of a wire format: bytes in, `Request` out; events in, bytes out. Pure, no
-aiohttp."""
+"""The contract of a wire format: bytes in, `Request` out; events in, bytes out.
+
+Pure, no aiohttp.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from engine.types import FinishReason, TokenLogprobs
-from gateway.backends.base import ModelInfo, UpstreamModel
 from gateway.errors import GatewayError
+from gateway.models import ModelInfo, UpstreamModel
 from gateway.request import Request, WireName
 from policies.pricing import Usage
 

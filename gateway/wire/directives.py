@@ -1,5 +1,7 @@
-"""The request headers both wire formats understand alike: `Cache-Control` (RFC 9111, section 5.2.1)
-for the prefix cache."""
+"""The request headers both wire formats understand alike:
+
+`Cache-Control` (RFC 9111, section 5.2.1) for the prefix cache.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What every wire format does with errors alike: finding the table's row, and the headers that tell
-a client to retry."""
+"""What every wire format does with errors alike: finding the table's row,
+and the headers that tell a client to retry.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Reading a JSON body field by field, remembering where. Knows no provider: each wire format words
-the errors itself."""
+"""Reading a JSON body field by field, remembering where.
+
+Knows no provider: each wire format words the errors itself.
+"""
 
 from __future__ import annotations
 

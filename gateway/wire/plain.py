@@ -1,5 +1,7 @@
-"""HTTP header fields as plain data, the same for requests and answers. Pure; knows no HTTP
-library."""
+"""HTTP header fields as plain data, the same for requests and answers.
+
+Pure; knows no HTTP library.
+"""
 
 from __future__ import annotations
 

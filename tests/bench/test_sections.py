@@ -1,5 +1,6 @@
-"""The sections of the benchmark: which run, what fails them, and that they run at all on a small
-model."""
+"""The sections of the benchmark: which run, what fails them,
+and that they run at all on a small model.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The eviction queue pops what a full scan would, whatever happened to the blocks since they were
-queued."""
+"""The eviction queue pops what a full scan would,
+whatever happened to the blocks since they were queued.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Pinned entries: they do not expire, leave last, survive a restart, keep to their budget, and go
-when they are told to."""
+"""Pinned entries: they do not expire, leave last, survive a restart, keep to their budget,
+and go when they are told to.
+"""
 
 from __future__ import annotations
 

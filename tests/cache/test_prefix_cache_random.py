@@ -1,5 +1,6 @@
-"""Random lives of many requests against plain dictionaries: every invariant and every KV slot is
-checked after each step."""
+"""Random lives of many requests against plain dictionaries:
+every invariant and every KV slot is checked after each step.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Leases that grow, end early and go on: pages on demand, the report of the first time, entries
-written in parts."""
+"""Leases that grow, end early and go on: pages on demand, the report of the first time,
+entries written in parts.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Lower tiers by themselves: what is loaded and what computed, how much is read ahead, whose time
-counts."""
+"""Lower tiers by themselves: what is loaded and what computed, how much is read ahead,
+whose time counts.
+"""
 
 from __future__ import annotations
 

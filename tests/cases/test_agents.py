@@ -1,5 +1,6 @@
-"""The shapes real coding agents send: a six-step tool loop whose marker moves every turn, and all
-that a client adds."""
+"""The shapes real coding agents send: a six-step tool loop whose marker moves every turn,
+and all that a client adds.
+"""
 
 from __future__ import annotations
 

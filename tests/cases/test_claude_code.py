@@ -1,5 +1,5 @@
-"""The real Claude Code against a real gateway: opt-in, for it needs the program (`PCG_CLAUDE_CODE`
-names it) and minutes.
+"""The real Claude Code against a real gateway: opt-in,
+for it needs the program (`PCG_CLAUDE_CODE` names it) and minutes.
 
 npm install --prefix /tmp/claude @anthropic-ai/claude-code
 PCG_CLAUDE_CODE=/tmp/claude/node_modules/.bin/claude python -m pytest

@@ -1,5 +1,5 @@
-"""What users ran into with cache marks: where they may stand, how many, in which order, and what
-they are worth.
+"""What users ran into with cache marks: where they may stand, how many, in which order,
+and what they are worth.
 
 The numbers are those of a collection of public bug reports.
 """

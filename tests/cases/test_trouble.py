@@ -1,5 +1,5 @@
-"""What users ran into when something broke: damaged KV, clients that leave, streams that fall
-silent.
+"""What users ran into when something broke: damaged KV, clients that leave,
+streams that fall silent.
 
 The numbers are those of a collection of public bug reports.
 """

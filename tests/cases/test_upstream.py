@@ -1,5 +1,6 @@
-"""What users of prompt caching ran into with gateways in front of providers: cases of public bug
-reports, over real sockets."""
+"""What users of prompt caching ran into with gateways in front of providers:
+cases of public bug reports, over real sockets.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Conversations over several workers, each with a cache of its own: cases 33 and 48 of the
-collection of public reports.
+"""Conversations over several workers, each with a cache of its own:
+cases 33 and 48 of the collection of public reports.
 
 The whole gateway over four engines of real parts. Every byte of a prompt is a token, and what was
 read shows where a request went: only the worker that has computed a prefix can skip it.

@@ -1,5 +1,6 @@
-"""Forced calls, written by a client that takes any allowed token, are read back from their tokens
-as what was written."""
+"""Forced calls, written by a client that takes any allowed token,
+are read back from their tokens as what was written.
+"""
 
 from __future__ import annotations
 

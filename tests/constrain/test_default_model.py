@@ -1,5 +1,6 @@
-"""The default model in a form: 135M parameters write what validates, every time, within a small
-budget."""
+"""The default model in a form: 135M parameters write what validates, every time,
+within a small budget.
+"""
 
 from __future__ import annotations
 

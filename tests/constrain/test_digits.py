@@ -1,5 +1,6 @@
-"""Numbers end: where a schema leaves them without bounds, they get some that its own readers need
-not know of."""
+"""Numbers end: where a schema leaves them without bounds,
+they get some that its own readers need not know of.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Constraints: every answer they allow is in the form that was asked for, and what can't be kept is
-refused in words."""
+"""Constraints: every answer they allow is in the form that was asked for,
+and what can't be kept is refused in words.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Random conversations through dialect and cache, against the rules written down a second time: the
-bills are the same."""
+"""Random conversations through dialect and cache, against the rules written down a second time:
+the bills are the same.
+"""
 
 from __future__ import annotations
 

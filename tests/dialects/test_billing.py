@@ -1,5 +1,6 @@
-"""Promise 2: counts are true and add up, for any report the engine may give; and worked numbers
-from public reports."""
+"""Promise 2: counts are true and add up,
+for any report the engine may give; and worked numbers from public reports.
+"""
 
 from __future__ import annotations
 

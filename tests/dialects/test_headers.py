@@ -1,5 +1,7 @@
-"""What the headers say: `Cache-Status` as RFC 9211 has it, counts that add up, money without
-exponents."""
+"""What the headers say:
+
+`Cache-Status` as RFC 9211 has it, counts that add up, money without exponents.
+"""
 
 from __future__ import annotations
 

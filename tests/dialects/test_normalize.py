@@ -1,5 +1,6 @@
-"""Marks checked and mended, the automatic mark placed, the billing nonce dropped: through real
-bodies."""
+"""Marks checked and mended, the automatic mark placed, the billing nonce dropped:
+through real bodies.
+"""
 
 from __future__ import annotations
 

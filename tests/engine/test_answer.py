@@ -1,5 +1,6 @@
-"""What of the sampled tokens a client reads: characters, stop strings, reasoning and calls, and
-which tokens each carries."""
+"""What of the sampled tokens a client reads: characters, stop strings, reasoning and calls,
+and which tokens each carries.
+"""
 
 from __future__ import annotations
 

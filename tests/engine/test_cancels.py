@@ -1,5 +1,6 @@
-"""A thousand clients that leave, each in another phase of its request: nothing leaks, and those who
-stay do not notice."""
+"""A thousand clients that leave, each in another phase of its request: nothing leaks,
+and those who stay do not notice.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Answers in a form, through the whole engine: from the request to the events. Real parts around a
-fake model."""
+"""Answers in a form, through the whole engine: from the request to the events.
+
+Real parts around a fake model.
+"""
 
 from __future__ import annotations
 

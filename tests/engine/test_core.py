@@ -1,5 +1,7 @@
-"""The engine with its threads: who answers, when, and that nothing is left behind. Real parts
-around a fake model."""
+"""The engine with its threads: who answers, when, and that nothing is left behind.
+
+Real parts around a fake model.
+"""
 
 from __future__ import annotations
 

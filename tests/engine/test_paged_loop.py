@@ -1,5 +1,6 @@
-"""The step loop over a device with large pages, recorded decode steps and copies beside what
-computes."""
+"""The step loop over a device with large pages,
+recorded decode steps and copies beside what computes.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""More answers than pages: some give theirs up and go on later, and nobody can tell. The fake
-model."""
+"""More answers than pages: some give theirs up and go on later, and nobody can tell.
+
+The fake model.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A call on the default model, from the request to the next turn: forced, read, sent back, and hit
-through."""
+"""A call on the default model, from the request to the next turn: forced, read, sent back,
+and hit through.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Single-flight, preemption and guessing on the default model in exact mode: the answers are those
-of a request alone."""
+"""Single-flight, preemption and guessing on the default model in exact mode:
+the answers are those of a request alone.
+"""
 
 from __future__ import annotations
 

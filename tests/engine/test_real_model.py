@@ -1,5 +1,6 @@
-"""Promise 1 through the real step loop, cache and tiers, on the default model in exact mode: a hit
-never changes the answer."""
+"""Promise 1 through the real step loop, cache and tiers, on the default model in exact mode:
+a hit never changes the answer.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Guessed tokens: what is sent is what would have been sent without guessing, in fewer steps. The
-fake model."""
+"""Guessed tokens: what is sent is what would have been sent without guessing, in fewer steps.
+
+The fake model.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The step loop over tiers with many requests: conversations that never mix, aborts that leak
-nothing."""
+"""The step loop over tiers with many requests: conversations that never mix,
+aborts that leak nothing.
+"""
 
 from __future__ import annotations
 

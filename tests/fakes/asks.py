@@ -1,5 +1,6 @@
-"""Random requests to a prefix cache: what they ask, and what a test knows of them while they
-run."""
+"""Random requests to a prefix cache: what they ask,
+and what a test knows of them while they run.
+"""
 
 from __future__ import annotations
 

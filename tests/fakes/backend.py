@@ -1,5 +1,7 @@
-"""A backend that plays scripts: exact reports and texts, errors where told, gates to hold it. No
-engine, no process."""
+"""A backend that plays scripts: exact reports and texts, errors where told, gates to hold it.
+
+No engine, no process.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from dataclasses import dataclass, field
 from engine.messages import Capabilities, EngineStats, Finished, Started, TextDelta, ToolCallDelta
 from engine.prompt.types import Prompt
 from engine.types import Boundary, CacheReport, FinishReason, Hit
-from gateway.backends.base import Event, ModelInfo
+from gateway.backends.base import Event
 from gateway.errors import GatewayError
+from gateway.models import ModelInfo
 from gateway.request import Request
 
 

@@ -1,5 +1,5 @@
-"""Two hundred prompts for an engine over a folder, on a device that holds two of them, and what the
-engine reports of each.
+"""Two hundred prompts for an engine over a folder, on a device that holds two of them,
+and what the engine reports of each.
 
 `python -m tests.fakes.crowd FOLDER` has an engine write them there; it is killed while it writes
 one of the objects.

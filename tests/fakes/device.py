@@ -1,5 +1,6 @@
-"""A device whose KV can be read: each token's slot holds a digest of all tokens up to it, as real
-KV depends on them."""
+"""A device whose KV can be read: each token's slot holds a digest of all tokens up to it,
+as real KV depends on them.
+"""
 
 from __future__ import annotations
 

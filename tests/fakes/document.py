@@ -1,5 +1,6 @@
-"""A document of 22 tokens and questions about it: what the worked examples of the prefix cache
-ask."""
+"""A document of 22 tokens and questions about it:
+what the worked examples of the prefix cache ask.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A backend over an engine of real parts in this process: template, cache and scheduler as they
-are, and a model of hashes."""
+"""A backend over an engine of real parts in this process: template,
+cache and scheduler as they are, and a model of hashes.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ from engine.messages import (
     ToolCallDelta,
 )
 from engine.prompt.types import Prompt
-from gateway.backends.base import Event, ModelInfo
+from gateway.backends.base import Event
 from gateway.backends.mailbox import told
+from gateway.models import ModelInfo
 from gateway.request import Request
 from tests.fakes.harness import Harness, Wiring
 from tests.fakes.runner import FakeRunner

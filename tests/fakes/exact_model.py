@@ -1,5 +1,6 @@
-"""The default model in exact mode, for a stepper: what any two ways to an answer must agree on, bit
-by bit."""
+"""The default model in exact mode, for a stepper: what any two ways to an answer must agree on,
+bit by bit.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A store around a real one that fails on demand: loses, damages, drops, or holds every read until
-told."""
+"""A store around a real one that fails on demand: loses, damages, drops,
+or holds every read until told.
+"""
 
 from __future__ import annotations
 

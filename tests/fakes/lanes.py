@@ -1,5 +1,6 @@
-"""Tiers whose I/O happens in the test's own thread: at once, or when the test says so, in the order
-it says."""
+"""Tiers whose I/O happens in the test's own thread: at once, or when the test says so,
+in the order it says.
+"""
 
 from __future__ import annotations
 

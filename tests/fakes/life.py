@@ -1,5 +1,6 @@
-"""One random life of a prefix cache: many requests, and the plain dictionaries that say what each
-of them must find."""
+"""One random life of a prefix cache: many requests,
+and the plain dictionaries that say what each of them must find.
+"""
 
 from __future__ import annotations
 

@@ -24,10 +24,12 @@ CHAT: Final[dict[str, Any]] = {
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
     "messages": [
         {"role": "developer", "content": "s"},
-        {"role": "user", "content": [{"type": "text", "text": "q", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
+        {"role": "user", "content": [
+            {"type": "text", "text": "q", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
         {"role": "assistant", "content": None, "tool_calls": [
             {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
-        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "r", "cache_control": CC}]},
+        {"role": "tool", "tool_call_id": "c", "content": [
+            {"type": "text", "text": "r", "cache_control": CC}]},
     ],
 }  # fmt: skip
 

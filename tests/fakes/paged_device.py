@@ -1,5 +1,6 @@
-"""A device's attention, graphs and copies on a processor: checks what callers owe them, and keeps
-promises no better."""
+"""A device's attention, graphs and copies on a processor: checks what callers owe them,
+and keeps promises no better.
+"""
 
 from __future__ import annotations
 

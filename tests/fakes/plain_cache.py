@@ -1,5 +1,6 @@
-"""What a prefix cache must do, as two dictionaries: which prefixes are kept until when, and which
-entries live until when."""
+"""What a prefix cache must do, as two dictionaries: which prefixes are kept until when,
+and which entries live until when.
+"""
 
 from __future__ import annotations
 

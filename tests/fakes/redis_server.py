@@ -1,5 +1,6 @@
-"""A real Valkey server for one test, and a proxy before it that refuses, hangs, dawdles or resets
-on demand."""
+"""A real Valkey server for one test, and a proxy before it that refuses, hangs,
+dawdles or resets on demand.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A model without a model: every output depends on every KV slot it must read, so any wrong page
-shows."""
+"""A model without a model: every output depends on every KV slot it must read,
+so any wrong page shows.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Random JSON Schemas of the kinds that requests ask for, all of them satisfiable and with finite
-answers."""
+"""Random JSON Schemas of the kinds that requests ask for,
+all of them satisfiable and with finite answers.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A process that writes objects until it is killed: `python -m tests.fakes.store_writer disk PATH`
-or `redis URL`.
+"""A process that writes objects until it is killed:
+
+`python -m tests.fakes.store_writer disk PATH` or `redis URL`.
 
 Prints one line per object once its put has returned. Object n has `key_of(n)` and `payload_of(n)`;
 every tenth put refreshes an earlier object to `T0 + REFRESHED_S`.

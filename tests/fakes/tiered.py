@@ -1,5 +1,6 @@
-"""The step loop over one store whose reads and writes wait for the test, and what an engine without
-any cache answers."""
+"""The step loop over one store whose reads and writes wait for the test,
+and what an engine without any cache answers.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A vocabulary without merges: every byte is a token, and a few control tokens follow. Knows no
-files."""
+"""A vocabulary without merges: every byte is a token, and a few control tokens follow.
+
+Knows no files.
+"""
 
 from __future__ import annotations
 

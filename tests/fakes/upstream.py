@@ -1,5 +1,6 @@
-"""An upstream that answers as it is told, over a real socket, and keeps what it got byte for
-byte."""
+"""An upstream that answers as it is told, over a real socket,
+and keeps what it got byte for byte.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""An engine worker without an engine: it speaks the frames and does what the last message's text
-says. Loads no model.
+"""An engine worker without an engine:
+it speaks the frames and does what the last message's text says.
+
+Loads no model.
 
 Run as `fake_worker.py MODE SOCKET`. Modes: `good`; `version` (another protocol); `refuse` (cannot
 load); `exit` (dies at once); `once` (the first process is good, later ones cannot load); `slow`

@@ -1,5 +1,6 @@
-"""A gateway as production runs it, on a free port of this machine, over whatever backend a test
-gives it."""
+"""A gateway as production runs it, on a free port of this machine,
+over whatever backend a test gives it.
+"""
 
 from __future__ import annotations
 

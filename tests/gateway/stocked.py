@@ -1,5 +1,6 @@
-"""Tiers with known contents: objects as an engine writes them, in a real folder, for tests of what
-reads them."""
+"""Tiers with known contents: objects as an engine writes them, in a real folder,
+for tests of what reads them.
+"""
 
 from __future__ import annotations
 

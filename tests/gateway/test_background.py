@@ -1,5 +1,6 @@
-"""Responses made in the background, through the unmodified SDK: polled, followed, cancelled, and
-bounded."""
+"""Responses made in the background, through the unmodified SDK: polled, followed, cancelled,
+and bounded.
+"""
 
 from __future__ import annotations
 

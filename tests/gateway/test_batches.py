@@ -1,5 +1,6 @@
-"""Message batches through the official SDK: created, worked through, read, cancelled, deleted; kept
-over a restart."""
+"""Message batches through the official SDK: created, worked through, read, cancelled,
+deleted; kept over a restart.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The operators' routes about what is stored: who may ask, what is answered, and errors by RFC
-9457."""
+"""The operators' routes about what is stored: who may ask, what is answered,
+and errors by RFC 9457.
+"""
 
 from __future__ import annotations
 

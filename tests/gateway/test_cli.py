@@ -1,5 +1,6 @@
-"""The `pcg` command: what it prints, and that what the operator can mend is said in words with exit
-status 1."""
+"""The `pcg` command: what it prints,
+and that what the operator can mend is said in words with exit status 1.
+"""
 
 from __future__ import annotations
 

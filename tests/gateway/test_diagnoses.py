@@ -1,5 +1,6 @@
-"""Requests compared with earlier ones: what changed, how much of the prompt follows, and that
-memory is bounded."""
+"""Requests compared with earlier ones: what changed, how much of the prompt follows,
+and that memory is bounded.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def reason(diagnoses: Diagnoses, request: Request) -> Any:
     [
         (None, {}),
         (None, {"system": [text("s", CC)]}),
-        (None, {"messages": [{"role": "user", "content": [text("q1"), text("q2")]}, {"role": "assistant", "content": "a"},
+        (None, {"messages": [{"role": "user", "content": [text("q1"), text("q2")]},
+                             {"role": "assistant", "content": "a"},
                              {"role": "user", "content": "more"}]}),
         ("model_changed", {"model": "n"}),
         ("model_changed", {"speed": "fast"}),
@@ -68,8 +70,9 @@ def reason(diagnoses: Diagnoses, request: Request) -> Any:
         ("tools_changed", {"tools": []}),
         ("messages_changed", {"messages": [{"role": "user", "content": [text("q1")]}]}),
         ("messages_changed", {"messages": [{"role": "user", "content": [text("q2"), text("q1")]}]}),
-        ("messages_changed", {"messages": [{"role": "assistant", "content": [text("q1"), text("q2")]},
-                                           {"role": "user", "content": "x"}]}),
+        ("messages_changed", {"messages": [
+            {"role": "assistant", "content": [text("q1"), text("q2")]},
+            {"role": "user", "content": "x"}]}),
         ("unavailable", {"tool_choice": {"type": "none"}}),
         ("unavailable", {"thinking": {"type": "adaptive"}}),
         ("unavailable", {"output_config": {"effort": "low"}}),

@@ -1,5 +1,6 @@
-"""What goes wrong is told in the caller's own format, with the provider's status, and never as a
-500."""
+"""What goes wrong is told in the caller's own format, with the provider's status,
+and never as a 500.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Reading what is stored without an engine: sizes, entries, damage, and forgetting, on real
-folders."""
+"""Reading what is stored without an engine: sizes, entries, damage, and forgetting,
+on real folders.
+"""
 
 from __future__ import annotations
 

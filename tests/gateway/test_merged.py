@@ -1,5 +1,6 @@
-"""Several prompts' reports as one: counts add up, and what one word says of all of them is true of
-all of them."""
+"""Several prompts' reports as one: counts add up,
+and what one word says of all of them is true of all of them.
+"""
 
 from __future__ import annotations
 

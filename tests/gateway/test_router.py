@@ -1,5 +1,6 @@
-"""Several workers of one model: what prompts have in common, who gets a request, and what happens
-when somebody cannot."""
+"""Several workers of one model: what prompts have in common, who gets a request,
+and what happens when somebody cannot.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The gateway as a whole process would run it, over a worker without an engine: start, failure to
-start, end."""
+"""The gateway as a whole process would run it, over a worker without an engine: start,
+failure to start, end.
+"""
 
 from __future__ import annotations
 

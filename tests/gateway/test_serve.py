@@ -1,5 +1,6 @@
-"""`pcg serve` as a stranger runs it: a model in a real process, the official SDKs, a clock the test
-moves."""
+"""`pcg serve` as a stranger runs it: a model in a real process, the official SDKs,
+a clock the test moves.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Streams over a real socket: when headers leave, what fills silence, errors on the way, and
-clients that leave."""
+"""Streams over a real socket: when headers leave, what fills silence, errors on the way,
+and clients that leave.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Upstreams over real sockets: what goes there and comes back, what goes wrong on the way, and who
-may use them."""
+"""Upstreams over real sockets: what goes there and comes back, what goes wrong on the way,
+and who may use them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,10 @@ from tests.gateway.serving import (
 MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
 ROUTES = [(MESSAGES, CLAUDE), (CHAT, GPT), (RESPONSES, GPT), ("/v1/completions", GPT)]
 QUESTION: Any = [{"role": "user", "content": "Hi"}]
-CHUNK = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"gpt-5.6","choices":[{"index":0,"delta":{}}]}\n\n'
+CHUNK = (
+    b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"gpt-5.6",'
+    b'"choices":[{"index":0,"delta":{}}]}\n\n'
+)
 START = (
     b"event: message_start\ndata: "
     b'{"type":"message_start","message":{"id":"m","type":"message","role":"assistant",'

@@ -1,5 +1,6 @@
-"""Noticing an engine that hangs, by a clock that can jump: a machine that slept is no engine that
-hangs."""
+"""Noticing an engine that hangs, by a clock that can jump:
+a machine that slept is no engine that hangs.
+"""
 
 from __future__ import annotations
 

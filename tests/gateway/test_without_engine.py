@@ -1,5 +1,6 @@
-"""`pcg` where the engine extra is not installed: in front of upstreams it needs neither torch nor a
-model."""
+"""`pcg` where the engine extra is not installed:
+in front of upstreams it needs neither torch nor a model.
+"""
 
 from __future__ import annotations
 

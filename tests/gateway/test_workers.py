@@ -1,5 +1,6 @@
-"""`pcg serve` with two engine workers of one model: real processes, real files, one of them
-killed."""
+"""`pcg serve` with two engine workers of one model: real processes, real files,
+one of them killed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Fast mode: our forward pass is transformers' own, and a hit stays within a stated bound of a
-miss."""
+"""Fast mode: our forward pass is transformers' own,
+and a hit stays within a stated bound of a miss.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The lean runner's ways of attending: single rows that begin alike together, long ones in
-products, pages in any order."""
+"""The lean runner's ways of attending: single rows that begin alike together,
+long ones in products, pages in any order.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The forward pass over a paged attention kernel: what the generic runner says, whatever is in a
-step, recorded or not."""
+"""The forward pass over a paged attention kernel: what the generic runner says,
+whatever is in a step, recorded or not.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Preparing a model: used in place, converted once, and never trusted when it was cut or
-altered."""
+"""Preparing a model: used in place, converted once,
+and never trusted when it was cut or altered.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The probe for an attention kernel: takes the best that is right, and says what was wrong with the
-others."""
+"""The probe for an attention kernel: takes the best that is right,
+and says what was wrong with the others.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Sampling: every parameter's exact effect and its distribution, and a choice that depends on its
-own row alone."""
+"""Sampling: every parameter's exact effect and its distribution,
+and a choice that depends on its own row alone.
+"""
 
 from __future__ import annotations
 

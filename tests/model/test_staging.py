@@ -1,5 +1,6 @@
-"""Pages through pinned memory: the same bytes as without, done no earlier than needed and no later
-than touched."""
+"""Pages through pinned memory: the same bytes as without,
+done no earlier than needed and no later than touched.
+"""
 
 from __future__ import annotations
 

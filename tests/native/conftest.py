@@ -1,5 +1,7 @@
-"""What tests of the native kernels share: teams of several sizes, and packed weights. All skip
-where there is no library."""
+"""What tests of the native kernels share: teams of several sizes, and packed weights.
+
+All skip where there is no library.
+"""
 
 from __future__ import annotations
 

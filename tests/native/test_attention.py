@@ -1,5 +1,6 @@
-"""Attention over pages: right, and the same bits for a row however a step is made up and whoever
-computes it."""
+"""Attention over pages: right,
+and the same bits for a row however a step is made up and whoever computes it.
+"""
 
 from __future__ import annotations
 

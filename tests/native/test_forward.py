@@ -1,5 +1,6 @@
-"""The native forward pass refuses what would lead the library outside of its memory, and weights
-that do not fit together."""
+"""The native forward pass refuses what would lead the library outside of its memory,
+and weights that do not fit together.
+"""
 
 from __future__ import annotations
 

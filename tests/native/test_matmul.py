@@ -1,5 +1,6 @@
-"""Packed products: right, and the same bits for a row whatever is computed beside it and by however
-many threads."""
+"""Packed products: right,
+and the same bits for a row whatever is computed beside it and by however many threads.
+"""
 
 from __future__ import annotations
 

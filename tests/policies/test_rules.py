@@ -1,5 +1,6 @@
-"""Which rules a requested model id follows, under the shipped policy and under an operator's
-own."""
+"""Which rules a requested model id follows,
+under the shipped policy and under an operator's own.
+"""
 
 from __future__ import annotations
 

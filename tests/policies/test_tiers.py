@@ -1,5 +1,6 @@
-"""The `tiers` section: where KV is kept by default, and a Redis URL whose password is shown
-nowhere."""
+"""The `tiers` section: where KV is kept by default,
+and a Redis URL whose password is shown nowhere.
+"""
 
 from __future__ import annotations
 

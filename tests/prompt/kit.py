@@ -1,5 +1,6 @@
-"""What prompt tests share: every template, shipped and foreign, with a vocabulary of bytes that
-fits it, and short prompts."""
+"""What prompt tests share: every template, shipped and foreign,
+with a vocabulary of bytes that fits it, and short prompts.
+"""
 
 from __future__ import annotations
 

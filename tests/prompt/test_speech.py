@@ -1,5 +1,6 @@
-"""What a rendered prompt says of its answer: which calls to look for, and whether it begins with
-reasoning."""
+"""What a rendered prompt says of its answer: which calls to look for,
+and whether it begins with reasoning.
+"""
 
 from __future__ import annotations
 

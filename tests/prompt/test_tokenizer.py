@@ -1,5 +1,6 @@
-"""Pieces, their ids and their text, for the default model's vocabulary and for each kind of
-vocabulary we accept."""
+"""Pieces, their ids and their text,
+for the default model's vocabulary and for each kind of vocabulary we accept.
+"""
 
 from __future__ import annotations
 

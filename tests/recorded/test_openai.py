@@ -17,8 +17,8 @@ import pytest
 
 from engine.messages import Capabilities
 from engine.types import TokenLogprob, TokenLogprobs
-from gateway.backends.base import ModelInfo
 from gateway.errors import InvalidRequest, Overloaded
+from gateway.models import ModelInfo
 from gateway.request import Request
 from gateway.wire.base import Answer, StreamEncoder, ToolCall, Wire
 from gateway.wire.openai import OpenAIWire

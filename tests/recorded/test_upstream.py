@@ -1,5 +1,6 @@
-"""Recorded traffic of providers, replayed by an upstream: requests arrive and answers return byte
-for byte, usage is theirs."""
+"""Recorded traffic of providers, replayed by an upstream:
+requests arrive and answers return byte for byte, usage is theirs.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The hook that builds the native library: which compiler it takes, and that nothing fails where
-there is none."""
+"""The hook that builds the native library: which compiler it takes,
+and that nothing fails where there is none.
+"""
 
 from __future__ import annotations
 

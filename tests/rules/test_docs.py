@@ -1,5 +1,6 @@
-"""Every policy key, metric and header is documented, and the generated pages are what the code says
-now."""
+"""Every policy key, metric and header is documented,
+and the generated pages are what the code says now.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Twenty conversations over tiers too small for them, on a tiny model: five hundred answers, all
-those of an uncached run."""
+"""Twenty conversations over tiers too small for them, on a tiny model: five hundred answers,
+all those of an uncached run.
+"""
 
 from __future__ import annotations
 

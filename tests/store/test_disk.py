@@ -1,5 +1,6 @@
-"""The disk store: what comes back after a restart, what is damaged, what else is in the folder, and
-the cap."""
+"""The disk store: what comes back after a restart, what is damaged, what else is in the folder,
+and the cap.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Encryption at rest: nothing readable below, and nothing but what this secret wrote under this key
-comes back."""
+"""Encryption at rest: nothing readable below,
+and nothing but what this secret wrote under this key comes back.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What only the memory store promises: which item goes, and that room is made before an item
-enters."""
+"""What only the memory store promises: which item goes,
+and that room is made before an item enters.
+"""
 
 from __future__ import annotations
 

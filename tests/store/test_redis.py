@@ -1,5 +1,6 @@
-"""The Redis store against a real server: shared, tampered with, forbidden, full, restarted, and as
-a cluster."""
+"""The Redis store against a real server: shared, tampered with, forbidden, full, restarted,
+and as a cluster.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A Redis server that fails in every way we could think of: misses, little waiting, one line, and
-back by itself."""
+"""A Redis server that fails in every way we could think of: misses, little waiting, one line,
+and back by itself.
+"""
 
 from __future__ import annotations
 

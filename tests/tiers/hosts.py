@@ -1,5 +1,6 @@
-"""Hosts with real gateways on the default model in exact mode: started, killed, asked, and their
-clock moved."""
+"""Hosts with real gateways on the default model in exact mode: started, killed, asked,
+and their clock moved.
+"""
 
 from __future__ import annotations
 

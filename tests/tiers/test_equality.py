@@ -1,5 +1,6 @@
-"""Exact mode from every tier, the faster ones out of the way: the answer is the cold one, and the
-headers say who served it."""
+"""Exact mode from every tier, the faster ones out of the way: the answer is the cold one,
+and the headers say who served it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A Redis that is gone, silent, slow, cut, locked, full or empty: no request fails, none waits
-long, and it comes back."""
+"""A Redis that is gone, silent, slow, cut, locked, full or empty: no request fails,
+none waits long, and it comes back.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What outlives a process and a machine: after `kill -9`, and on a second host, bills and times are
-as if nothing had been."""
+"""What outlives a process and a machine: after `kill -9`, and on a second host,
+bills and times are as if nothing had been.
+"""
 
 from __future__ import annotations
 

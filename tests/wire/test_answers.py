@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from engine.messages import Capabilities
 from engine.types import FinishReason, TokenLogprob, TokenLogprobs
-from gateway.backends.base import ModelInfo
 from gateway.errors import Overloaded
+from gateway.models import ModelInfo
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Answer, ToolCall, Wire

@@ -1,5 +1,6 @@
-"""Reasoning and tool calls in Anthropic's answers: whole and streamed alike, through the official
-SDK's own types."""
+"""Reasoning and tool calls in Anthropic's answers: whole and streamed alike,
+through the official SDK's own types.
+"""
 
 from __future__ import annotations
 

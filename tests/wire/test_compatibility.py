@@ -1,5 +1,6 @@
-"""docs/compatibility.md names every field, block and item that a parser refuses by name, and every
-route there is."""
+"""docs/compatibility.md names every field, block and item that a parser refuses by name,
+and every route there is.
+"""
 
 from __future__ import annotations
 

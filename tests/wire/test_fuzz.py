@@ -1,5 +1,6 @@
-"""Whatever a body holds, parsing gives a request or a 400: nothing else, and nothing that fails
-later."""
+"""Whatever a body holds, parsing gives a request or a 400: nothing else,
+and nothing that fails later.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`prompt_cache_diagnostics`: the first difference between two requests, in the provider's
-order."""
+"""`prompt_cache_diagnostics`: the first difference between two requests,
+in the provider's order.
+"""
 
 from __future__ import annotations
 

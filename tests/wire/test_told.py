@@ -1,5 +1,6 @@
-"""Usage as upstreams tell it: field by field, in every format, in whatever pieces a stream
-comes."""
+"""Usage as upstreams tell it: field by field, in every format,
+in whatever pieces a stream comes.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""One tier below the device and the threads that move its bytes. Knows objects and keys, but no
-blocks, leases or plans.
+"""One tier below the device and the threads that move its bytes.
+
+Knows objects and keys, but no blocks, leases or plans.
 
 All methods are for the engine thread and none waits, but where the store is memory. Results come
 back through the mailbox.
@@ -382,7 +383,8 @@ class TierClient:
             begin_s = time.perf_counter()
             try:
                 result = work()
-            except Exception as error:  # whatever a store's libraries raise: a broken tier costs speed, never a request
+            # Whatever a store's libraries raise: a broken tier costs speed, never a request.
+            except Exception as error:
                 self._mailbox.post(partial(self._failed, type(error).__name__))
             seconds = time.perf_counter() - begin_s
             self._mailbox.post(lambda: told(result, seconds))

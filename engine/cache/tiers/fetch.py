@@ -1,5 +1,7 @@
-"""What one request may get from below the device, and the choice of what to read. Data and
-arithmetic; talks to no store."""
+"""What one request may get from below the device, and the choice of what to read.
+
+Data and arithmetic; talks to no store.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Where calls of stores run, and how their results come back to the engine thread. Knows no stores
-and no blocks."""
+"""Where calls of stores run, and how their results come back to the engine thread.
+
+Knows no stores and no blocks.
+"""
 
 from __future__ import annotations
 

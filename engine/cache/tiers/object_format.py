@@ -1,5 +1,6 @@
-"""What lies in the tiers below the device: keys and the one payload format. Pure bytes; knows no
-stores, pages or clocks.
+"""What lies in the tiers below the device: keys and the one payload format.
+
+Pure bytes; knows no stores, pages or clocks.
 
 Three kinds of objects. A *span* holds the KV of 16 blocks of 16 tokens (256 tokens, aligned in
 absolute positions), a *tail* the KV between the last span border and the exact end of an entry, an

@@ -1,5 +1,6 @@
-"""Reads from the lower tiers on behalf of requests: who waits for what, and until when. Knows no
-pages and writes nothing.
+"""Reads from the lower tiers on behalf of requests: who waits for what, and until when.
+
+Knows no pages and writes nothing.
 
 For the engine thread alone, and nothing here waits: results come back through the mailbox. An
 object is read once however many requests want it. What is read is owned by its job: a request that

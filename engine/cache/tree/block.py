@@ -1,5 +1,7 @@
-"""A block: a run of tokens, the key of everything up to its end, and its place in the tree. Knows
-no pages' bytes, no clock."""
+"""A block: a run of tokens, the key of everything up to its end, and its place in the tree.
+
+Knows no pages' bytes, no clock.
+"""
 
 from __future__ import annotations
 

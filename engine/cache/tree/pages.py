@@ -1,5 +1,7 @@
-"""The pool of device pages: which are free, handed out in contiguous runs where possible. Knows no
-blocks and no bytes."""
+"""The pool of device pages: which are free, handed out in contiguous runs where possible.
+
+Knows no blocks and no bytes.
+"""
 
 from __future__ import annotations
 

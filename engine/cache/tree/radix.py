@@ -1,5 +1,6 @@
-"""The tree of blocks: matching, inserting, extending and expiring them. Knows tokens and time, but
-no pages, entries or tiers.
+"""The tree of blocks: matching, inserting, extending and expiring them.
+
+Knows tokens and time, but no pages, entries or tiers.
 
 Closed upwards: whatever keeps a block (a pin, an expiry, a promise) keeps every block above it at
 least as long. So a walk from the root may stop at the first block that is not live, and blocks go

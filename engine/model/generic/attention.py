@@ -1,5 +1,6 @@
-"""Attention of a packed forward pass over the paged pool, as transformers calls it. Knows no
-scheduling and no sampling.
+"""Attention of a packed forward pass over the paged pool, as transformers calls it.
+
+Knows no scheduling and no sampling.
 
 Registered with transformers' `AttentionInterface` under `ATTENTION_NAME`; the pass's `Pass` travels
 through `model.forward(..., pcg_pass=...)` to every layer, so nothing is patched and nothing is

@@ -1,5 +1,7 @@
-"""Mixture-of-experts layers whose rows' bits depend on no other row: exact mode's experts. Knows no
-routing."""
+"""Mixture-of-experts layers whose rows' bits depend on no other row: exact mode's experts.
+
+Knows no routing.
+"""
 
 from __future__ import annotations
 

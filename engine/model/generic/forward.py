@@ -1,5 +1,6 @@
-"""The generic forward pass: any supported transformers model over the paged pool, in fast or exact
-mode."""
+"""The generic forward pass: any supported transformers model over the paged pool,
+in fast or exact mode.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Attention of the lean forward pass: rows of several sequences, each over its own runs of the
-pool. Knows no weights.
+"""Attention of the lean forward pass: rows of several sequences,
+each over its own runs of the pool.
+
+Knows no weights.
 
 Torch's fused kernel multiplies bf16 in fp32, at a third of the speed of plain products in bf16, so
 it serves only single rows over few keys. Several rows of a sequence take plain products, some rows

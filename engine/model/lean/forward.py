@@ -1,5 +1,6 @@
-"""The lean forward pass on the CPU: the rows of a step, side by side where their sequences begin
-alike."""
+"""The lean forward pass on the CPU: the rows of a step,
+side by side where their sequences begin alike.
+"""
 
 from __future__ import annotations
 

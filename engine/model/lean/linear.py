@@ -120,8 +120,8 @@ def can_pack(weight: torch.Tensor) -> bool:
     if (
         weight.device.type != "cpu"
         or weight.dtype is not torch.bfloat16
-        or not torch.backends.mkldnn.is_available()
-    ):  # type: ignore[no-untyped-call]
+        or not torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    ):
         return False
     needed = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
     return all(hasattr(_ONEDNN, name) for name in needed) and bool(

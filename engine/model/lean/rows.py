@@ -1,5 +1,8 @@
-"""How the lean attention takes the rows of a pass: single rows of sequences that begin alike
-together. Knows no tensors."""
+"""How the lean attention takes the rows of a pass:
+single rows of sequences that begin alike together.
+
+Knows no tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The weights of a Llama-shaped decoder, fused for a forward pass of ours. Knows no pool, no
-sequences and no attention."""
+"""The weights of a Llama-shaped decoder, fused for a forward pass of ours.
+
+Knows no pool, no sequences and no attention.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What a loaded model must show before it serves: our forward pass is its own, and exact mode is
-exact here."""
+"""What a loaded model must show before it serves: our forward pass is its own,
+and exact mode is exact here.
+"""
 
 from __future__ import annotations
 

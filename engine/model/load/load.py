@@ -1,5 +1,7 @@
-"""From an `EngineConfig` to a runner that is ready and checked. The one door into `engine.model`
-for the engine."""
+"""From an `EngineConfig` to a runner that is ready and checked.
+
+The one door into `engine.model` for the engine.
+"""
 
 from __future__ import annotations
 

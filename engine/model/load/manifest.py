@@ -1,5 +1,7 @@
-"""What a prepared model folder holds, so that a truncated or altered file is found at start. Knows
-no tensors."""
+"""What a prepared model folder holds, so that a truncated or altered file is found at start.
+
+Knows no tensors.
+"""
 
 from __future__ import annotations
 

@@ -82,16 +82,17 @@ def download_wheel(
     scratch.mkdir()
     # fmt: off
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--quiet",
-        "--disable-pip-version-check", "--dest", str(target), f"{distribution}=={wheel.version}",
+        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
+        "--no-input", "--quiet", "--disable-pip-version-check", "--dest", str(target),
+        f"{distribution}=={wheel.version}",
     ]
     # fmt: on
     # pip downloads into TMPDIR before it moves the file: the folder's growth is the progress.
     environ = os.environ | {"TMPDIR": str(scratch)}
     with (target / "pip.log").open("w+b") as log:
-        with subprocess.Popen(
+        with subprocess.Popen(  # noqa: S603
             command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environ
-        ) as pip:  # noqa: S603
+        ) as pip:
             while True:
                 try:
                     status = pip.wait(_POLL_S)
@@ -165,9 +166,9 @@ def convert_gguf(gguf: Path, out: Path, progress: StageProgress) -> None:
     progress("convert", 0, None)
     command = [sys.executable, "-m", "engine.model.load.convert", str(gguf), str(out)]
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environ, check=False
-    )  # noqa: S603
+    )
     if done.returncode == 0:
         return
     reason = (

@@ -1,5 +1,7 @@
-"""What of a model's configuration this engine implements. Refuses by name everything else; loads no
-weights."""
+"""What of a model's configuration this engine implements.
+
+Refuses by name everything else; loads no weights.
+"""
 
 from __future__ import annotations
 

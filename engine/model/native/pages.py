@@ -1,5 +1,6 @@
-"""Whole pages of a pool in and out by the native library: a third of the time that copies by way of
-arrays take."""
+"""Whole pages of a pool in and out by the native library:
+a third of the time that copies by way of arrays take.
+"""
 
 from __future__ import annotations
 

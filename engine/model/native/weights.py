@@ -1,5 +1,7 @@
-"""The weights of a Llama-shaped decoder where the native library reads them. Knows no pool, no
-sequences and no steps."""
+"""The weights of a Llama-shaped decoder where the native library reads them.
+
+Knows no pool, no sequences and no steps.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Attention over pages: rows of several sequences in one call, their keys found through a block
-table.
+"""Attention over pages: rows of several sequences in one call,
+their keys found through a block table.
 
 Knows no weights and no device. A kernel sees a layer's pages where they lie in the pool; which
 kernel serves is chosen by `engine.model.paged.probe`.

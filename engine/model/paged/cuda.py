@@ -1,5 +1,6 @@
-"""What CUDA offers beside tensors: recorded graphs, a queue of copies, pinned memory. Everything
-here needs a device to run.
+"""What CUDA offers beside tensors: recorded graphs, a queue of copies, pinned memory.
+
+Everything here needs a device to run.
 
 The rest of the paged path sees this through the protocols of `decode_graphs` and `staging`, and is
 tested without.

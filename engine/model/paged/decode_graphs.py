@@ -1,5 +1,6 @@
-"""Decode steps recorded once and replayed: a step costs one launch, not a few hundred. Knows no
-CUDA: that records is given.
+"""Decode steps recorded once and replayed: a step costs one launch, not a few hundred.
+
+Knows no CUDA: that records is given.
 
 A graph is of one batch size and reads its rows from memory that never moves. Fewer sequences than
 it has rows are filled up with a dummy of one token in the pool's spare page, which nobody else

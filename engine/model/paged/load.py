@@ -1,5 +1,7 @@
-"""From weights and what a device offers to a forward pass over pages. Knows no files and no
-CUDA."""
+"""From weights and what a device offers to a forward pass over pages.
+
+Knows no files and no CUDA.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Which attention kernel serves on a device: tried out, not looked up. What torch offers depends on
-its version and the device.
+"""Which attention kernel serves on a device: tried out, not looked up.
+
+What torch offers depends on its version and the device.
 
 FlashAttention 2 reads pages of a multiple of 256 tokens, 3 of any size, torch before 2.12 none;
 each takes other arguments, and FlashAttention 2 gave wrong sums where it split a sequence's keys

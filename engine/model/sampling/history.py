@@ -1,5 +1,8 @@
-"""Which tokens a sequence has, and how often it said them: counted once per token, kept between
-steps. Knows no penalties."""
+"""Which tokens a sequence has, and how often it said them: counted once per token,
+kept between steps.
+
+Knows no penalties.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What sampling parameters do to logits and probabilities, for rows with mixed parameters. Knows no
-randomness.
+"""What sampling parameters do to logits and probabilities, for rows with mixed parameters.
+
+Knows no randomness.
 
 Nothing here grows with the context: what was said is counted once per token
 (`engine.model.sampling.history`).

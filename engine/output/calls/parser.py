@@ -81,7 +81,8 @@ class CallParser:
     def _is_in_call(self) -> bool:
         return self._read == self._arguments or (self._read == self._call and self._object.begun)
 
-    # One method per state: takes what it can from what is held, and says whether there may be more to take
+    # One method per state: takes what it can from what is held, and says whether there may be
+    # more to take.
 
     def _text(self, out: list[CallEvent]) -> bool:
         found = (self._opening_at_start if self._is_blank else self._opening).search(self._held)

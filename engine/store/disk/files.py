@@ -1,5 +1,5 @@
-"""The calls of the operating system that the disk store makes, in one place so that each can be
-made to fail.
+"""The calls of the operating system that the disk store makes,
+in one place so that each can be made to fail.
 
 Every method may raise OSError and none retries. Files are 0600, folders 0700; links are never
 followed.

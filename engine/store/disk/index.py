@@ -1,5 +1,7 @@
-"""What a disk store holds, in memory: by key, by last use and by expiry. Knows no files and no
-locks."""
+"""What a disk store holds, in memory: by key, by last use and by expiry.
+
+Knows no files and no locks.
+"""
 
 from __future__ import annotations
 

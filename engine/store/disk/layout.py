@@ -1,5 +1,6 @@
-"""Where the objects of a disk store lie in its folder, and what else is there. Reads names and
-sizes, never contents.
+"""Where the objects of a disk store lie in its folder, and what else is there.
+
+Reads names and sizes, never contents.
 
     lock            held while a process uses the folder
     tmp/*.part      files being written; what a dead writer left is removed at the next start

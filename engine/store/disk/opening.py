@@ -1,5 +1,7 @@
-"""Taking possession of a disk store's folder: lock it, clear what a dead writer left, read every
-header. Decides nothing.
+"""Taking possession of a disk store's folder: lock it, clear what a dead writer left,
+read every header.
+
+Decides nothing.
 
 No index is stored: the headers are the truth, and reading 120 bytes of each file is quick next to
 loading a model.

@@ -1,5 +1,6 @@
-"""A tier in a folder that survives kill -9 and never passes its cap. Knows nothing of what the
-bytes mean.
+"""A tier in a folder that survives kill -9 and never passes its cap.
+
+Knows nothing of what the bytes mean.
 
 Every object is written to a file of its own and renamed into place, so that a file under its name
 is whole wherever the process dies. After a loss of power it may be partly written: then its

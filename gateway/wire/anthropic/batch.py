@@ -1,5 +1,7 @@
-"""Bodies of `/v1/messages/batches`. Source: anthropic 2.14
-`types/messages/batch_create_params.py`."""
+"""Bodies of `/v1/messages/batches`.
+
+Source: anthropic 2.14 `types/messages/batch_create_params.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Anthropic's tools, system text and messages into a `Prompt`'s parts, one to one: positions are
-wire coordinates.
+"""Anthropic's tools, system text and messages into a `Prompt`'s parts, one to one:
+positions are wire coordinates.
 
 Knows where a cache mark may stand; how many there may be and in which order is the dialect's
 business.

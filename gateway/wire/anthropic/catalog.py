@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from gateway.backends.base import ModelInfo, UpstreamModel
+from gateway.models import ModelInfo, UpstreamModel
 from gateway.wire.anthropic.errors import invalid, one_of
 from gateway.wire.anthropic.paging import read_page
 

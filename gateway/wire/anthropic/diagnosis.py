@@ -1,5 +1,6 @@
-"""What changed since an earlier request of the same conversation, as the API tells it. Knows
-hashes, no text and no cache.
+"""What changed since an earlier request of the same conversation, as the API tells it.
+
+Knows hashes, no text and no cache.
 
 Source: anthropic 2.14 `types/diagnostics.py`, `cache_miss_*.py`; page "Cache diagnostics"
 (2026-08). It compares requests, hit or not, and never fails one.

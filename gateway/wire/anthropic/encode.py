@@ -1,5 +1,7 @@
-"""Answers in Anthropic's shape, whole; `stream.py` has the event stream. Source: anthropic 2.14
-`types/message.py`."""
+"""Answers in Anthropic's shape, whole; `stream.py` has the event stream.
+
+Source: anthropic 2.14 `types/message.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Errors in Anthropic's shape and words. Source: page "Claude API errors" (2026-08); field texts as
-its validator has them."""
+"""Errors in Anthropic's shape and words.
+
+Source: page "Claude API errors" (2026-08); field texts as its validator has them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Pages of Anthropic's lists, as its SDK walks them. Source: anthropic 2.14 `pagination.py`. Knows
-not what is listed."""
+"""Pages of Anthropic's lists, as its SDK walks them.
+
+Source: anthropic 2.14 `pagination.py`. Knows not what is listed.
+"""
 
 from __future__ import annotations
 

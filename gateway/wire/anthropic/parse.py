@@ -1,5 +1,7 @@
-"""The body of `/v1/messages` and `/v1/messages/count_tokens` -> `Request`. Source: anthropic 2.14
-`message_create_params`."""
+"""The body of `/v1/messages` and `/v1/messages/count_tokens` -> `Request`.
+
+Source: anthropic 2.14 `message_create_params`.
+"""
 
 from __future__ import annotations
 

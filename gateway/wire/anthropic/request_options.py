@@ -1,5 +1,7 @@
-"""How a body wants to be answered: tools, reasoning, effort, form. Source: anthropic 2.14
-`message_create_params`."""
+"""How a body wants to be answered: tools, reasoning, effort, form.
+
+Source: anthropic 2.14 `message_create_params`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Reasoning as clients see and send it back: shown, hidden or left out, and signed. Knows no stream
-and no prompt.
+"""Reasoning as clients see and send it back: shown, hidden or left out, and signed.
+
+Knows no stream and no prompt.
 
 A signature is no secret: it lets a client's echo be told from a changed one, and a hidden text come
 back. It begins with `pcg1`, then a letter for what follows, in URL-safe base64: `h` and the SHA-256

@@ -1,5 +1,7 @@
-"""An answer as Anthropic's event stream. Source: anthropic 2.14 `lib/streaming/_messages.py`, page
-"Streaming" (2026-08)."""
+"""An answer as Anthropic's event stream.
+
+Source: anthropic 2.14 `lib/streaming/_messages.py`, page "Streaming" (2026-08).
+"""
 
 from __future__ import annotations
 

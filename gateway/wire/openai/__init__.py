@@ -1,5 +1,7 @@
-"""OpenAI's Chat Completions: bytes to `Request`, answers to bytes. Knows no HTTP server and no
-caching rules."""
+"""OpenAI's Chat Completions: bytes to `Request`, answers to bytes.
+
+Knows no HTTP server and no caching rules.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from collections.abc import Mapping
 
 import orjson
 
-from gateway.backends.base import ModelInfo, UpstreamModel
 from gateway.errors import GatewayError
+from gateway.models import ModelInfo, UpstreamModel
 from gateway.request import Request, WireName
 from gateway.wire.base import Answer, ErrorReply, StreamEncoder
 from gateway.wire.openai import catalog, encode, errors

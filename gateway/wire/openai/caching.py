@@ -1,5 +1,5 @@
-"""The caching fields of both APIs: breakpoints, their TTLs, and what separates one cache from
-another.
+"""The caching fields of both APIs: breakpoints, their TTLs,
+and what separates one cache from another.
 
 Source: openai 3.57 `types/chat/completion_create_params.py`,
 `types/responses/response_create_params.py`.

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.backends.base import ModelInfo, UpstreamModel
+from gateway.models import ModelInfo, UpstreamModel
 
 OWNER = "pcg"
 

@@ -1,5 +1,7 @@
-"""`tool_choice` and `parallel_tool_calls` of both APIs. They differ in where a function's name
-stands: nested or flat."""
+"""`tool_choice` and `parallel_tool_calls` of both APIs.
+
+They differ in where a function's name stands: nested or flat.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Errors in OpenAI's shape and words. Source: page "Error codes" (2026-09) and texts quoted in
-public issues."""
+"""Errors in OpenAI's shape and words.
+
+Source: page "Error codes" (2026-09) and texts quoted in public issues.
+"""
 
 from __future__ import annotations
 

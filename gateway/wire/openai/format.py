@@ -1,5 +1,7 @@
-"""The language an answer must be in: `response_format` of Chat Completions and `text.format` of
-Responses."""
+"""The language an answer must be in:
+
+`response_format` of Chat Completions and `text.format` of Responses.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The forms of an answer beyond OpenAI's that vLLM's server takes: `structured_outputs`, and the
-older `guided_...` fields.
+"""The forms of an answer beyond OpenAI's that vLLM's server takes:
+
+`structured_outputs`, and the older `guided_...` fields.
 
 Source: https://docs.vllm.ai/en/latest/features/structured_outputs.html (2026-11).
 """

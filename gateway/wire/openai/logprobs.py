@@ -1,5 +1,7 @@
-"""Probabilities of tokens in OpenAI's shapes. Source: openai 3.57
-`types/chat/chat_completion_token_logprob.py`."""
+"""Probabilities of tokens in OpenAI's shapes.
+
+Source: openai 3.57 `types/chat/chat_completion_token_logprob.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Usage as an upstream with one of OpenAI's formats tells it, and the fields its likes tell a cache
-by.
+"""Usage as an upstream with one of OpenAI's formats tells it,
+and the fields its likes tell a cache by.
 
 Sources: openai 3.57 `types/completion_usage.py`, `types/responses/response_usage.py`; the documents
 of DeepSeek (`prompt_cache_hit_tokens`), Kimi (`cached_tokens`) and Model Studio

@@ -1,5 +1,7 @@
-"""Token counts in OpenAI's shapes: what was read and written is part of the prompt's count. Knows
-no prices."""
+"""Token counts in OpenAI's shapes: what was read and written is part of the prompt's count.
+
+Knows no prices.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The gateway under test: `pcg serve` on the default model and a clock the tests move, or what
-`PCG_CONFORMANCE_URL` names."""
+"""The gateway under test:
+
+`pcg serve` on the default model and a clock the tests move, or what `PCG_CONFORMANCE_URL` names.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The same suite with an older release of the SDK, which must pass, and against a server that
-pretends, which must fail."""
+"""The same suite with an older release of the SDK, which must pass,
+and against a server that pretends, which must fail.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Anthropic's caching rules through its own SDK on the real engine: where marks may stand, what is
-read, written and billed."""
+"""Anthropic's caching rules through its own SDK on the real engine: where marks may stand,
+what is read, written and billed.
+"""
 
 from __future__ import annotations
 

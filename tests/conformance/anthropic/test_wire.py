@@ -101,7 +101,10 @@ def test_sampling_fields_by_version(ask_whole: Asker, version: str, field: str) 
 def test_unknown_versions_and_betas(served: Clocked) -> None:
     """A version nobody published is refused; a beta nobody knows is not."""
     assert raw(served, body=body(), x_api_key="key-one", anthropic_version="2031-01-01")[0] == 400
-    betas = "prompt-caching-2024-07-31,extended-cache-ttl-2025-04-11,cache-diagnosis-2026-04-07,made-up-2031-01-01"
+    betas = (
+        "prompt-caching-2024-07-31,extended-cache-ttl-2025-04-11,"
+        "cache-diagnosis-2026-04-07,made-up-2031-01-01"
+    )
     status, _, headers = raw(
         served, "/v1/messages?beta=true", body(), x_api_key="key-one", anthropic_beta=betas
     )

@@ -1,5 +1,6 @@
-"""Asks one gateway through the official SDK, by either API, whole or streamed, and reads what each
-says was cached."""
+"""Asks one gateway through the official SDK, by either API, whole or streamed,
+and reads what each says was cached.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Programs of others, unmodified, against the gateway on the real engine. Opt-in: each needs what
-its variable names.
+"""Programs of others, unmodified, against the gateway on the real engine.
+
+Opt-in: each needs what its variable names.
 
 PCG_TEST_CODEX     the command `codex` (npm @openai/codex)
-PCG_TEST_CLIENTS   a Python interpreter with llm, langchain-openai, openai-agents and pydantic-ai-slim[openai]
+PCG_TEST_CLIENTS   a Python interpreter with llm, langchain-openai, openai-agents and
+                   pydantic-ai-slim[openai]
 PCG_TEST_OPENAI1   a folder with a 1.x release of openai: pip install --target FOLDER 'openai<2'
 """
 
@@ -107,9 +109,11 @@ CLIENTS: Final[dict[str, str]] = {
     "langchain": """
 from langchain_openai import ChatOpenAI
 for api in (False, True):
-    chat = ChatOpenAI(model=model, base_url=url, api_key="key-one", max_tokens=2, use_responses_api=api, max_retries=0)
+    chat = ChatOpenAI(model=model, base_url=url, api_key="key-one", max_tokens=2,
+                      use_responses_api=api, max_retries=0)
     for _ in range(2):
-        seen.append(chat.invoke(words).usage_metadata.get("input_token_details", {}).get("cache_read", 0))
+        details = chat.invoke(words).usage_metadata.get("input_token_details", {})
+        seen.append(details.get("cache_read", 0))
 """,
     "pydantic-ai": """
 from pydantic_ai import Agent
@@ -124,15 +128,19 @@ for kind in (OpenAIChatModel, OpenAIResponsesModel):
 """,
     "openai-agents": """
 import openai
-from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool
+from agents import set_tracing_disabled
 set_tracing_disabled(True)
 @function_tool
 def look(berth: int) -> str:
     return "A ship."
 client = openai.AsyncOpenAI(base_url=url, api_key="key-one", max_retries=0, timeout=280)
-ends = {"stop": [".", "!", "?", "\\n"]}  # a small model may not find the end of its answer, and the library takes no half ones
-settings = ModelSettings(max_tokens=300, temperature=0, tool_choice="look", parallel_tool_calls=False, extra_body=ends)
-agent = Agent("a", instructions=words, tools=[look], model=OpenAIResponsesModel(model, client), model_settings=settings)
+# A small model may not find the end of its answer, and the library takes no half ones.
+ends = {"stop": [".", "!", "?", "\\n"]}
+settings = ModelSettings(max_tokens=300, temperature=0, tool_choice="look",
+                         parallel_tool_calls=False, extra_body=ends)
+agent = Agent("a", instructions=words, tools=[look], model=OpenAIResponsesModel(model, client),
+              model_settings=settings)
 result = Runner.run_sync(agent, "What is at berth 5?", max_turns=3)
 seen += [response.usage.input_tokens_details.cached_tokens for response in result.raw_responses]
 """,

@@ -1,5 +1,6 @@
-"""A server that pretends must fail the suite's rules: the control that they look at the cache, not
-at the form of an answer."""
+"""A server that pretends must fail the suite's rules: the control that they look at the cache,
+not at the form of an answer.
+"""
 
 from __future__ import annotations
 

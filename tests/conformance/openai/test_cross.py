@@ -1,5 +1,6 @@
-"""One conversation through Anthropic's format and OpenAI's: one tree, each bill in its own
-arithmetic, one price."""
+"""One conversation through Anthropic's format and OpenAI's: one tree,
+each bill in its own arithmetic, one price.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The shortest proof that OpenAI's clients see a cache on the real engine: written, read, told
-alike in every form."""
+"""The shortest proof that OpenAI's clients see a cache on the real engine: written, read,
+told alike in every form.
+"""
 
 from __future__ import annotations
 

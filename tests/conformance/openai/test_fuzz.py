@@ -1,5 +1,6 @@
-"""Whatever is sent, the answer is a completion, a stream that ends, or an error in the API's
-envelope: never anything else."""
+"""Whatever is sent, the answer is a completion, a stream that ends,
+or an error in the API's envelope: never anything else.
+"""
 
 from __future__ import annotations
 

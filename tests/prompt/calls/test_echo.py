@@ -1,5 +1,6 @@
-"""A call that the model wrote and the client sends back is the same text and the same tokens: the
-next turn hits through."""
+"""A call that the model wrote and the client sends back is the same text and the same tokens:
+the next turn hits through.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Calls in streamed answers, for every format: what is found, and that neither cuts nor ends change
-it."""
+"""Calls in streamed answers, for every format: what is found,
+and that neither cuts nor ends change it.
+"""
 
 from __future__ import annotations
 

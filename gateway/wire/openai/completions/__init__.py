@@ -1,5 +1,7 @@
-"""OpenAI's legacy Completions: a raw prompt continued, without a chat template. Knows no HTTP
-server and no caching rules."""
+"""OpenAI's legacy Completions: a raw prompt continued, without a chat template.
+
+Knows no HTTP server and no caching rules.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Answers in the shape of legacy Completions, whole and streamed. Source: openai 3.57
-`types/completion.py`."""
+"""Answers in the shape of legacy Completions, whole and streamed.
+
+Source: openai 3.57 `types/completion.py`.
+"""
 
 from __future__ import annotations
 

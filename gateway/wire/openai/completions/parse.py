@@ -1,5 +1,7 @@
-"""The body of `POST /v1/completions` -> `Request`. Source: openai 3.57
-`types/completion_create_params.py`."""
+"""The body of `POST /v1/completions` -> `Request`.
+
+Source: openai 3.57 `types/completion_create_params.py`.
+"""
 
 from __future__ import annotations
 

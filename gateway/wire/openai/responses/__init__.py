@@ -1,5 +1,8 @@
-"""OpenAI's Responses API: bytes to `Request`, answers to bytes, and what later requests may refer
-to. Knows no HTTP server."""
+"""OpenAI's Responses API: bytes to `Request`, answers to bytes,
+and what later requests may refer to.
+
+Knows no HTTP server.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`/v1/responses/compact`: a conversation as its user's messages and one item that stands for all
-the rest.
+"""`/v1/responses/compact`:
+a conversation as its user's messages and one item that stands for all the rest.
 
 The model writes the summary when it is asked for one behind the conversation, so that the
 conversation's prefix is read from the cache and not computed again. Source: openai 3.57

@@ -1,5 +1,6 @@
-"""Why a request read less than an earlier one left behind: `prompt_cache_diagnostics`. Compares
-requests, not caches.
+"""Why a request read less than an earlier one left behind:
+
+`prompt_cache_diagnostics`. Compares requests, not caches.
 
 Source: openai 3.57 `types/responses/response.py`, page "Prompt cache diagnostics" (2026-09). Holds
 hashes and lengths only.

@@ -1,5 +1,7 @@
-"""The `response` object: its output items, its status, its usage. Source: openai 3.57
-`types/responses/response.py`."""
+"""The `response` object: its output items, its status, its usage.
+
+Source: openai 3.57 `types/responses/response.py`.
+"""
 
 from __future__ import annotations
 

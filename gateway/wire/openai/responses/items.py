@@ -1,5 +1,6 @@
-"""Input items of the Responses API into a `Prompt`. Source: openai 3.57
-`types/responses/response_input_item_param.py`.
+"""Input items of the Responses API into a `Prompt`.
+
+Source: openai 3.57 `types/responses/response_input_item_param.py`.
 
 Ids, statuses and whatever else a client puts on an item are never rendered: fresh ids leave the
 prefix as it is. A run of reasoning, text and calls is one assistant turn, as it was when the model

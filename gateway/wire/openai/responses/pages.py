@@ -1,5 +1,7 @@
-"""Pages of a list, newest first unless asked otherwise. Source: openai 3.57
-`types/responses/input_item_list_params.py`."""
+"""Pages of a list, newest first unless asked otherwise.
+
+Source: openai 3.57 `types/responses/input_item_list_params.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Reasoning as `encrypted_content`: opaque to clients, for those that keep nothing here and send it
-back. Knows no items.
+"""Reasoning as `encrypted_content`: opaque to clients,
+for those that keep nothing here and send it back.
+
+Knows no items.
 
 It is the client's own answer, so it is packed, not encrypted: a client that unpacks it reads what
 `content` says anyway.

@@ -1,5 +1,7 @@
-"""A response as events, numbered from 0. Order and fields: openai 3.57
-`types/responses/*_event.py`."""
+"""A response as events, numbered from 0.
+
+Order and fields: openai 3.57 `types/responses/*_event.py`.
+"""
 
 from __future__ import annotations
 

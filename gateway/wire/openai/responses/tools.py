@@ -1,5 +1,7 @@
-"""The tools of a Responses body. Functions and custom tools are the model's; tools a provider would
-run itself are not here."""
+"""The tools of a Responses body.
+
+Functions and custom tools are the model's; tools a provider would run itself are not here.
+"""
 
 from __future__ import annotations
 

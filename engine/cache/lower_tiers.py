@@ -1,5 +1,7 @@
-"""The cache's side of the lower tiers: fetches of requests, and what the tiers are to keep. Knows
-no trees and no reports."""
+"""The cache's side of the lower tiers: fetches of requests, and what the tiers are to keep.
+
+Knows no trees and no reports.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +120,8 @@ class LowerTiers:
         """Have the tiers know a pinned entry at the end of `path`, and keep its KV as long."""
         self._write_back.spans(space, path)
         self._write_back.entry(space, entry)
-        self._tiers.tell_refreshes()  # at once: a kill must not leave a pinned entry whose KV expires
+        # At once: a kill must not leave a pinned entry whose KV expires.
+        self._tiers.tell_refreshes()
 
     def unpin(
         self, space: TenantCache, entry: Entry, path: Sequence[Block], until_s: float
