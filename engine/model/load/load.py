@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from engine.config import EngineConfig
 from engine.errors import ModelDamaged, ModelError, ModelUnsupported
-from engine.model import attention, experts
+from engine.model.generic import attention, experts
 from engine.model.generic.forward import GenericForward
 from engine.model.kv_pool import KvPool, KvShape
 from engine.model.lean.forward import LeanForward
