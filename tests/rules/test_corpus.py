@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tools.corpus.__main__ import main
-from tools.corpus.cases import stages
+from tools.corpus.cases import POLICIES, stages
+from tools.corpus.cases.bodies import chat, get
 from tools.corpus.compare import CONTROLS, compare, unseen_changes
 from tools.corpus.normalize import lines
+from tools.corpus.stages import Stage
+from tools.corpus.stages import record as record_stages
 from tools.corpus.steps import Record, Sent, as_text, load, save
 from tools.corpus.streams import settled
 
+ROOT = Path(__file__).parents[2]
 UUID, OTHER_UUID = "0199a3c2-7e51-7b00-8000-0123456789ab", "0199a3c2-7e52-7b00-9000-aaaaaaaaaaaa"
 JSON = ("Content-Type", "application/json")
 SSE = ("Content-Type", "text/event-stream")
@@ -201,3 +206,32 @@ def test_lines_lose_nothing_but_what_is_left_out() -> None:
     body = '{"a":[{"b":"x, y"},["c"]],"d":{}}'
     told = lines(record(body))
     assert "".join(told[told.index("") + 1 :]) == body
+
+
+@pytest.mark.slow
+def test_it_is_the_checkout_that_answers(tmp_path: Path) -> None:
+    """Two recordings of one checkout are the same; a copy of it that greets otherwise differs in the greeting alone."""
+    steps = (
+        get("greeting", "/"),
+        chat("passed", model="x"),
+        chat("streamed", model="x", stream=True),
+    )
+    asked = [Stage("relay", (POLICIES / "relay.yaml").read_text(encoding="utf-8"), steps)]
+    for package in ("gateway", "engine", "policies"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "hatch_build.py"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    former = list(record_stages(tmp_path, asked))
+    assert [answer.status for answer in former] == [200, 200, 200]
+    assert [len(answer.passed) for answer in former] == [0, 1, 1]
+    assert compare(former, list(record_stages(tmp_path, asked))) == []
+    changed = [path for path in (tmp_path / "gateway").rglob("*.py") if swapped(path, "Prompt Cache Gateway\\n", "Hello\\n")]
+    assert changed
+    assert [difference.name for difference in compare(former, list(record_stages(tmp_path, asked)))] == ["relay/greeting"]
+
+
+def swapped(path: Path, old: str, new: str) -> bool:
+    """Whether a file had the text, and then has the other."""
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return old in text

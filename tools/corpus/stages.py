@@ -59,9 +59,11 @@ def record(checkout: Path, stages: Sequence[Stage]) -> Iterator[Record]:
     environ = {name: value for name, value in os.environ.items() if name not in OURS} | ENVIRON
     environ |= {"PYTHONPATH": str(checkout), "PCG_HOME": str(REAL_HOME)}
     subprocess.run([sys.executable, "hatch_build.py"], cwd=checkout, env=environ, check=True)
-    fetch = subprocess.run([*program, "model", "fetch"], cwd=checkout, env=environ, check=True, stdout=subprocess.PIPE)  # noqa: S603
     with tempfile.TemporaryDirectory(prefix="pcg-corpus-") as folder, Upstreams() as upstreams:
-        save_models(Path(fetch.stdout.decode().strip()), Path(folder, "models"))
+        if any("@MODELS@" in stage.policy for stage in stages):
+            command = [*program, "model", "fetch"]
+            told = subprocess.run(command, cwd=checkout, env=environ, check=True, stdout=subprocess.PIPE)  # noqa: S603 - as below
+            save_models(Path(told.stdout.decode().strip()), Path(folder, "models"))
         home = Path(folder, "none")
         for stage in stages:
             home = home if stage.goes_on else make_home(Path(folder, stage.name))
