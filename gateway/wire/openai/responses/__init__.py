@@ -67,8 +67,7 @@ class ResponsesWire(OpenAIWire):
     def resume(self, request: Request, find: Callable[[str], Kept | None]) -> Request:
         """Instructions are the new request's alone; everything else of the earlier conversation comes first."""
         if referred := request.wire_options["referred"]:
-            found = {name: _item(name, path, find) for name, path in referred.items()}
-            request = request.wire_options["read"](found=found)
+            request = request.wire_options["read"](found=_items(referred, find))
         options = request.wire_options
         if previous := options["previous_response_id"]:
             kept = find(previous)
@@ -105,15 +104,27 @@ class ResponsesWire(OpenAIWire):
         return orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
 
 
-def _item(name: str, path: str, find: Callable[[str], Kept | None]) -> Any:
-    """The item of that id, of the answer or of the input of the response that the id begins with."""
-    owner = name.partition("_")[2].rpartition("_")[0]
-    kept = find(f"resp_{owner}")
-    if kept is not None and kept.body is not None:
-        for item in (*orjson.loads(kept.body)["output"], *orjson.loads(kept.items or b"[]")):
-            if item["id"] == name:
-                return item
-    raise InvalidRequest(f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found")
+def _items(referred: Mapping[str, str], find: Callable[[str], Kept | None]) -> dict[str, Any]:
+    """The items of those ids, each of the answer or of the input of the response that its id begins with. `referred` tells
+    where each id stands. However many are of one response, that is read once."""
+    known: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, Any] = {}
+    for name, path in referred.items():
+        owner = name.partition("_")[2].rpartition("_")[0]
+        if owner not in known:
+            known[owner] = _by_id(find(f"resp_{owner}"))
+        if name not in known[owner]:
+            raise InvalidRequest(f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found")
+        found[name] = known[owner][name]
+    return found
+
+
+def _by_id(kept: Kept | None) -> Mapping[str, Any]:
+    """Everything a response says and was asked, items of the answer first."""
+    if kept is None or kept.body is None:
+        return {}
+    items = (*orjson.loads(kept.body)["output"], *orjson.loads(kept.items or b"[]"))
+    return {item["id"]: item for item in reversed(items)}
 
 
 def _kept(request: Request, body: bytes, prompt: Prompt) -> Kept:
