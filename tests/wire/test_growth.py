@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,13 +27,10 @@ from gateway.wire.openai.responses.compact import CompactWire
 from gateway.wire.openai.responses.sealed import sealed
 from gateway.wire.told import merge
 from policies.pricing import Usage
+from tests.fakes.growth import assert_linear
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
-MOST: Final = 2.2
-"""Times the cost of half as many."""
-
 NUM: Final = 6_000
-TRIES: Final = 6
 
 MESSAGES, CHAT, COMPLETIONS = AnthropicWire(), OpenAIWire(), CompletionsWire()
 RESPONSES, COMPACT = ResponsesWire(new_id=lambda: "new"), CompactWire(new_id=lambda: "new")
@@ -47,44 +41,6 @@ CALL: Final = {"id": "c", "type": "function", "function": {"name": "f", "argumen
 SEALED: Final = sealed("thought")
 
 Items = Callable[[int], dict[str, Any]]
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the garbage collector, whose cost depends on everything else that the process holds."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def seconds(work: Callable[[], object]) -> float:
-    begin_s = time.process_time()
-    work()
-    return time.process_time() - begin_s
-
-
-def assert_linear(cost: Callable[[int], Callable[[], object]], num: int = NUM) -> None:
-    """Where the processor's caches end, twice as many cost a little more than twice as much, but only there: a square is the
-    plainer the more there are."""
-    first = measured(cost, num)
-    if first is not None:
-        assert measured(cost, 3 * num) is None, first
-
-
-def measured(cost: Callable[[int], Callable[[], object]], num: int) -> tuple[float, float] | None:
-    """Seconds for `num` and for twice as many where that is more than `MOST` times as much: the least of several, because
-    noise only ever adds. Ends as soon as it is not."""
-    half, whole = cost(num), cost(2 * num)
-    with uncollected():
-        one, two = seconds(half), seconds(whole)
-        for _ in range(TRIES):
-            if two <= MOST * one:
-                return None
-            one, two = min(one, seconds(half)), min(two, seconds(whole))
-    return None if two <= MOST * one else (one, two)
 
 
 def anthropic(**more: Any) -> dict[str, Any]:
@@ -290,7 +246,7 @@ def serve(wire: Wire, body: bytes, find: Callable[[str], Kept | None] = lambda n
 def planned(request: Request) -> None:
     """What follows the parser, where marks that may not be are mended and where tools and keys are sorted."""
     own = ANTHROPIC if request.wire == "anthropic" else OPENAI
-    for chosen in (own, replace(rules(ANTHROPIC, marker_errors="repair"), sort_tools=True, sort_keys=True)):
+    for chosen in (replace(rules(ANTHROPIC, marker_errors="repair"), sort_tools=True, sort_keys=True), own):
         made = dialects.normalize(msgspec.structs.replace(request, unseen=()), chosen)
         made = msgspec.structs.replace(made, plan=dialects.plan(made, chosen))
         made = Diagnoses().diagnose(made)
@@ -307,7 +263,7 @@ def test_twice_the_items_cost_twice_as_much(wire: Wire, kind: Items) -> None:
         body = orjson.dumps(kind(num))
         return lambda: serve(wire, body)
 
-    assert_linear(cost)
+    assert_linear(cost, NUM)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["listed", "own ids"])
@@ -323,7 +279,7 @@ def test_twice_the_references_cost_twice_as_much(own: bool) -> None:
         body = orjson.dumps({"model": "m", "input": refs})
         return lambda: serve(RESPONSES, body, lambda name: kept)
 
-    assert_linear(cost)
+    assert_linear(cost, NUM)
 
 
 def test_twice_the_turns_of_an_earlier_conversation_cost_twice_as_much() -> None:
@@ -336,15 +292,17 @@ def test_twice_the_turns_of_an_earlier_conversation_cost_twice_as_much() -> None
         body = orjson.dumps({"model": "m", "input": items, "previous_response_id": "resp_new"})
         return lambda: serve(RESPONSES, body, lambda name: kept)
 
-    assert_linear(cost)
+    assert_linear(cost, NUM)
 
 
 def test_twice_the_requests_of_a_batch_cost_twice_as_much() -> None:
+    """What a batch's body costs before it is kept."""
+
     def cost(num: int) -> Callable[[], object]:
         body = orjson.dumps({"requests": each(num, lambda i: {"custom_id": f"i{i}", "params": anthropic()})})
         return lambda: read_items(body)
 
-    assert_linear(cost)
+    assert_linear(cost, NUM)
 
 
 @pytest.mark.parametrize("extra", ['"model": "n", ', '"m\\u006fdel": "n", ', ""])
@@ -363,7 +321,7 @@ def test_finding_the_model_of_a_passed_body_costs_what_the_body_is_long(extra: s
         )
         return lambda: work(body.encode())
 
-    assert_linear(cost)
+    assert_linear(cost, NUM)
 
 
 def test_what_is_known_of_usage_costs_nothing_again() -> None:
@@ -377,4 +335,4 @@ def test_what_is_known_of_usage_costs_nothing_again() -> None:
 
         return work
 
-    assert_linear(cost)
+    assert_linear(cost, NUM)
