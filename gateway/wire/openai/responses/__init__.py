@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -64,6 +64,11 @@ class ResponsesWire(OpenAIWire):
 
     # What later requests refer to -------------------------------------------------------------------------------------
 
+    def refers(self, request: Request) -> Collection[str]:
+        options = request.wire_options
+        named = (options["previous_response_id"], options["comparison_response_id"], *map(_owner, options["referred"]))
+        return dict.fromkeys(name for name in named if name)
+
     def resume(self, request: Request, find: Callable[[str], Kept | None]) -> Request:
         """Instructions are the new request's alone; everything else of the earlier conversation comes first."""
         if referred := request.wire_options["referred"]:
@@ -110,13 +115,18 @@ def _items(referred: Mapping[str, str], find: Callable[[str], Kept | None]) -> d
     known: dict[str, Mapping[str, Any]] = {}
     found: dict[str, Any] = {}
     for name, path in referred.items():
-        owner = name.partition("_")[2].rpartition("_")[0]
+        owner = _owner(name)
         if owner not in known:
-            known[owner] = _by_id(find(f"resp_{owner}"))
+            known[owner] = _by_id(find(owner))
         if name not in known[owner]:
             raise InvalidRequest(f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found")
         found[name] = known[owner][name]
     return found
+
+
+def _owner(item_id: str) -> str:
+    """The response that an item is of."""
+    return f"resp_{item_id.partition('_')[2].rpartition('_')[0]}"
 
 
 def _by_id(kept: Kept | None) -> Mapping[str, Any]:
