@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from engine.prompt.ceiling import Ceiling
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer
-from engine.prompt.types import Message, Part, Prompt, TextPart, ToolCallPart
-from tests.fakes.growth import assert_linear
+from engine.prompt.types import Message, Prompt, TextPart
 from tests.fakes.tokenizer import ByteTokenizer
 
 
@@ -71,19 +69,3 @@ def test_no_token_of_a_real_vocabulary_is_longer(default_model: Path) -> None:
     text = next(tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == longest)
     ids = tokenizer.encode(text.decode() * 50)
     Ceiling(len(ids), longest).check(text.decode() * 50)
-
-
-def test_twice_the_tool_names_cost_twice_as_much() -> None:
-    """Calls of ever other tools, of which every one is sought behind every other."""
-    tokenizer = ByteTokenizer()
-    renderer = Renderer(tokenizer, ChatTemplate.load("chatml", Path(), tokenizer))
-
-    def calls(num: int) -> Prompt:
-        parts: tuple[Part, ...] = tuple(ToolCallPart(f"c{i}", f"name{i}", {"a": i}) for i in range(num))
-        return Prompt(messages=(*prompt("q").messages, Message("assistant", parts), *prompt("go on").messages))
-
-    def cost(num: int) -> Callable[[], object]:
-        made = calls(num)
-        return lambda: renderer.render(made)
-
-    assert_linear(cost, 1_000)
