@@ -31,7 +31,7 @@ from typing import Any, Final, Protocol, Self
 
 from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
-from engine.errors import BadFormat, BadPrompt, Overloaded
+from engine.errors import BadFormat, BadPrompt, ContextExceeded, Overloaded
 from engine.inbox import Inbox, Job, Mail
 from engine.limits import StepLimits
 from engine.loop import StepLoop
@@ -77,7 +77,8 @@ FLUSH_S: Final = 1.5
 
 
 class Renders(Protocol):
-    """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault."""
+    """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault, `ContextExceeded` where it is so
+    long that its tokens need not be counted."""
 
     def render(self, prompt: Prompt, now_s: float) -> RenderedPrompt: ...
 
@@ -250,6 +251,8 @@ class Engine:
                 constraint = self._parts.grammars.constraint(request.sampling, request.prompt.tools, rendered.speech)
         except BadPrompt as error:
             self._emit(Failed(job.request_id, "bad_prompt", str(error)))
+        except ContextExceeded as error:
+            self._emit(Failed(job.request_id, "context_exceeded", str(error), num_prompt=error.num_prompt, limit=error.limit))
         except BadFormat as error:
             self._emit(Failed(job.request_id, "bad_format", str(error)))
         except BaseException as error:  # a panic in a library's Rust is no `Exception`; the next prompt may be fine

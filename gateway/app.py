@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from aiohttp import web
 from engine.config import EngineConfig
 from gateway.admin import Admin
 from gateway.archive import Archive
+from gateway.aside import Aside
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
 from gateway.backends.router import Router
@@ -29,6 +31,7 @@ from gateway.catalogue import Catalogue
 from gateway.clock import Clock
 from gateway.handler import Handler
 from gateway.inventory import Inventory
+from gateway.lag import watching_the_loop
 from gateway.ledger import Ledger, Record
 from gateway.limits import InFlight
 from gateway.logs import KindAndPlace, log_record
@@ -84,10 +87,12 @@ def build_app(
     inventory: Inventory | None = None,
     root_secret: bytes | None = None,
     batches: Path | None = None,
+    aside: Aside | None = None,
 ) -> Gateway:
     """A gateway over backends, one per model name of the policy, and the policy's upstreams. Starts nothing.
 
-    `inventory` is what its tiers hold, `batches` the folder of message batches; without it there are none.
+    `inventory` is what its tiers hold, `batches` the folder of message batches; without it there are none. Large bodies are
+    worked on `aside`.
     """
     metrics, ledger = metrics or Metrics(), Ledger()
     in_flight = InFlight(_most_requests(policy))
@@ -107,7 +112,8 @@ def build_app(
     }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     responses, background = ResponseCache(policy.caching.responses), Background(clock)
-    handler = Handler(policy, Catalogue(policy, backends, upstreams), in_flight, record, archive, responses, background)
+    catalogue, aside = Catalogue(policy, backends, upstreams), aside or Aside()
+    handler = Handler(policy, catalogue, in_flight, record, archive, responses, background, aside=aside)
     limits = policy.server.batches
     later = None
     if batches is not None and limits.bytes:
@@ -165,10 +171,11 @@ async def listening(gateway: Gateway) -> AsyncIterator[Listener]:
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, gateway.policy.server.host, gateway.policy.server.port)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        yield Listener(site, str(host), int(port))
+        async with watching_the_loop(gateway.metrics.lagged):
+            site = web.TCPSite(runner, gateway.policy.server.host, gateway.policy.server.port)
+            await site.start()
+            host, port = runner.addresses[0][:2]
+            yield Listener(site, str(host), int(port))
     finally:
         await runner.cleanup()
 
@@ -204,19 +211,20 @@ async def serve(
     that of the engines where there are any. Message batches are kept in the folder `batches`, and
     gone on with by the next start.
     """
-    metrics = Metrics()
+    metrics, aside = Metrics(), Aside()
     configs = [config for workers in engines.values() for config in workers]
     secret = next((config.root_secret for config in configs), root_secret)
     workers = {name: _workers(several, clock, command, metrics) for name, several in engines.items()}
     backends = {
-        name: several[0] if len(several) == 1 else Router(several, on_choice=partial(metrics.routed, name))
+        name: several[0] if len(several) == 1 else Router(several, on_choice=partial(metrics.routed, name), aside=aside)
         for name, several in workers.items()
     }
     try:
         with stop_signals() as stop, open_inventory(configs) as inventory:
             gateway = build_app(
-                policy, backends, clock, metrics=metrics, inventory=inventory, root_secret=secret, batches=batches
+                policy, backends, clock, metrics=metrics, inventory=inventory, root_secret=secret, batches=batches, aside=aside
             )
+            gc.freeze()  # what is there now stays: no collection looks at it again
             async with listening(gateway) as listener, asyncio.TaskGroup() as group:
                 everyone = [worker for several in workers.values() for worker in several]
                 running = [group.create_task(worker.run()) for worker in everyone]

@@ -11,18 +11,20 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import orjson
 import structlog
 
 from gateway.auth import authenticate
-from gateway.batches import LIFETIME_S, OUTCOMES, Batch, BatchStore, Full, Item, Outcome, as_json
+from gateway.batches import LIFETIME_S, OUTCOMES, Batch, BatchStore, Full, Item, Outcome, as_json, as_lines
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
 from gateway.exchange import Call, Client, Reply
 from gateway.handler import BATCHED, JSON_HEADERS, Handler
 from gateway.ids import id_headers, native_id, request_id
+from gateway.structure import check_structure
 from gateway.wire.anthropic.batch import read_items
 from gateway.wire.anthropic.paging import read_page
 from gateway.wire.base import Wire
@@ -74,18 +76,20 @@ class Batches:
     async def create(self, call: Call, client: Client) -> None:
         """POST /v1/messages/batches."""
         tenant = authenticate(self.handler.policy, call.headers).name
-        items = read_items(await client.read(self.handler.policy.server.max_body))
+        server = self.handler.policy.server
+        body = await client.read(server.max_body)
+        num_requests, lines = await self.handler.aside.run(len(body), partial(_read, body, server.max_values))
         kept = {name: call.headers[name] for name in ("anthropic-version", "anthropic-beta") if name in call.headers}
         batch = Batch(
             id=f"msgbatch_{secrets.token_hex(12)}",
             tenant=tenant,
-            num_requests=len(items),
+            num_requests=num_requests,
             created_at_s=call.started_at_s,
             headers=kept,
             counts=dict.fromkeys(OUTCOMES, 0),
         )
         try:
-            self.store.create(batch, [Item(custom_id, params) for custom_id, params in items])
+            self.store.create(batch, lines)
         except Full:
             raise Overloaded("there is no room for further batches; delete some", retry_after_s=60.0) from None
         self._wake.set()
@@ -209,6 +213,13 @@ class Batches:
         name = request_id(None, now_s)
         loop_s = asyncio.get_running_loop().time()
         return Call(name, BATCHED, self.wire, batch.headers, arrived_s=loop_s, started_at_s=now_s, tenant=batch.tenant)
+
+
+def _read(body: bytes, max_values: int) -> tuple[int, bytes]:
+    """How many requests a batch's body holds, and these as they are kept. Raises `InvalidRequest`, `BodyTooLarge`."""
+    check_structure(body, max_values)
+    items = read_items(body)
+    return len(items), as_lines(Item(custom_id, params) for custom_id, params in items)
 
 
 def base_url(call: Call) -> str:

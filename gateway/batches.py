@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,9 +85,9 @@ class BatchStore:
         self._batches = {batch.id: batch for batch in self._load()}
         self._nbytes = self._measured()
 
-    def create(self, batch: Batch, items: list[Item]) -> None:
-        """Take a batch in. Raises `Full` where the bound or the disk leaves no room, and nothing is kept."""
-        lines = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
+    def create(self, batch: Batch, lines: bytes) -> None:
+        """Take a batch in, its requests as `as_lines` writes them. Raises `Full` where the bound or the disk leaves no
+        room, and nothing is kept."""
         if self._nbytes + len(lines) > self._max_nbytes:
             raise Full
         folder = self._folder_of(batch)
@@ -179,6 +179,11 @@ class BatchStore:
             for found in _read(path.with_name("results.jsonl"), _Result):
                 batch.counts[found.result.type] += 1
             yield batch
+
+
+def as_lines(items: Iterable[Item]) -> bytes:
+    """Requests as they are kept: JSON, one in a line."""
+    return b"".join(msgspec.json.encode(item) + b"\n" for item in items)
 
 
 def as_json(batch: Batch, base: str) -> dict[str, Any]:

@@ -24,12 +24,13 @@ import structlog
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from gateway import dialects
 from gateway.archive import Archive
+from gateway.aside import Aside
 from gateway.auth import authenticate
 from gateway.backends.base import Backend, Event
 from gateway.background import Background, EventLog
 from gateway.catalogue import Catalogue
 from gateway.choices import Chosen, chosen
-from gateway.diagnoses import Diagnoses
+from gateway.diagnoses import Diagnoses, comparable
 from gateway.errors import EngineFailed, GatewayError, NotCached, UnknownModel
 from gateway.exchange import Call, Client, Reply
 from gateway.feed import EventFeed, Silence, feed
@@ -43,7 +44,10 @@ from gateway.request import Request
 from gateway.response_cache import ResponseCache, replay
 from gateway.session import routing_key
 from gateway.sse import KEEPALIVE_COMMENT, SSE_HEADERS
+from gateway.structure import check_structure
+from gateway.wire.anthropic.diagnosis import Fingerprint
 from gateway.wire.base import RememberingWire, StreamEncoder, ToolCall
+from policies.rules import DialectRules
 from policies.schema import Policy
 
 JSON_HEADERS: Final[Mapping[str, str]] = {"Content-Type": "application/json", "Cache-Control": "no-store"}
@@ -72,6 +76,7 @@ class Handler:
     responses: ResponseCache
     background: Background
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
+    aside: Aside = field(default_factory=Aside)
 
     @property
     def relay(self) -> Relay:
@@ -87,7 +92,7 @@ class Handler:
                 body = await self._read(progress, client)
                 if await self._passed(progress, body, client):
                     return
-                request, backend = self._admit(progress, body)
+                request, backend = await self._admit(progress, body)
                 if not request.wire_options.get("background"):
                     await self._answer(progress, backend, client)
                     return
@@ -101,11 +106,12 @@ class Handler:
                 body = await self._read(progress, client)
                 if await self._passed(progress, body, client, billed=False):
                     return
-                request = call.wire.parse_count(body, call.headers, request_id=native_id(call.wire.name, call.id))
+                request = await self._parsed(call, call.wire.parse_count, body)
                 served = self.catalogue.find(request.model)
                 progress.request, progress.served_by = request, served.name
-                request = self._resumed(progress, request)
-                request = dialects.normalize(request, self.policy.rules_for(request.model, request.wire))
+                request = await self._resumed(progress, request)
+                rules = self.policy.rules_for(request.model, request.wire)
+                request = await self.aside.run(request.nbytes, partial(dialects.normalize, request, rules))
                 num_prompt = await served.backend.count(request.prompt)
             await self.send(call, client, call.wire.encode_count(num_prompt))
             progress.answered()
@@ -169,40 +175,36 @@ class Handler:
         """The body, of a tenant that is known then."""
         progress.tenant = progress.call.tenant or authenticate(self.policy, progress.call.headers).name
         with progress.phase("read"):
-            return await client.read(self.policy.server.max_body)
+            body = await client.read(self.policy.server.max_body)
+        await self.aside.run(len(body), partial(check_structure, body, self.policy.server.max_values))
+        return body
 
     async def _passed(self, progress: Progress, body: bytes, client: Client, *, billed: bool = True) -> bool:
         """Whether an upstream serves the request, and then has answered it."""
+        if not self.policy.backends:
+            return False
         with progress.phase("parse"):
-            way = self.relay.way(progress.call, body, billed=billed)
+            way = await self.aside.run(len(body), partial(self.relay.way, progress.call, body, billed=billed))
         if way is not None:
             await Crossing(way, progress, client, self.policy.server.sse).run()
         return way is not None
 
-    def _admit(self, progress: Progress, body: bytes) -> tuple[Request, Backend]:
+    async def _admit(self, progress: Progress, body: bytes) -> tuple[Request, Backend]:
         """The request as the backend is to serve it: nothing downstream asks a policy again."""
         call = progress.call
         assert progress.tenant is not None
         with progress.phase("parse"):
-            request = call.wire.parse(body, call.headers, request_id=native_id(call.wire.name, call.id))
+            request = await self._parsed(call, call.wire.parse, body)
         progress.request = request
         served = self.catalogue.find(request.model)
         progress.served_by = served.name
-        request = self._resumed(progress, request)
+        request = await self._resumed(progress, request)
         with progress.phase("plan"):
             rules = self.policy.rules_for(request.model, request.wire)
             dialects.check_abilities(request, rules)
-            request = dialects.normalize(request, rules)
-            request = msgspec.structs.replace(
-                request,
-                tenant=progress.tenant,
-                plan=dialects.plan(request, rules),
-                ttl_classes=dict(rules.ttl_classes),
-                usage_fields=rules.usage_fields,
-                started_at_s=call.started_at_s,
-                routing_key=routing_key(progress.tenant, call.headers, request.parameters),
-            )
-        request = self.diagnoses.diagnose(request)
+            plan = partial(_planned, request, rules, call, progress.tenant)
+            request, fingerprint = await self.aside.run(request.nbytes, plan)
+        request = self.diagnoses.diagnose(request, fingerprint)
         prices = self.policy.prices_for(request.model)
         if call.route == BATCHED:
             request = msgspec.structs.replace(request, wire_options={**request.wire_options, "service_tier": "batch"})
@@ -226,7 +228,7 @@ class Handler:
             _note(progress, await events.next())
         call, request = progress.call, progress.request
         assert request is not None
-        self._keep(progress)
+        await self._keep(progress)
         self._keep_whole(progress)
         body = call.wire.encode_answer(request, progress.answer(), created_at_s=call.started_at_s)
         await self.send(call, client, body, _billing(progress))
@@ -246,7 +248,7 @@ class Handler:
                 await client.write(silence.broken(_encode(progress, event, encoder), encoder.keepalive()))
                 event = await events.next(silence.left_s)
                 _note(progress, event)
-            self._keep(progress)
+            await self._keep(progress)
             self._keep_whole(progress)
             await client.write(encoder.finish(progress.answer()))
             progress.answered()
@@ -292,27 +294,36 @@ class Handler:
                 with self.in_flight.slot():
                     await self._answer(progress, backend, log)
         except asyncio.CancelledError:
-            self.archive.put(request.tenant, keep(None), call.started_at_s)
+            self.archive.put(request.tenant, await self.aside.run(request.nbytes, lambda: keep(None)), call.started_at_s)
             raise
         if progress.failure is not None:
-            self.archive.put(request.tenant, keep(progress.failure), call.started_at_s)
+            kept = await self.aside.run(request.nbytes, partial(keep, progress.failure))
+            self.archive.put(request.tenant, kept, call.started_at_s)
             if not log.events:
                 await log.write(call.wire.stream(request, created_at_s=call.started_at_s).error(progress.failure))
 
-    def _resumed(self, progress: Progress, request: Request) -> Request:
+    async def _parsed(self, call: Call, parse: Callable[..., Request], body: bytes) -> Request:
+        read = partial(parse, body, call.headers, request_id=native_id(call.wire.name, call.id))
+        return msgspec.structs.replace(await self.aside.run(len(body), read), nbytes=len(body))
+
+    async def _resumed(self, progress: Progress, request: Request) -> Request:
         """With what it refers to filled in, where its format can refer to earlier requests."""
         call, tenant = progress.call, progress.tenant
         assert tenant is not None
         if not isinstance(call.wire, RememberingWire):
             return request
-        return call.wire.resume(request, lambda name: self.archive.find(tenant, name, call.started_at_s))
+        earlier = {name: self.archive.find(tenant, name, call.started_at_s) for name in call.wire.refers(request)}
+        nbytes = request.nbytes + sum(kept.nbytes for kept in earlier.values() if kept is not None)
+        resumed = await self.aside.run(nbytes, partial(call.wire.resume, request, earlier.get))
+        return msgspec.structs.replace(resumed, nbytes=nbytes)
 
-    def _keep(self, progress: Progress) -> None:
+    async def _keep(self, progress: Progress) -> None:
         """For later requests to refer to, before the client knows its name."""
         call, request = progress.call, progress.request
         if isinstance(call.wire, RememberingWire):
             assert request is not None
-            kept = call.wire.keep(request, progress.answer(), created_at_s=call.started_at_s)
+            keep = partial(call.wire.keep, request, progress.answer(), created_at_s=call.started_at_s)
+            kept = await self.aside.run(request.nbytes, keep)
             self.archive.put(request.tenant, kept, call.started_at_s)
 
     def _answers(self, progress: Progress, request: Request, backend: Backend) -> AsyncIterator[Event | Chosen]:
@@ -351,6 +362,21 @@ class Handler:
         progress.failed(error, told.status)
         headers = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(told.headers)
         await client.send(Reply(told.status, told.body, headers))
+
+
+def _planned(request: Request, rules: DialectRules, call: Call, tenant: str) -> tuple[Request, Fingerprint | None]:
+    """The request by its dialect's rules, and what it can be compared by if it is to be."""
+    request = dialects.normalize(request, rules)
+    request = msgspec.structs.replace(
+        request,
+        tenant=tenant,
+        plan=dialects.plan(request, rules),
+        ttl_classes=dict(rules.ttl_classes),
+        usage_fields=rules.usage_fields,
+        started_at_s=call.started_at_s,
+        routing_key=routing_key(tenant, call.headers, request.parameters),
+    )
+    return request, comparable(request)
 
 
 def _known(error: Exception, call: Call) -> GatewayError:

@@ -26,7 +26,7 @@ from policies.sections import ResponseCachePolicy
 
 SAME_ANSWER: Final = frozenset(
     {
-        *("id", "stream", "tenant", "routing_key", "started_at_s", "plan", "warnings", "wire_options", "end_user"),
+        *("id", "stream", "tenant", "routing_key", "started_at_s", "plan", "warnings", "wire_options", "end_user", "nbytes"),
         *("read_cache", "store_cache", "max_age_s", "only_if_cached"),
     }
 )

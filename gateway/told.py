@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from gateway.sse import EventReader
-from gateway.wire.told import ToldUsage, UsageFormat, merged
+from gateway.wire.told import ToldUsage, UsageFormat, merge
 from policies.pricing import Charge, Prices, Usage, charge
 from policies.rules import DialectRules
 from policies.ttl import parse_duration
@@ -123,6 +123,6 @@ class Passing:
             if isinstance(message, Mapping):
                 self.failed = self.failed or self.format.failed(message)
                 for usage in self.format.usages(message):
-                    self._fields = merged(self._fields, usage)
+                    merge(self._fields, usage)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return

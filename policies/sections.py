@@ -82,6 +82,11 @@ class ServerPolicy(Section):
         default=False, description="Listen beyond loopback without tenants: anyone who reaches the port may use the gateway."
     )
     max_body: NumBytes = Field(default=32 * 1024**2, description="Largest request body, decompressed. Larger ones get a 413.")
+    max_values: PositiveCount = Field(
+        default=400_000,
+        description="Most JSON values in a request's body: members of objects and arrays, and each of those; an empty one "
+        "counts as two. More get a 413: what a body costs to read follows from them rather than from its bytes.",
+    )
     body_timeout: PositiveDuration = Field(
         default=60.0, description="Longest wait for the next piece of a request's body. Then the client gets a 408."
     )

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Protocol
 
 from engine.prompt.types import Prompt
+from gateway.aside import Aside
 from gateway.backends.affinity import Affinity, Holder, choose
 from gateway.backends.base import Backend, Event, ModelInfo
 from gateway.backends.prefixes import Trace, trace
@@ -43,15 +45,22 @@ class Router:
     """A `Backend` over the workers of one model. They share nothing but what lies in Redis."""
 
     def __init__(
-        self, workers: Sequence[Engine], *, ready_s: float = READY_S, on_choice: Callable[[str], None] = lambda why: None
+        self,
+        workers: Sequence[Engine],
+        *,
+        ready_s: float = READY_S,
+        on_choice: Callable[[str], None] = lambda why: None,
+        aside: Aside | None = None,
     ) -> None:
-        """`on_choice` is told, for every worker that is asked, why: see `affinity.Why`, or `passed`: another one refused."""
+        """`on_choice` is told, for every worker that is asked, why: see `affinity.Why`, or `passed`: another one refused. Large
+        prompts are hashed `aside`."""
         if not workers:
             raise ValueError("a model needs a worker")
         self._on_choice = on_choice
         self.workers = tuple(workers)
         self._ready_s = ready_s
         self._affinity = Affinity()
+        self._aside = aside or Aside()
         self._loads = [0] * len(workers)
 
     @property
@@ -65,7 +74,7 @@ class Router:
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """See `Backend.generate`. A worker that refuses before it has begun is as good as none: the next one is asked."""
-        traced, passed = trace(request), set[int]()
+        traced, passed = await self._aside.run(request.nbytes, partial(trace, request)), set[int]()
         while True:
             await self._wait_ready()
             holder, begun = self._choose(request, traced, passed), False
