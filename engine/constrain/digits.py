@@ -5,8 +5,13 @@ What validates against the bounded schema validates against the client's own, ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
+
+from engine.constrain.integers import exact_schema
+
+Change: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 LARGEST_INTEGER: Final = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 8259 §6)."""
@@ -36,25 +41,78 @@ ANY_OBJECT: Final[Mapping[str, Any]] = {
 _ONE: Final = frozenset({"items", "additionalProperties", "additionalItems", "contains", "if", "then", "else"})
 _LISTS: Final = frozenset({"prefixItems", "items", "anyOf", "oneOf", "allOf"})
 _NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_KNOWN: Final = _ONE | _LISTS | _NAMED
 
 
 def bound_digits(schema: Any) -> Any:
     """The schema with bounds wherever it allows numbers by `type`, or times by `format`, of any size or precision.
 
     Only schemas are looked into, never values (`const`, `enum`, `default`) or names. What is no schema is left as it is.
+    Raises `BadFormat` for numbers that cannot be held exactly.
     """
+    return _changed(schema, _bounded)
+
+
+def exact_numbers(schema: Any) -> Any:
+    """The schema with all its numbers held exactly, and nothing else changed. Raises `BadFormat` where they cannot be."""
+    return _changed(schema, exact_schema)
+
+
+def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
+    exact = exact_schema(schema)
+    return exact | _bounds(exact) | _longest(exact)
+
+
+def _changed(schema: Any, change: Change) -> Any:
+    """The schema with `change` made to every schema in it, those in other places that it refers to included."""
+    changed = _within_all(schema, change)
+    for place in sorted(_places(schema)):
+        *path, last = place
+        target: Any = changed
+        for step in path:
+            target = target.get(step) if isinstance(target, dict) else None
+        if isinstance(target, dict) and isinstance(target.get(last), dict):
+            inside = target[last].items()
+            target[last] = (
+                {name: _within_all(one, change) for name, one in inside} if path else _within_all(target[last], change)
+            )
+    return changed
+
+
+def _places(schema: Any) -> set[tuple[str, ...]]:
+    """Where schemas lie that are only known by a reference: `#/components/schemas/a` is one of `components/schemas`."""
+    found, left = set[tuple[str, ...]](), [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left.extend(value.values())
+            path = _pointer(value.get("$ref"))
+            if path and path[0] not in _KNOWN:
+                found.add(path[:-1] if len(path) > 2 else path)
+        elif isinstance(value, list):
+            left.extend(value)
+    return found
+
+
+def _pointer(reference: Any) -> tuple[str, ...]:
+    """The steps of a JSON pointer (RFC 6901) into the same document; none for what is no such."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return ()
+    return tuple(unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/"))
+
+
+def _within_all(schema: Any, change: Change) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    within = {keyword: _within(keyword, value) for keyword, value in schema.items()}
-    return within | _bounds(schema) | _longest(schema)
+    return change({keyword: _within(keyword, value, change) for keyword, value in schema.items()})
 
 
-def _within(keyword: str, value: Any) -> Any:
+def _within(keyword: str, value: Any, change: Change) -> Any:
     if keyword in _LISTS and isinstance(value, list):
-        return [bound_digits(one) for one in value]
+        return [_within_all(one, change) for one in value]
     if keyword in _NAMED and isinstance(value, Mapping):
-        return {name: bound_digits(one) for name, one in value.items()}
-    return bound_digits(value) if keyword in _ONE else value
+        return {name: _within_all(one, change) for name, one in value.items()}
+    return _within_all(value, change) if keyword in _ONE else value
 
 
 def _bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
