@@ -5,7 +5,8 @@ What validates against the bounded schema validates against the client's own, ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
@@ -41,7 +42,7 @@ ANY_OBJECT: Final[Mapping[str, Any]] = {
 _ONE: Final = frozenset({"items", "additionalProperties", "additionalItems", "contains", "if", "then", "else"})
 _LISTS: Final = frozenset({"prefixItems", "items", "anyOf", "oneOf", "allOf"})
 _NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_KNOWN: Final = _ONE | _LISTS | _NAMED
+_VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 
 
 def bound_digits(schema: Any) -> Any:
@@ -64,55 +65,62 @@ def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(schema: Any, change: Change) -> Any:
-    """The schema with `change` made to every schema in it, those in other places that it refers to included."""
-    changed = _within_all(schema, change)
-    for place in sorted(_places(schema)):
-        *path, last = place
-        target: Any = changed
-        for step in path:
-            target = target.get(step) if isinstance(target, dict) else None
-        if isinstance(target, dict) and isinstance(target.get(last), dict):
-            inside = target[last].items()
-            target[last] = (
-                {name: _within_all(one, change) for name, one in inside} if path else _within_all(target[last], change)
-            )
-    return changed
+    """The schema with `change` made to every schema in it, those in other places that it refers to included. Linear."""
+    return _Walk(change, frozenset(map(id, _targets(schema)))).through(schema, is_schema=True)
 
 
-def _places(schema: Any) -> set[tuple[str, ...]]:
-    """Where schemas lie that are only known by a reference: `#/components/schemas/a` is one of `components/schemas`."""
-    found, left = set[tuple[str, ...]](), [schema]
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """`targets` are the identities of what is a schema wherever it lies."""
+
+    change: Change
+    targets: frozenset[int]
+
+    def through(self, value: Any, *, is_schema: bool) -> Any:
+        if isinstance(value, list):
+            return [self.through(one, is_schema=False) for one in value]
+        if not isinstance(value, Mapping):
+            return value
+        if is_schema or id(value) in self.targets:
+            return self.change({keyword: self._within(keyword, inner) for keyword, inner in value.items()})
+        return {name: self.through(inner, is_schema=False) for name, inner in value.items()}
+
+    def _within(self, keyword: str, value: Any) -> Any:
+        if keyword in _VALUES:
+            return value
+        if keyword in _LISTS and isinstance(value, list):
+            return [self.through(one, is_schema=True) for one in value]
+        if keyword in _NAMED and isinstance(value, Mapping):
+            return {name: self.through(one, is_schema=True) for name, one in value.items()}
+        return self.through(value, is_schema=keyword in _ONE)
+
+
+def _targets(schema: Any) -> Iterator[Any]:
+    """What is referred to within the document: `#/components/schemas/a`."""
+    left = [schema]
     while left:
         value = left.pop()
         if isinstance(value, dict):
             left.extend(value.values())
-            path = _pointer(value.get("$ref"))
-            if path and path[0] not in _KNOWN:
-                found.add(path[:-1] if len(path) > 2 else path)
+            reference = value.get("$ref")
+            if isinstance(reference, str) and reference.startswith("#/"):
+                yield _found(schema, reference)
         elif isinstance(value, list):
             left.extend(value)
-    return found
 
 
-def _pointer(reference: Any) -> tuple[str, ...]:
-    """The steps of a JSON pointer (RFC 6901) into the same document; none for what is no such."""
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return ()
-    return tuple(unquote(step).replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/"))
-
-
-def _within_all(schema: Any, change: Change) -> Any:
-    if not isinstance(schema, Mapping):
-        return schema
-    return change({keyword: _within(keyword, value, change) for keyword, value in schema.items()})
-
-
-def _within(keyword: str, value: Any, change: Change) -> Any:
-    if keyword in _LISTS and isinstance(value, list):
-        return [_within_all(one, change) for one in value]
-    if keyword in _NAMED and isinstance(value, Mapping):
-        return {name: _within_all(one, change) for name, one in value.items()}
-    return _within_all(value, change) if keyword in _ONE else value
+def _found(schema: Any, reference: str) -> Any:
+    """Where a JSON pointer (RFC 6901) leads; None for nowhere."""
+    target = schema
+    for step in reference[2:].split("/"):
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(target, dict):
+            target = target.get(name)
+        elif isinstance(target, list) and name.isdecimal() and int(name[:9]) < len(target):
+            target = target[int(name[:9])]
+        else:
+            return None
+    return target
 
 
 def _bounds(schema: Mapping[str, Any]) -> dict[str, Any]:

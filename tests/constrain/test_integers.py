@@ -73,6 +73,7 @@ def test_bounds_are_kept(
         {"type": "number", "minimum": 1e300},
         {"properties": {"a": {"items": {"const": 10**30}}}},
         {"$ref": "#/x", "x": {"const": 2**53 + 1}},
+        {"$ref": "#/x/0/y~1z", "x": [{"y/z": {"const": 2**53 + 1}}]},
     ],
     ids=str,
 )
