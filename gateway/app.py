@@ -21,6 +21,7 @@ from gateway.archive import Archive
 from gateway.aside import Aside
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
+from gateway.backends.poison import Poison
 from gateway.backends.router import Router
 from gateway.backends.upstream import HttpUpstream
 from gateway.background import Background
@@ -247,9 +248,17 @@ async def serve(
 
 
 def _workers(configs: Sequence[EngineConfig], clock: Clock, command: Sequence[str], metrics: Metrics) -> list[LocalBackend]:
-    """The workers of one model, not running yet."""
+    """The workers of one model, not running yet. What one has died of is given to none."""
+    poison = Poison()
     return [
-        LocalBackend(config, clock, command=command, on_restart=partial(metrics.restarted, config.model, number), number=number)
+        LocalBackend(
+            config,
+            clock,
+            command=command,
+            on_restart=partial(metrics.restarted, config.model, number),
+            number=number,
+            poison=poison,
+        )
         for number, config in enumerate(configs)
     ]
 

@@ -195,7 +195,7 @@ class Batches:
             return "errored", {"error": orjson.loads(told.body)}
         reply = await self._asked(batch, item)
         for _ in range(MAX_TRIES - 1):
-            if reply.status < 500:
+            if reply.status < 500 or reply.headers.get("x-should-retry") == "false":
                 break
             await asyncio.sleep(RETRY_S)
             reply = await self._asked(batch, item)

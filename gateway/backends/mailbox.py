@@ -12,7 +12,7 @@ from collections import deque
 import msgspec
 
 from engine.messages import Counted, EngineStats, Failed, Finished, Flushed, Pinned, Started, TextDelta, ToolCallDelta
-from gateway.errors import BadFormat, BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
+from gateway.errors import BadFormat, BadPrompt, ContextExceeded, EngineFailed, EngineLost, GatewayError, Overloaded
 
 Reply = Started | TextDelta | ToolCallDelta | Finished | Failed | Counted | Flushed | Pinned | EngineStats
 
@@ -38,7 +38,7 @@ class Mailbox:
         self._arrived.set()
 
     def close(self, reason: str) -> None:
-        """Nothing more will come: once what waits is read, `get` raises `Overloaded(reason)`."""
+        """Nothing more will come: once what waits is read, `get` raises `EngineLost(reason)`."""
         self._closed = reason
         self._arrived.set()
 
@@ -46,7 +46,7 @@ class Mailbox:
         """The next frame, in order. Raises the failure the engine reported, as the client is to be told of it."""
         while not self._waiting:
             if self._closed is not None:
-                raise Overloaded(self._closed, retry_after_s=RETRY_AFTER_S)
+                raise EngineLost(self._closed, retry_after_s=RETRY_AFTER_S)
             self._arrived.clear()
             await self._arrived.wait()
         reply = self._waiting.popleft()
@@ -66,8 +66,12 @@ def told(failure: Failed) -> GatewayError:
             return BadPrompt(failure.message, path="messages")
         case "bad_format":
             return BadFormat(failure.message)
+        case "bad_tools":
+            return BadFormat(failure.message, path="tools")
         case "internal":
             return EngineFailed(failure.message)
+        case "fatal":
+            return EngineLost(failure.message, retry_after_s=RETRY_AFTER_S)
 
 
 def _joined(last: Reply | None, reply: Reply) -> Reply | None:

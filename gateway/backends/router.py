@@ -16,7 +16,7 @@ from gateway.aside import Aside
 from gateway.backends.affinity import Affinity, Holder, choose
 from gateway.backends.base import Backend, Event, ModelInfo
 from gateway.backends.prefixes import Trace, trace
-from gateway.errors import Overloaded
+from gateway.errors import EngineLost, Overloaded
 from gateway.request import Request
 from gateway.waits import first_of
 
@@ -73,7 +73,8 @@ class Router:
         return next((worker.model for worker in self.workers if worker.model is not None), None)
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
-        """See `Backend.generate`. A worker that refuses before it has begun is as good as none: the next one is asked."""
+        """See `Backend.generate`. A worker that refuses before it has begun is as good as none: the next one is asked.
+        A request whose worker died goes to no other."""
         traced, passed = await self._aside.run(request.nbytes, partial(trace, request)), set[int]()
         while True:
             await self._wait_ready()
@@ -85,6 +86,9 @@ class Router:
                             begun = True
                             yield event
                 return
+            except EngineLost:
+                self._affinity.forget(traced.digests, holder)
+                raise  # maybe because of this very request
             except Overloaded:
                 self._affinity.forget(traced.digests, holder)
                 passed.add(holder.index)
@@ -92,7 +96,7 @@ class Router:
                     raise
 
     async def count(self, prompt: Prompt) -> int:
-        """See `Backend.count`. Any worker knows; one that refuses is passed over."""
+        """See `Backend.count`. Any worker knows; one that refuses is passed over, one that died is not."""
         passed = set[int]()
         while True:
             await self._wait_ready()
@@ -100,6 +104,8 @@ class Router:
             try:
                 with self._counted(holder):
                     return await self.workers[holder.index].count(prompt)
+            except EngineLost:
+                raise
             except Overloaded:
                 passed.add(holder.index)
                 if not self._able(passed):

@@ -65,7 +65,7 @@ def failure_kind(error: type[Exception]) -> str:
 def test_every_engine_error_of_a_request_crosses_the_socket() -> None:
     """Errors that say something about one request are kinds of `Failed`; those about the model end the start."""
     of_requests = [error for error in leaves(engine.errors, EngineError) if not issubclass(error, ModelError)]
-    assert {failure_kind(error) for error in of_requests} | {"internal"} == set(get_args(FailureKind))
+    assert {failure_kind(error) for error in of_requests} | {"internal", "fatal"} == set(get_args(FailureKind))
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
@@ -73,5 +73,5 @@ def test_every_engine_error_of_a_request_crosses_the_socket() -> None:
 def test_every_failure_of_the_engine_has_a_reply(kind: FailureKind, wire: Wire) -> None:
     """What the engine reports reaches the client as an error of its format: its own fault is 4xx, ours 5xx."""
     reply = wire.encode_error(told(Failed("req-1", kind, "what happened", num_prompt=9000, limit=8192)), request_id="req-1")
-    assert reply.status // 100 == (4 if kind in ("context_exceeded", "bad_prompt", "bad_format") else 5)
+    assert reply.status // 100 == (4 if kind in ("context_exceeded", "bad_prompt", "bad_format", "bad_tools") else 5)
     assert json.loads(reply.body)["error"]
