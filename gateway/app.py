@@ -24,6 +24,7 @@ from gateway.backends.upstream import HttpUpstream
 from gateway.background import Background
 from gateway.batch_api import Batches
 from gateway.batches import BatchStore
+from gateway.budget import ByteBudget
 from gateway.cache_admin import CacheAdmin
 from gateway.catalogue import Catalogue
 from gateway.clock import Clock
@@ -112,7 +113,7 @@ def build_app(
     later = None
     if batches is not None and limits.bytes:
         later = Batches(handler, wires["anthropic"], clock, BatchStore(batches, limits.bytes), limits.concurrency)
-    server = Server(handler, wires, clock, later)
+    server = Server(handler, wires, clock, _budget(policy), later)
     admin = Admin(policy, backends, metrics, in_flight, responses)
     app = web.Application(client_max_size=policy.server.max_body)
     app.cleanup_ctx.extend(upstream.session for upstream in upstreams.values())
@@ -126,6 +127,12 @@ def _most_requests(policy: Policy) -> int:
     """What engines and upstreams together take at a time, waiting ones included."""
     engines = sum(m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models)
     return engines + sum(backend.max_requests for backend in policy.backends)
+
+
+def _budget(policy: Policy) -> ByteBudget:
+    """For bodies and unsent answers; without `tenants` there is one, and all of it is theirs."""
+    memory = policy.server.memory
+    return ByteBudget(memory.bytes, memory.tenant_bytes.resolve(memory.bytes) if policy.tenants else memory.bytes)
 
 
 @dataclass(slots=True)
