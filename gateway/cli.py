@@ -27,6 +27,7 @@ from gateway.admin import package_version
 from gateway.app import serve as serve_forever
 from gateway.cache_cli import cache_app
 from gateway.config import ConfigError, choose_clock, engine_configs, read_policy, read_settings, root_secret
+from gateway.connections import raise_file_limit
 from gateway.errors import GatewayError
 from gateway.logs import set_up_logging
 from gateway.paste import paste_block
@@ -72,6 +73,7 @@ def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOpt
     Anthropic's and OpenAI's APIs at the printed address.
     """
     ignore_hangup()
+    raise_file_limit()
     set_up_logging()
     settings = read_settings(policy=policy, host=host, port=port)
     effective = read_policy(settings)

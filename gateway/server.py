@@ -13,7 +13,8 @@ from gateway.auth import authenticate
 from gateway.batch_api import Batches
 from gateway.budget import ByteBudget
 from gateway.clock import Clock
-from gateway.errors import GatewayError, MethodNotAllowed, Unauthenticated, UnknownPath
+from gateway.connections import Connections
+from gateway.errors import GatewayError, MethodNotAllowed, Overloaded, Unauthenticated, UnknownPath
 from gateway.exchange import Call
 from gateway.handler import Handler
 from gateway.http_client import HttpClient, transmit
@@ -51,6 +52,12 @@ that takes our key may have paths that are not for our clients."""
 _ALLOWED: Final = web.RequestKey("allowed", str)
 """The methods of the path, of a request that came with another one."""
 
+_CLOSING: Final = web.RequestKey("closing", bool)
+"""A request that is the last one of its connection."""
+
+PROBES: Final = ("/livez", "/readyz", "/health", "/metrics")
+"""Served where there are too many connections for anything else."""
+
 WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "compact", "completions"]
 """Which of the wire formats; a provider may have several."""
 
@@ -69,10 +76,12 @@ class Server:
         wires: Mapping[WireKey, Wire],
         clock: Clock,
         budget: ByteBudget,
+        connections: Connections,
         batches: Batches | None = None,
     ) -> None:
         self._handler = handler
         self._budget = budget
+        self._connections = connections
         self._batches = batches
         self._wires = wires
         self._clock = clock
@@ -82,6 +91,7 @@ class Server:
     def add_routes(self, app: web.Application) -> None:
         """The provider-compatible routes, and the middleware that answers for every other path."""
         stored = Stored(self._handler)
+        app.middlewares.append(self._within_connection)
         app.middlewares.append(self._catch)
         app.router.add_post("/v1/messages", self._route("messages", self._handler.generate))
         app.router.add_post("/v1/messages/count_tokens", self._route("count_tokens", self._handler.count))
@@ -167,7 +177,7 @@ class Server:
     async def _serve(self, http: web.Request, name: str, route: Route) -> web.StreamResponse:
         call = self._call(http, name)
         with self._budget.claim(self._tenant(call)) as claim:
-            client = HttpClient(http, self._handler.policy.server, claim, closing=self.closing)
+            client = HttpClient(http, self._handler.policy.server, claim, closing=self.closing or _CLOSING in http)
             try:
                 await route(call, client)
                 return await client.finish()
@@ -193,6 +203,18 @@ class Server:
             started_at_s=started_at_s,
             path=f"{http.path}?{query}" if (query := http.rel_url.raw_query_string) else http.path,
         )
+
+    @web.middleware
+    async def _within_connection(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Everything a connection does but wait. On those kept for probes nothing else is served."""
+        with self._connections.working(request.transport) as probes_only:
+            if probes_only and request.path not in PROBES:
+                request[_CLOSING] = True
+                error = Overloaded("too many connections; please try again", retry_after_s=1.0)
+                return await self._refuse(request, error, 503)
+            return await handler(request)
 
     @web.middleware
     async def _catch(

@@ -99,6 +99,16 @@ class ServerPolicy(Section):
     body_timeout: PositiveDuration = Field(
         default=60.0, description="Longest wait for the next piece of a request's body. Then the client gets a 408."
     )
+    header_timeout: PositiveDuration = Field(
+        default=30.0,
+        description="Longest wait for the whole head of a request, from its first byte, and for the first one of a connection. "
+        "Then the connection is closed.",
+    )
+    max_connections: Count = Field(
+        default=0,
+        description="Connections of clients at a time. Beyond, the one that has waited longest for a request is closed, and "
+        "where none waits, only probes are let in. 0: what the limit of open files allows, which is also the most.",
+    )
     write_timeout: PositiveDuration = Field(
         default=60.0,
         description="Longest wait for a client to take the next piece of its answer. Then its connection is closed, and it is "
