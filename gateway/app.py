@@ -27,9 +27,11 @@ from gateway.backends.upstream import HttpUpstream
 from gateway.background import Background
 from gateway.batch_api import Batches
 from gateway.batches import BatchStore
+from gateway.budget import ByteBudget
 from gateway.cache_admin import CacheAdmin
 from gateway.catalogue import Catalogue
 from gateway.clock import Clock
+from gateway.connections import AcceptErrors, Connections, GuardedRunner, most_connections
 from gateway.handler import Handler
 from gateway.inventory import Inventory
 from gateway.lag import watching_the_loop
@@ -74,6 +76,7 @@ class Gateway:
     metrics: Metrics
     ledger: Ledger
     background: Background
+    connections: Connections
     batches: Batches | None = None
     upstreams: tuple[HttpUpstream, ...] = ()
 
@@ -119,20 +122,29 @@ def build_app(
     later = None
     if batches is not None and limits.bytes:
         later = Batches(handler, wires["anthropic"], clock, BatchStore(batches, limits.bytes), limits.concurrency)
-    server = Server(handler, wires, clock, later)
+    most = most_connections(policy.server.max_connections, sum(backend.max_requests for backend in policy.backends))
+    connections = Connections(most, policy.server.header_timeout)
+    server = Server(handler, wires, clock, _budget(policy), connections, later)
     admin = Admin(policy, backends, metrics, in_flight, responses)
     app = web.Application(client_max_size=policy.server.max_body)
     app.cleanup_ctx.extend(upstream.session for upstream in upstreams.values())
     server.add_routes(app)
     admin.add_routes(app)
     CacheAdmin(policy, backends, clock, inventory or Inventory(), root_secret, responses).add_routes(app)
-    return Gateway(policy, app, server, admin, in_flight, metrics, ledger, background, later, tuple(upstreams.values()))
+    passed = tuple(upstreams.values())
+    return Gateway(policy, app, server, admin, in_flight, metrics, ledger, background, connections, later, passed)
 
 
 def _most_requests(policy: Policy) -> int:
     """What engines and upstreams together take at a time, waiting ones included."""
     engines = sum(m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models)
     return engines + sum(backend.max_requests for backend in policy.backends)
+
+
+def _budget(policy: Policy) -> ByteBudget:
+    """For bodies and unsent answers; without `tenants` there is one, and all of it is theirs."""
+    memory = policy.server.memory
+    return ByteBudget(memory.bytes, memory.tenant_bytes.resolve(memory.bytes) if policy.tenants else memory.bytes)
 
 
 @dataclass(slots=True)
@@ -159,8 +171,9 @@ async def listening(gateway: Gateway) -> AsyncIterator[Listener]:
 
     A client that leaves cancels its handler; bodies are decompressed by us, within bounds; nothing logs requests but us.
     """
-    runner = web.AppRunner(
+    runner = GuardedRunner(
         gateway.app,
+        gateway.connections,
         handler_cancellation=True,
         access_log=None,
         logger=KindAndPlace("pcg.http"),
@@ -213,6 +226,7 @@ async def serve(
     gone on with by the next start.
     """
     metrics, aside = Metrics(), Aside()
+    asyncio.get_running_loop().set_exception_handler(AcceptErrors())
     configs = [config for workers in engines.values() for config in workers]
     secret = next((config.root_secret for config in configs), root_secret)
     workers = {name: _workers(several, clock, command, metrics) for name, several in engines.items()}

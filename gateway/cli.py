@@ -27,9 +27,11 @@ from gateway.admin import package_version
 from gateway.app import serve as serve_forever
 from gateway.cache_cli import cache_app
 from gateway.config import ConfigError, choose_clock, engine_configs, read_policy, read_settings, root_secret
+from gateway.connections import raise_file_limit
 from gateway.errors import GatewayError
 from gateway.logs import set_up_logging
 from gateway.paste import paste_block
+from gateway.signals import ignore_hangup
 from gateway.tiers import ssd_root
 from gateway.why import Circumstances, finding_json, finding_lines, model_of
 from gateway.why import explain as explain_miss
@@ -67,9 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOption = None) -> None:
     """Start the gateway, bringing the model first if it is not here yet.
 
-    Runs until ctrl-C or SIGTERM; requests in flight are finished first. Clients find Anthropic's and OpenAI's APIs at the
-    printed address.
+    Runs until ctrl-C or SIGTERM; requests in flight are finished first. SIGHUP is ignored. Clients find
+    Anthropic's and OpenAI's APIs at the printed address.
     """
+    ignore_hangup()
+    raise_file_limit()
     set_up_logging()
     settings = read_settings(policy=policy, host=host, port=port)
     effective = read_policy(settings)

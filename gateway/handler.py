@@ -274,7 +274,11 @@ class Handler:
             phases={},
         )
         log = self.background.begin(
-            request.tenant, request.wire_options["response_id"], state, lambda log: self._make(later, backend, log)
+            request.tenant,
+            request.wire_options["response_id"],
+            state,
+            lambda log: self._make(later, backend, log),
+            client.hand_over,
         )
         if request.stream:
             await self.follow(client, log, 0, id_headers(call.wire.name, call.id) | _billing(progress))
@@ -348,11 +352,16 @@ class Handler:
     async def _recorded(self, progress: Progress, client: Client) -> AsyncIterator[None]:
         """Tells the client of errors raised before its answer began, and records the outcome, whatever it is."""
         try:
-            yield
-        except ConnectionError:
-            raise  # the client has gone: nobody to tell
-        except Exception as error:
-            await self._tell(progress, client, _known(error, progress.call))
+            try:
+                yield
+            except ConnectionError:
+                raise  # the client has gone: nobody to tell
+            except Exception as error:
+                await self._tell(progress, client, _known(error, progress.call))
+            await client.deliver()
+        except (ConnectionError, asyncio.CancelledError):
+            progress.left()
+            raise
         finally:
             self.record(progress.record())
 
