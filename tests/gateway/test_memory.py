@@ -219,7 +219,7 @@ async def test_results_of_batches_that_nobody_reads(tmp_path: Path) -> None:
         counts=dict.fromkeys(OUTCOMES, 0),
         ended_at_s=2e9 + 1,
     )
-    store.create(batch, [])
+    store.create(batch, b"")
     for i in range(32):
         store.add(batch, str(i), "succeeded", {"message": "x" * MIB})
     store.end(batch, 2e9 + 1)
