@@ -7,6 +7,7 @@ from typing import Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from engine.constrain.trial import Vocabulary
 from engine.prompt.guard import any_of
 from engine.prompt.tokenizer import Tokenizer
 
@@ -18,6 +19,13 @@ def open_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
     What the grammar forces is split into tokens with `tokenizer.encode`, later and on any thread.
     """
     return LLTokenizer(TokenizerWrapper(_Source(tokenizer)), eos_token=sorted(tokenizer.stop_ids))
+
+
+def described(tokenizer: Tokenizer) -> Vocabulary:
+    """The same for another process, which splits no forced text."""
+    source = _Source(tokenizer)
+    tokens = [token.decode("latin-1") for token in source.tokens]
+    return Vocabulary(tokens, source.special_token_ids, sorted(tokenizer.stop_ids))
 
 
 class _Source:

@@ -15,8 +15,8 @@ import anthropic
 import openai
 import orjson
 import pytest
-from gateway.ledger import Record
 
+from gateway.bill.record import Record
 from policies.pricing import Usage
 from tests.fakes.backend import ScriptedBackend
 from tests.fakes.upstream import SSE, FakeUpstream, Got, Say
