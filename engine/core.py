@@ -2,9 +2,9 @@
 
 Knows no sockets, HTTP or money.
 
-Two threads. The *render thread* turns prompts into tokens and answers counts; the *engine thread*
-owns cache, schedule and device and runs the step loop. Neither ever waits for the other, and an
-idle engine sleeps.
+Three threads. The *render thread* turns prompts into tokens and answers counts; the *forms thread*
+compiles what answers have to look like; the *engine thread* owns cache, schedule and device and
+runs the step loop. None ever waits for another, and an idle engine sleeps.
 
     def show(event: FromEngine) -> None:
         if isinstance(event, TextDelta):
@@ -26,16 +26,17 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from engine.cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig
-from engine.errors import BadFormat, BadPrompt, Overloaded
+from engine.errors import BadFormat, BadPrompt, BadTools, ContextExceeded, Overloaded
+from engine.forms import FairQueue, Form, Forms
 from engine.inbox import Inbox, Job, Mail
 from engine.loop.limits import StepLimits
 from engine.loop.step_loop import StepLoop
@@ -59,14 +60,11 @@ from engine.messages import (
     Tick,
 )
 from engine.prompt.rendered import RenderedPrompt
-from engine.prompt.speech import OutputSyntax
 from engine.prompt.tokenizer import Tokenizer
-from engine.prompt.types import Prompt, Tool
+from engine.prompt.types import Prompt
 from engine.schedule.runner import Runner
-from engine.schedule.sequence import Constraint
 from engine.schedule.warmup import warm_up
 from engine.stats import cache_counters, cache_gauges
-from engine.types import Sampling
 
 _log = logging.getLogger(__name__)
 
@@ -80,23 +78,30 @@ UNFORGOTTEN: Final = (
 )
 """What is said of a flush that some tier could not be told of."""
 
+STACK_NBYTES: Final = 16 * 1024**2
+"""Of each thread: several times what a grammar had when it was tried out
+(`engine/constrain/trial.py`)."""
+
 FLUSH_S: Final = 1.5
 """How long an ending engine goes on writing to the lower tiers."""
 
 
 class PromptRenderer(Protocol):
-    """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault."""
+    """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault,
+    `ContextExceeded` where it is so long that its tokens need not be counted."""
 
     def render(self, prompt: Prompt, now_s: float) -> RenderedPrompt: ...
 
 
-class GrammarCompiler(Protocol):
-    """Whatever turns what a request asks of its answer into a constraint; raises `BadFormat` where
-    that cannot be kept."""
+@dataclass(frozen=True, slots=True)
+class FormedJob:
+    """A job whose prompt has become tokens, in `render_s` seconds, and whose answer's form is yet
+    to be compiled."""
 
-    def constraint(
-        self, sampling: Sampling, tools: Sequence[Tool], speech: OutputSyntax
-    ) -> Constraint | None: ...
+    job: Job
+    rendered: RenderedPrompt
+    render_s: float
+    form: Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class EngineParts:
     cache: PrefixCache
     tokenizer: Tokenizer
     renderer: PromptRenderer
-    grammars: GrammarCompiler
+    forms: Forms
     fingerprint: str
     capabilities: Capabilities
     resources: AbstractContextManager[Any] = field(default_factory=nullcontext)
@@ -121,10 +126,9 @@ class Engine:
     """Continuous batching over a prefix cache.
 
     Every method may be called from any thread and none waits, except `start` and `join`. `emit` is
-    called from the engine thread and from the render thread: it must be thread-safe, and when it
-    blocks the engine waits. Each request gets, in this order: `Started`, any number of `TextDelta`,
-    then exactly one `Finished` or `Failed`; a refused or early aborted one only the last; a count
-    one `Counted`.
+    called from every thread of the engine: it must be thread-safe, and when it blocks the engine
+    waits. Each request gets, in this order: `Started`, any number of `TextDelta`, then exactly one
+    `Finished` or `Failed`; a refused or early aborted one only the last; a count one `Counted`.
 
     `on_fatal` is called from the engine thread when an error made the engine useless: everything in
     flight has been answered with `Failed`, and nothing is accepted any more.
@@ -160,11 +164,13 @@ class Engine:
         self._inbox = Inbox(capacity)
         parts.cache.wake_by(self._inbox.wake)
         self._to_render: queue.Queue[Job | None] = queue.Queue(capacity)
+        self._to_compile: FairQueue[FormedJob] = FairQueue()
         self._ready: Future[None] = Future()
         self._seed_ids = parts.tokenizer.encode("The quick brown fox jumps over the lazy dog.")
         self._threads = (
             threading.Thread(target=self._run, name="engine", daemon=True),
             threading.Thread(target=self._render, name="render", daemon=True),
+            threading.Thread(target=self._compile, name="forms", daemon=True),
         )
 
     # For any thread -------------------------------------------------------------------------------
@@ -172,8 +178,12 @@ class Engine:
     def start(self) -> None:
         """Start the threads and wait until the model is warm. Raises what the first steps
         raised."""
-        for thread in self._threads:
-            thread.start()
+        before = threading.stack_size(STACK_NBYTES)
+        try:
+            for thread in self._threads:
+                thread.start()
+        finally:
+            threading.stack_size(before)
         self._ready.result()
 
     def hello(self, load_s: float) -> Hello:
@@ -224,11 +234,12 @@ class Engine:
     def close(self) -> None:
         """Take nothing more; everything in flight ends as `cancelled` within a step. Idempotent."""
         self._inbox.close()
+        self._to_compile.close()
         with suppress(queue.Full):
             self._to_render.put_nowait(None)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until both threads have ended and the device is released; False when they haven't in
+        """Wait until all threads have ended and the device is released; False when they haven't in
         time."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
@@ -272,19 +283,50 @@ class Engine:
                 self._render_one(job)
 
     def _render_one(self, job: Job) -> None:
-        begin_s = time.perf_counter()
-        constraint = None
+        begin_s, request = time.perf_counter(), job.request
+        with self._told(job.request_id):
+            rendered = self._parts.renderer.render(request.prompt, request.started_at_s)
+            if isinstance(request, Count):
+                self._emit(Counted(job.request_id, len(rendered.token_ids)))
+                return
+            form = self._parts.forms.form(request.sampling, request.prompt.tools, rendered.speech)
+            render_s = time.perf_counter() - begin_s
+            if form is None:
+                self._inbox.deliver(job, rendered, render_s)
+                return
+            formed = FormedJob(job, rendered, render_s, form)
+            if form.is_at_hand:
+                self._compile_one(formed)
+            else:
+                self._to_compile.put(request.tenant, formed)
+
+    @contextmanager
+    def _told(self, request_id: str) -> Iterator[None]:
+        """Whatever goes wrong in the block is the request's last event."""
         try:
-            rendered = self._parts.renderer.render(job.request.prompt, job.request.started_at_s)
-            if isinstance(job.request, Submit):
-                request = job.request
-                constraint = self._parts.grammars.constraint(
-                    request.sampling, request.prompt.tools, rendered.speech
-                )
+            yield
         except BadPrompt as error:
-            self._emit(Failed(job.request_id, "bad_prompt", str(error)))
+            self._emit(Failed(request_id, "bad_prompt", str(error)))
+        except ContextExceeded as error:
+            self._emit(
+                Failed(
+                    request_id,
+                    "context_exceeded",
+                    str(error),
+                    num_prompt=error.num_prompt,
+                    limit=error.limit,
+                )
+            )
         except BadFormat as error:
-            self._emit(Failed(job.request_id, "bad_format", str(error)))
+            self._emit(
+                Failed(
+                    request_id,
+                    "bad_tools" if isinstance(error, BadTools) else "bad_format",
+                    str(error),
+                )
+            )
+        except Overloaded as error:
+            self._emit(Failed(request_id, "overloaded", str(error)))
         except (
             BaseException
         ) as error:  # a panic in a library's Rust is no `Exception`; the next prompt may be fine
@@ -292,15 +334,22 @@ class Engine:
             fields = {"error": type(error).__name__, "at": traceback.format_tb(error.__traceback__)}
             _log.error("rendering failed", extra={"fields": fields})
             self._emit(
-                Failed(
-                    job.request_id, "internal", f"{type(error).__name__} while rendering the prompt"
-                )
+                Failed(request_id, "internal", f"{type(error).__name__} while rendering the prompt")
             )
-        else:
-            if isinstance(job.request, Count):
-                self._emit(Counted(job.request_id, len(rendered.token_ids)))
-            else:
-                self._inbox.deliver(job, rendered, time.perf_counter() - begin_s, constraint)
+
+    # The forms thread -----------------------------------------------------------------------------
+
+    def _compile(self) -> None:
+        while (formed := self._to_compile.take()) is not None:
+            if self._inbox.is_open(formed.job):
+                with self._told(formed.job.request_id):
+                    self._compile_one(formed)
+
+    def _compile_one(self, formed: FormedJob) -> None:
+        begin_s = time.perf_counter()
+        constraint = formed.form.constraint()
+        render_s = formed.render_s + time.perf_counter() - begin_s
+        self._inbox.deliver(formed.job, formed.rendered, render_s, constraint)
 
     # The engine thread ----------------------------------------------------------------------------
 
@@ -309,6 +358,7 @@ class Engine:
             try:
                 stack.enter_context(self._parts.resources)
                 stack.callback(self._parts.runner.close)
+                stack.callback(self._parts.forms.close)
                 num_tokens = max(1, min(WARM_UP_TOKENS, self.context - 1))
                 warm_up(self._parts.runner, self._seed_ids, num_tokens, self._config.block_size)
             except Exception as error:
@@ -382,5 +432,5 @@ class Engine:
         self.failure = error
         self.close()
         for request_id in self._inbox.settle_all():
-            self._send(Failed(request_id, "internal", f"{type(error).__name__} ended the engine"))
+            self._send(Failed(request_id, "fatal", f"{type(error).__name__} ended the engine"))
         self._on_fatal(error)

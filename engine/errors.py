@@ -7,6 +7,7 @@ EngineError
 │   └── ModelUnsupported      a layer type, attention argument or file we do not implement
 ├── BadPrompt             the chat template refused the messages: the client's mistake
 ├── BadFormat             what the answer is to look like is no grammar, or none that can be kept
+│   └── BadTools              the same of tools that have to be called
 ├── ContextExceeded       the prompt leaves no room for one token
 └── Overloaded            a bounded queue is full: try again later
 """
@@ -41,6 +42,10 @@ class BadPrompt(EngineError):
 class BadFormat(EngineError):
     """The output format is broken, too large or needs what the grammar compiler hasn't; the message
     says what."""
+
+
+class BadTools(BadFormat):
+    """The tools that the answer has to choose from make no grammar; the message says why not."""
 
 
 class ContextExceeded(EngineError):

@@ -14,12 +14,12 @@ import msgspec
 from engine.prompt.types import Prompt
 from engine.types import CachePlan, CacheReport, FinishReason, PinOutcome, Sampling, TokenLogprobs
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 MAX_FRAME_NBYTES: Final = 64 * 1024 * 1024
 LENGTH: Final = struct.Struct("<I")
 
 FailureKind: TypeAlias = Literal[
-    "overloaded", "context_exceeded", "bad_prompt", "bad_format", "internal"
+    "overloaded", "context_exceeded", "bad_prompt", "bad_format", "bad_tools", "internal", "fatal"
 ]
 
 
@@ -158,7 +158,8 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The last event of a request the engine could not serve. `message` holds no prompt text.
 
-    For `context_exceeded`, `num_prompt` and `limit` say by how much.
+    For `context_exceeded`, `num_prompt` and `limit` say by how much. `fatal` is the end of the
+    whole engine.
     """
 
     request_id: str

@@ -119,7 +119,11 @@ def build_engine(
         dtype=config.dtype,
         device=runner.device,
     )
-    renderer, grammars = Renderer(tokenizer, template), Grammars(tokenizer.for_any_thread())
+    context = min(config.context, runner.num_pages * config.block_size)
+    renderer, grammars = (
+        Renderer(tokenizer, template, context),
+        Grammars(tokenizer.for_any_thread()),
+    )
     parts = EngineParts(
         runner, cache, tokenizer, renderer, grammars, fingerprint, capabilities, resources
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,16 +20,21 @@ from aiohttp import web
 from engine.config import EngineConfig
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
+from gateway.backends.poison import Poison
 from gateway.backends.router import Router
 from gateway.bill.record import Ledger, Record
+from gateway.budget import ByteBudget
 from gateway.calls.catalog import ModelCatalog
 from gateway.clock import Clock
 from gateway.http.batch_routes import BatchRoutes
+from gateway.http.connections import AcceptErrors, Connections, GuardedRunner, most_connections
 from gateway.http.server import Server, WireKey
+from gateway.offload import OffloadThread
 from gateway.operate.admin import Admin
 from gateway.operate.cache_admin import CacheAdmin
 from gateway.operate.inventory import Inventory
 from gateway.operate.logs import KindAndPlace, log_record
+from gateway.operate.loop_lag import watching_the_loop
 from gateway.operate.metrics import Metrics
 from gateway.operate.tier_maintenance import open_inventory
 from gateway.serve.handler import Handler
@@ -73,6 +79,7 @@ class Gateway:
     metrics: Metrics
     ledger: Ledger
     background: Background
+    connections: Connections
     batches: BatchRoutes | None = None
     upstreams: tuple[HttpUpstream, ...] = ()
 
@@ -87,12 +94,13 @@ def build_app(
     inventory: Inventory | None = None,
     root_secret: bytes | None = None,
     batches: Path | None = None,
+    aside: OffloadThread | None = None,
 ) -> Gateway:
     """A gateway over backends, one per model name of the policy, and the policy's upstreams. Starts
     nothing.
 
     `inventory` is what its tiers hold, `batches` the folder of message batches; without it there
-    are none.
+    are none. Large bodies are worked on `aside`.
     """
     metrics, ledger = metrics or Metrics(), Ledger()
     in_flight = InFlight(_most_requests(policy))
@@ -112,14 +120,9 @@ def build_app(
     }
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     responses, background = ResponseCache(policy.caching.responses), Background(clock)
+    catalogue, aside = ModelCatalog(policy, backends, upstreams), aside or OffloadThread()
     handler = Handler(
-        policy,
-        ModelCatalog(policy, backends, upstreams),
-        in_flight,
-        record,
-        archive,
-        responses,
-        background,
+        policy, catalogue, in_flight, record, archive, responses, background, aside=aside
     )
     limits = policy.server.batches
     later = None
@@ -131,7 +134,11 @@ def build_app(
             BatchStore(batches, limits.bytes),
             limits.concurrency,
         )
-    server = Server(handler, wires, clock, later)
+    most = most_connections(
+        policy.server.max_connections, sum(backend.max_requests for backend in policy.backends)
+    )
+    connections = Connections(most, policy.server.header_timeout)
+    server = Server(handler, wires, clock, _budget(policy), connections, later)
     admin = Admin(policy, backends, metrics, in_flight, responses)
     app = web.Application(client_max_size=policy.server.max_body)
     app.cleanup_ctx.extend(upstream.session for upstream in upstreams.values())
@@ -140,6 +147,7 @@ def build_app(
     CacheAdmin(
         policy, backends, clock, inventory or Inventory(), root_secret, responses
     ).add_routes(app)
+    passed = tuple(upstreams.values())
     return Gateway(
         policy,
         app,
@@ -149,8 +157,9 @@ def build_app(
         metrics,
         ledger,
         background,
+        connections,
         later,
-        tuple(upstreams.values()),
+        passed,
     )
 
 
@@ -160,6 +169,14 @@ def _most_requests(policy: Policy) -> int:
         m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models
     )
     return engines + sum(backend.max_requests for backend in policy.backends)
+
+
+def _budget(policy: Policy) -> ByteBudget:
+    """For bodies and unsent answers; without `tenants` there is one, and all of it is theirs."""
+    memory = policy.server.memory
+    return ByteBudget(
+        memory.bytes, memory.tenant_bytes.resolve(memory.bytes) if policy.tenants else memory.bytes
+    )
 
 
 @dataclass(slots=True)
@@ -192,8 +209,9 @@ async def listening(gateway: Gateway) -> AsyncIterator[Listener]:
     A client that leaves cancels its handler; bodies are decompressed by us, within bounds; nothing
     logs requests but us.
     """
-    runner = web.AppRunner(
+    runner = GuardedRunner(
         gateway.app,
+        gateway.connections,
         handler_cancellation=True,
         access_log=None,
         logger=KindAndPlace("pcg.http"),
@@ -205,10 +223,11 @@ async def listening(gateway: Gateway) -> AsyncIterator[Listener]:
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, gateway.policy.server.host, gateway.policy.server.port)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        yield Listener(site, str(host), int(port))
+        async with watching_the_loop(gateway.metrics.lagged):
+            site = web.TCPSite(runner, gateway.policy.server.host, gateway.policy.server.port)
+            await site.start()
+            host, port = runner.addresses[0][:2]
+            yield Listener(site, str(host), int(port))
     finally:
         await runner.cleanup()
 
@@ -252,7 +271,8 @@ async def serve(
     the engines where there are any. Message batches are kept in the folder `batches`, and gone on
     with by the next start.
     """
-    metrics = Metrics()
+    metrics, aside = Metrics(), OffloadThread()
+    asyncio.get_running_loop().set_exception_handler(AcceptErrors())
     configs = [config for workers in engines.values() for config in workers]
     secret = next((config.root_secret for config in configs), root_secret)
     workers = {
@@ -261,7 +281,7 @@ async def serve(
     backends = {
         name: several[0]
         if len(several) == 1
-        else Router(several, on_choice=partial(metrics.routed, name))
+        else Router(several, on_choice=partial(metrics.routed, name), aside=aside)
         for name, several in workers.items()
     }
     try:
@@ -274,7 +294,9 @@ async def serve(
                 inventory=inventory,
                 root_secret=secret,
                 batches=batches,
+                aside=aside,
             )
+            gc.freeze()  # what is there now stays: no collection looks at it again
             async with listening(gateway) as listener, asyncio.TaskGroup() as group:
                 everyone = [worker for several in workers.values() for worker in several]
                 running = [group.create_task(worker.run()) for worker in everyone]
@@ -299,7 +321,8 @@ async def serve(
 def _workers(
     configs: Sequence[EngineConfig], clock: Clock, command: Sequence[str], metrics: Metrics
 ) -> list[LocalBackend]:
-    """The workers of one model, not running yet."""
+    """The workers of one model, not running yet. What one has died of is given to none."""
+    poison = Poison()
     return [
         LocalBackend(
             config,
@@ -307,6 +330,7 @@ def _workers(
             command=command,
             on_restart=partial(metrics.restarted, config.model, number),
             number=number,
+            poison=poison,
         )
         for number, config in enumerate(configs)
     ]

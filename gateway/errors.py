@@ -17,7 +17,9 @@ GatewayError
 ├── BodyTooLarge           413
 ├── RateLimited            429  a limit of the tenant; `retry_after_s` if known
 ├── Overloaded             529  (503 in OpenAI's format) the engine is full or restarting
+│   └── EngineLost         529  (503) the engine ended over this request, maybe because of it
 ├── EngineFailed           500  the engine could not finish this request
+│   └── Poisonous          500  engines have ended over this request: it is not tried again
 ├── UpstreamFailed         502  the upstream cannot be reached, broke off, or refuses this gateway
 └── TimedOut               504
     └── NotCached          504  the client wanted an answer only if some of its prompt was cached
@@ -112,8 +114,16 @@ class Overloaded(GatewayError):
     """Nothing is wrong with the request; there is no room for it now."""
 
 
+class EngineLost(Overloaded):
+    """The engine that served this request is gone. The client may try again; nobody does for it."""
+
+
 class EngineFailed(GatewayError):
     """The engine broke while serving this request."""
+
+
+class Poisonous(EngineFailed):
+    """A request with this content has ended engines, and is not given to another."""
 
 
 class UpstreamFailed(GatewayError):

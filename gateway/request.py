@@ -54,7 +54,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `routing_key` is a hash of what the client says its requests belong together by, empty where it
     says nothing. `end_user` is its own name for whom it asks: neither the model nor anybody else is
     told. `read_cache`, `store_cache`, `max_age_s` and `only_if_cached` are the client's
-    `Cache-Control: no-cache`, `no-store`, `max-age` and `only-if-cached`.
+    `Cache-Control: no-cache`, `no-store`, `max-age` and `only-if-cached`. `nbytes` is the size of
+    its body and of all that the body refers to.
     """
 
     id: str
@@ -83,6 +84,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     plan: CachePlan = CachePlan()
     started_at_s: float = 0.0
     warnings: tuple[str, ...] = ()
+    nbytes: int = 0
 
     @property
     def num_prompts(self) -> int:

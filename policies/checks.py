@@ -26,6 +26,7 @@ class Conflict:
 
 def conflicts(policy: Policy) -> Iterator[Conflict]:
     """Every broken rule."""
+    yield from _memory(policy)
     yield from _models(policy)
     yield from _backends(policy)
     yield from _ttl_classes(policy)
@@ -34,6 +35,14 @@ def conflicts(policy: Policy) -> Iterator[Conflict]:
     for i, dialect in enumerate(policy.dialects):
         yield from _dialect(policy, dialect, ("dialects", i))
     yield from _tenants(policy)
+
+
+def _memory(policy: Policy) -> Iterator[Conflict]:
+    memory = policy.server.memory
+    if not memory.bytes:
+        yield Conflict(("server", "memory", "bytes"), "must be more than 0")
+    elif not memory.tenant_bytes.resolve(memory.bytes):
+        yield Conflict(("server", "memory", "tenant_bytes"), "must be more than 0")
 
 
 def _models(policy: Policy) -> Iterator[Conflict]:

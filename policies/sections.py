@@ -90,6 +90,23 @@ class BatchesPolicy(Section):
     )
 
 
+class MemoryPolicy(Section):
+    bytes: NumBytes = Field(
+        default=1024**3,
+        description="Most bytes of the gateway's own memory for requests in progress and whole "
+        "answers that clients have not "
+        "taken yet, of all tenants together. A body counts decompressed and with an estimate of "
+        "what it takes once decoded, "
+        "4 to 60 times its size. What does not fit is refused as overload.",
+    )
+    tenant_bytes: ByteSize = Field(
+        default=Size.parse("50%"),
+        description="Most of it for one tenant, in bytes or as a share; further requests get a "
+        "429, and a body that is larger "
+        "by itself a 413. Without tenants: all of it.",
+    )
+
+
 class ServerPolicy(Section):
     host: Host = Field(
         default="127.0.0.1",
@@ -105,10 +122,39 @@ class ServerPolicy(Section):
         default=32 * 1024**2,
         description="Largest request body, decompressed. Larger ones get a 413.",
     )
+    max_values: PositiveCount = Field(
+        default=400_000,
+        description="Most JSON values in a request's body: members of objects and arrays, and "
+        "each of those; an empty one "
+        "counts as two. More get a 413: what a body costs to read follows from them rather than "
+        "from its bytes.",
+    )
     body_timeout: PositiveDuration = Field(
         default=60.0,
         description="Longest wait for the next piece of a request's body. Then the client gets a "
         "408.",
+    )
+    header_timeout: PositiveDuration = Field(
+        default=30.0,
+        description="Longest wait for the whole head of a request, from its first byte, and for "
+        "the first one of a connection. "
+        "Then the connection is closed.",
+    )
+    max_connections: Count = Field(
+        default=0,
+        description="Connections of clients at a time. Beyond, the one that has waited longest "
+        "for a request is closed, and "
+        "where none waits, only probes are let in. 0: what the limit of open files allows, which "
+        "is also the most.",
+    )
+    write_timeout: PositiveDuration = Field(
+        default=60.0,
+        description="Longest wait for a client to take the next piece of its answer. Then its "
+        "connection is closed, and it is "
+        "billed as one that left.",
+    )
+    memory: MemoryPolicy = Field(
+        default=MemoryPolicy(), description="Requests and answers in memory."
     )
     sse: SsePolicy = Field(default=SsePolicy(), description="Streams.")
     drain: DrainPolicy = Field(default=DrainPolicy(), description="Shutdown.")

@@ -18,6 +18,7 @@ from dataclasses import astuple, dataclass
 from decimal import Decimal
 from typing import Any, Final
 
+from engine.constrain.digits import exact_numbers
 from engine.errors import BadFormat
 
 MAX_STATES: Final = 20_000
@@ -74,16 +75,23 @@ def check_schema(schema: Any) -> None:
     _check(Budget(), schema)
 
 
-def check_lark(text: str) -> None:
-    """Raises `BadFormat` for a Lark grammar whose `%json` schemas cost too much together, or cannot
-    be read."""
-    budget, decoder = Budget(), json.JSONDecoder()
-    for match in _EMBEDDED.finditer(text):
+def checked_lark(text: str) -> str:
+    """A Lark grammar with the numbers of its `%json` schemas held exactly. Raises `BadFormat` where
+    they cannot be, or where these schemas cost too much together, or cannot be read."""
+    budget, decoder, pieces, start = Budget(), json.JSONDecoder(), list[str](), 0
+    while (match := _EMBEDDED.search(text, start)) is not None:
         try:
-            schema, _ = decoder.raw_decode(text, match.end())
+            schema, end = decoder.raw_decode(text, match.end())
         except (ValueError, RecursionError):
             raise BadFormat("%json must be followed by a schema") from None
         _check(budget, schema)
+        exact = exact_numbers(schema)
+        pieces += [
+            text[start : match.end()],
+            text[match.end() : end] if exact == schema else json.dumps(exact),
+        ]
+        start = end
+    return "".join([*pieces, text[start:]])
 
 
 def _check(budget: Budget, schema: Any) -> None:

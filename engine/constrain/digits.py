@@ -9,8 +9,14 @@ round only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
+
+from engine.constrain.integers import exact_schema
+
+Change: TypeAlias = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 LARGEST_INTEGER: Final = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 8259 §6)."""
@@ -45,6 +51,7 @@ _LISTS: Final = frozenset({"prefixItems", "items", "anyOf", "oneOf", "allOf"})
 _NAMED: Final = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 )
+_VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 
 
 def bound_digits(schema: Any) -> Any:
@@ -52,20 +59,82 @@ def bound_digits(schema: Any) -> Any:
     size or precision.
 
     Only schemas are looked into, never values (`const`, `enum`, `default`) or names. What is no
-    schema is left as it is.
+    schema is left as it is. Raises `BadFormat` for numbers that cannot be held exactly.
     """
-    if not isinstance(schema, Mapping):
-        return schema
-    within = {keyword: _within(keyword, value) for keyword, value in schema.items()}
-    return within | _bounds(schema) | _longest(schema)
+    return _changed(schema, _bounded)
 
 
-def _within(keyword: str, value: Any) -> Any:
-    if keyword in _LISTS and isinstance(value, list):
-        return [bound_digits(one) for one in value]
-    if keyword in _NAMED and isinstance(value, Mapping):
-        return {name: bound_digits(one) for name, one in value.items()}
-    return bound_digits(value) if keyword in _ONE else value
+def exact_numbers(schema: Any) -> Any:
+    """The schema with all its numbers held exactly, and nothing else changed. Raises `BadFormat`
+    where they cannot be."""
+    return _changed(schema, exact_schema)
+
+
+def _bounded(schema: Mapping[str, Any]) -> dict[str, Any]:
+    exact = exact_schema(schema)
+    return exact | _bounds(exact) | _longest(exact)
+
+
+def _changed(schema: Any, change: Change) -> Any:
+    """The schema with `change` made to every schema in it, those in other places that it refers to
+    included. Linear."""
+    return _Walk(change, frozenset(map(id, _targets(schema)))).through(schema, is_schema=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """`targets` are the identities of what is a schema wherever it lies."""
+
+    change: Change
+    targets: frozenset[int]
+
+    def through(self, value: Any, *, is_schema: bool) -> Any:
+        if isinstance(value, list):
+            return [self.through(one, is_schema=False) for one in value]
+        if not isinstance(value, Mapping):
+            return value
+        if is_schema or id(value) in self.targets:
+            return self.change(
+                {keyword: self._within(keyword, inner) for keyword, inner in value.items()}
+            )
+        return {name: self.through(inner, is_schema=False) for name, inner in value.items()}
+
+    def _within(self, keyword: str, value: Any) -> Any:
+        if keyword in _VALUES:
+            return value
+        if keyword in _LISTS and isinstance(value, list):
+            return [self.through(one, is_schema=True) for one in value]
+        if keyword in _NAMED and isinstance(value, Mapping):
+            return {name: self.through(one, is_schema=True) for name, one in value.items()}
+        return self.through(value, is_schema=keyword in _ONE)
+
+
+def _targets(schema: Any) -> Iterator[Any]:
+    """What is referred to within the document: `#/components/schemas/a`."""
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left.extend(value.values())
+            reference = value.get("$ref")
+            if isinstance(reference, str) and reference.startswith("#/"):
+                yield _found(schema, reference)
+        elif isinstance(value, list):
+            left.extend(value)
+
+
+def _found(schema: Any, reference: str) -> Any:
+    """Where a JSON pointer (RFC 6901) leads; None for nowhere."""
+    target = schema
+    for step in reference[2:].split("/"):
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(target, dict):
+            target = target.get(name)
+        elif isinstance(target, list) and name.isdecimal() and int(name[:9]) < len(target):
+            target = target[int(name[:9])]
+        else:
+            return None
+    return target
 
 
 def _bounds(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from llguidance import LLMatcher
 
-from engine.constrain.budget import Budget, check_lark, check_schema
+from engine.constrain.budget import Budget, check_schema, checked_lark
 from engine.constrain.digits import ANY_OBJECT, bound_digits
-from engine.errors import BadFormat
+from engine.errors import BadFormat, BadTools
 from engine.prompt.call_format import CallFormat
 from engine.prompt.guard import any_of
 from engine.prompt.reasoning import Reasoning
@@ -64,8 +64,7 @@ def format_grammar(output: OutputFormat) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(output.definition)
         case "lark":
-            check_lark(output.definition)
-            return _lark_grammar(output.definition)
+            return _lark_grammar(checked_lark(output.definition))
 
 
 def calls_grammar(
@@ -75,15 +74,15 @@ def calls_grammar(
     to be called.
 
     One call where one tool is named or calls mustn't come together, else up to `MAX_CALLS`. Raises
-    `BadFormat` for more tools than can be kept apart.
+    `BadTools` for more tools than can be kept apart, and for schemas that cannot be kept.
     """
     offered = [tool for tool in tools if not choice.names or tool.name in choice.names]
     if choice.mode != "required" or not offered:
         return None
     if len(offered) > MAX_TOOLS:
-        raise BadFormat(f"tool_choice: more than {MAX_TOOLS} tools to choose from")
-    if sum(len(json.dumps(tool.parameters)) for tool in offered) > MAX_CHARACTERS:
-        raise BadFormat(
+        raise BadTools(f"tool_choice: more than {MAX_TOOLS} tools to choose from")
+    if sum(map(_num_characters, offered)) > MAX_CHARACTERS:
+        raise BadTools(
             f"tool_choice: the schemas of the tools have more than {MAX_CHARACTERS} characters"
         )
     budget = Budget()
@@ -100,25 +99,34 @@ def calls_grammar(
             f"call_{i}: {write.text(calls.opening(tool.name))} arguments_{i} "
             f"{write.text(calls.end)}"
         )
-        rules.append(
-            f"arguments_{i}: %json {json.dumps(arguments_schema(tool.parameters, budget))}"
-        )
+        rules.append(f"arguments_{i}: %json {json.dumps(arguments_schema(tool, budget))}")
     return _lark_grammar("\n".join(rules))
 
 
-def arguments_schema(parameters: Mapping[str, Any], budget: Budget) -> dict[str, Any]:
-    """The schema of a tool's arguments: what can be kept of its parameters within the budget, and
-    always an object."""
-    if budget.excess(parameters) is not None:
-        return {**ANY_OBJECT, "x-guidance": _CALL_JSON}
-    schema = {
-        **bound_digits(parameters),
+def arguments_schema(tool: Tool, budget: Budget) -> dict[str, Any]:
+    """The schema of a tool's arguments: always an object. Raises `BadTools` where it cannot be kept
+    within the budget."""
+    problem = budget.excess(tool.parameters)
+    if problem is not None:
+        raise BadTools(f"the schema of {tool.name!r} costs too much: {problem}")
+    try:
+        bounded = bound_digits(tool.parameters)
+    except BadFormat as error:
+        raise BadTools(f"the schema of {tool.name!r} cannot be kept: {error}") from None
+    return {
+        **bounded,
         "type": "object",
         "x-guidance": {**_CALL_JSON, "lenient": True, "coerce_one_of": True},
     }
-    if LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_json_schema(schema))[0]:
-        return {**ANY_OBJECT, "x-guidance": _CALL_JSON}
-    return schema
+
+
+def _num_characters(tool: Tool) -> int:
+    try:
+        return len(json.dumps(tool.parameters, allow_nan=False))
+    except (ValueError, RecursionError):
+        raise BadTools(
+            f"the schema of {tool.name!r} is nested too deeply, or holds an infinite number"
+        ) from None
 
 
 def behind_reasoning(grammar: str, reasoning: Reasoning, special_tokens: Mapping[str, int]) -> str:
@@ -155,9 +163,9 @@ def _json_grammar(schema: Any) -> str:
     if not isinstance(schema, Mapping):
         raise BadFormat("the schema is not a JSON object")
     try:
-        bounded = json.dumps(bound_digits(schema))
-    except RecursionError:
-        raise BadFormat("the schema is nested too deeply") from None
+        bounded = json.dumps(bound_digits(schema), allow_nan=False)
+    except (ValueError, RecursionError):
+        raise BadFormat("the schema is nested too deeply, or holds an infinite number") from None
     try:
         return LLMatcher.grammar_from_json_schema(bounded, overrides=_JSON)  # type: ignore[arg-type]
     except ValueError:

@@ -10,6 +10,7 @@ from typing import Final
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from engine.constrain.trial import TokenTable
 from engine.prompt.guard import any_of
 from engine.prompt.tokenizer import Tokenizer
 
@@ -21,6 +22,13 @@ def open_vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
     What the grammar forces is split into tokens with `tokenizer.encode`, later and on any thread.
     """
     return LLTokenizer(TokenizerWrapper(_Source(tokenizer)), eos_token=sorted(tokenizer.stop_ids))
+
+
+def described(tokenizer: Tokenizer) -> TokenTable:
+    """The same for another process, which splits no forced text."""
+    source = _Source(tokenizer)
+    tokens = [token.decode("latin-1") for token in source.tokens]
+    return TokenTable(tokens, source.special_token_ids, sorted(tokenizer.stop_ids))
 
 
 class _Source:

@@ -23,6 +23,11 @@ Owner: TypeAlias = tuple[Level, int]
 PRIVATE: Final = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 """Unicode's private-use characters: the only ones that a mark or a breaker may be."""
 
+_STAND_IN: Final = re.compile(
+    r'"(?:[\ue000-\uf8ff\U000f0000-\U0010ffff]{2}|(?:\\u[0-9a-f]{4}){2,4})"'
+)
+"""A pair of marks alone, as JSON writes it."""
+
 _LOOKAHEAD: Final = 64
 
 
@@ -157,11 +162,15 @@ def to_json_marked(value: Any, **options: Any) -> str:
     shell: Any = value.copy()
     for key, item in marked.items():
         shell[key] = item.wrap("")
-    out = json.dumps(shell, **options)
-    for item in marked.values():
-        stand_in = json.dumps(item.wrap(""), ensure_ascii=options.get("ensure_ascii", True))
-        out = out.replace(stand_in, item.wrap(json.dumps(item, **options)))
-    return out
+    written = {
+        json.dumps(item.wrap(""), ensure_ascii=options.get("ensure_ascii", True)): item.wrap(
+            json.dumps(item, **options)
+        )
+        for item in marked.values()
+    }
+    return _STAND_IN.sub(
+        lambda match: written.get(match[0], match[0]), json.dumps(shell, **options)
+    )
 
 
 def _split(marked: str, marks: PrivateMarks) -> tuple[list[str], list[tuple[Position, int]]]:

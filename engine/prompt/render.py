@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from engine.errors import BadPrompt
+from engine.prompt.ceiling import Ceiling
 from engine.prompt.guard import Guard, Guarded
 from engine.prompt.marks import Located, Mismatch, NoMarks, Owner, PrivateMarks, locate, owner
 from engine.prompt.reasoning import reasoning_kind
@@ -63,7 +64,15 @@ class Renderer:
     shape gives the same ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, max_tokens: int | None = None
+    ) -> None:
+        """With `max_tokens` a text that must be more tokens, because no token is so long, is
+        refused before it is tokenized."""
+        longest = tokenizer.longest_token
+        self._ceiling = (
+            None if max_tokens is None or longest is None else Ceiling(max_tokens, longest)
+        )
         self._tokenizer = tokenizer
         self._template = template
         self._guard = Guard(
@@ -74,7 +83,7 @@ class Renderer:
 
     def render(self, prompt: Prompt, now_s: float = 0.0) -> RenderedPrompt:
         """Token ids and offsets of `prompt`. Raises `BadPrompt` when the template refuses it or its
-        text is no Unicode.
+        text is no Unicode, and `ContextExceeded` when it is too long to be tokenized.
 
         A template that tells the day tells that of `now_s`, epoch seconds, in UTC.
         """
@@ -110,6 +119,7 @@ class Renderer:
     def _lay_out(self, guarded: Guarded) -> _Layout:
         prompt = guarded.prompt
         text = self._write(guarded, NoMarks())
+        self._check_length(text, guarded.breaker)
         located = self._locate(guarded, text)
         if prompt.continue_final:
             text = text[: _end_of_answer(prompt, text, located)]
@@ -119,6 +129,10 @@ class Renderer:
         cuts = sorted({0, len(text), *ends.values(), *begins})
         preamble = min(begins, default=0) if located.complete else 0
         return _Layout(text, tuple(cuts), ends, preamble, self._clock(guarded, text))
+
+    def _check_length(self, text: str, breaker: str = "") -> None:
+        if self._ceiling is not None:
+            self._ceiling.check(text, breaker)
 
     def _clock(self, guarded: Guarded, text: str) -> int | None:
         """The first character that another day would change."""
@@ -216,16 +230,13 @@ class Renderer:
         }
         if not calls or not self._template.abilities.tool_turns:
             return located.begins, located.ends
-        openings = [form.opening(name) for name in sorted(set(calls.values()))]
+        openings = {form.opening(name) for name in calls.values()}
+        longest = max(map(len, openings))
         begins = set()
         for begin in located.begins:
             is_call = text.endswith(form.middle, 0, begin)
-            opening = (
-                next((one for one in openings if text.endswith(one, 0, begin)), "")
-                if is_call
-                else ""
-            )
-            begins.add(begin - len(opening))
+            start = text.rfind(form.begin, max(0, begin - longest), begin) if is_call else -1
+            begins.add(start if start >= 0 and text[start:begin] in openings else begin)
         ends = dict(located.ends)
         for position in calls.keys() & ends.keys():
             behind = (
@@ -250,6 +261,8 @@ class Renderer:
         """What the client wrote, control tokens and all. Its positions end before the last token,
         which is always computed."""
         try:
+            if isinstance(raw, str):
+                self._check_length(raw)
             ids = self._tokenizer.encode(raw) if isinstance(raw, str) else raw
         except UnicodeEncodeError as error:
             raise BadPrompt(

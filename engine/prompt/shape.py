@@ -163,13 +163,19 @@ class _Messages:
 
     def build(self, turns: list[_Turn]) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
+        contents: list[list[str]] = []
         for turn in turns:
             role, content = self._place(turn, messages)
             if messages and messages[-1]["role"] == role and turn.role not in ("assistant", "tool"):
-                _extend(messages[-1], content)
+                contents[-1].append(content)
             else:
-                messages.append({"role": role, "content": content})
+                messages.append({"role": role, "content": ""})
+                contents.append([content])
             self._attach(messages[-1], turn)
+        for message, texts in zip(messages, contents, strict=True):
+            message["content"] = (
+                texts[0] if len(texts) == 1 else _JOINT.join(text for text in texts if text)
+            )
         return messages
 
     def _place(self, turn: _Turn, before: list[dict[str, Any]]) -> tuple[str, str]:
@@ -207,10 +213,6 @@ class _Messages:
             message["reasoning_content"] = _JOINT.join(turn.thoughts)
         if turn.calls:
             message["tool_calls"] = turn.calls
-
-
-def _extend(message: dict[str, Any], content: str) -> None:
-    message["content"] = _JOINT.join(text for text in (message["content"], content) if text)
 
 
 def _enclose(tag: str, content: str) -> str:

@@ -74,6 +74,11 @@ class Tokenizer(Protocol):
         """One more than the largest id."""
         ...
 
+    @property
+    def longest_token(self) -> int | None:
+        """The most bytes of a text that one token stands for; None where that has no bound."""
+        ...
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of one piece; added tokens in it become their ids, nothing is put before or behind
         them.
@@ -104,6 +109,7 @@ class HfTokenizer:
         that end an answer."""
         parsed = _parse(spec, "tokenizer.json")
         self._inner = _load(parsed)
+        self._keeps_bytes = _keeps_bytes(parsed)
         self._to_bytes = _TokenBytes(self._inner, parsed)
         self._memo = _Memo(memo_nbytes)
         added = {token["content"]: int(token["id"]) for token in parsed.get("added_tokens", ())}
@@ -169,6 +175,16 @@ class HfTokenizer:
     @cached_property
     def vocab_size(self) -> int:
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """None where a normalizer, an unknown token or a token that swallows spaces may let bytes
+        vanish."""
+        return (
+            max(map(len, map(self.token_bytes, range(self.vocab_size))), default=None)
+            if self._keeps_bytes
+            else None
+        )
 
     def for_any_thread(self) -> HfTokenizer:
         """The same vocabulary without a memo: its `encode` may be called from any thread."""
@@ -305,6 +321,21 @@ def _bytes_of_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {
         chr(0x100 + i): byte for i, byte in enumerate(others)
     }
+
+
+def _keeps_bytes(spec: Mapping[str, Any]) -> bool:
+    """Whether the bytes of a text's tokens are never fewer than those of the text."""
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}
+    plain = all(
+        step["type"] == "Prepend" or step == spaces for step in steps(spec.get("normalizer"))
+    )
+    greedy = any(
+        token.get("lstrip") or token.get("rstrip") for token in spec.get("added_tokens", ())
+    )
+    bytewise = spec["model"].get("byte_fallback") or "ByteLevel" in {
+        step["type"] for step in steps(spec.get("decoder"))
+    }
+    return bool(plain and not greedy and bytewise)
 
 
 def _load(spec: dict[str, Any]) -> tokenizers.Tokenizer:

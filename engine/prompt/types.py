@@ -1,6 +1,9 @@
 """What the model is asked, in nobody's dialect: tools, system text, messages.
 
 Knows no wire format and no tokens.
+
+None of it can be part of a cycle, so the garbage collector has nothing to do with it (`gc=False`):
+of a long conversation it would look at every part, again and again, while all threads wait.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ LEVELS: Final[tuple[Level, ...]] = ("tools", "system", "messages")
 """Levels in the order every prompt is hashed and billed."""
 
 
-class Position(msgspec.Struct, frozen=True, array_like=True):
+class Position(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A place in the request: the *end* of one tool, system block or message part.
 
     `str(position)` is the form used in headers and logs: `tools/2`, `system/0`, `messages/4/1`.
@@ -40,13 +43,13 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.level}/{self.index}"
 
 
-class CacheMark(msgspec.Struct, frozen=True):
+class CacheMark(msgspec.Struct, frozen=True, gc=False):
     """A client's wish: cache the prompt up to the end of this part for `ttl_s` seconds."""
 
     ttl_s: float
 
 
-class Tool(msgspec.Struct, frozen=True):
+class Tool(msgspec.Struct, frozen=True, gc=False):
     """A function the model may call. `parameters` is a JSON Schema whose key order is the
     client's."""
 
@@ -56,12 +59,12 @@ class Tool(msgspec.Struct, frozen=True):
     cache: CacheMark | None = None
 
 
-class TextPart(msgspec.Struct, frozen=True, tag="text"):
+class TextPart(msgspec.Struct, frozen=True, gc=False, tag="text"):
     text: str
     cache: CacheMark | None = None
 
 
-class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
+class ThinkingPart(msgspec.Struct, frozen=True, gc=False, tag="thinking"):
     """Reasoning the model wrote in an earlier turn. Never carries a mark, only cached along with
     what follows."""
 
@@ -73,7 +76,7 @@ class ThinkingPart(msgspec.Struct, frozen=True, tag="thinking"):
         return None
 
 
-class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
+class ToolCallPart(msgspec.Struct, frozen=True, gc=False, tag="tool_call"):
     """A call the assistant made. `arguments` is the decoded object, or the raw text when it was no
     JSON object."""
 
@@ -83,7 +86,7 @@ class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
     cache: CacheMark | None = None
 
 
-class ToolResultPart(msgspec.Struct, frozen=True, tag="tool_result"):
+class ToolResultPart(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
     """What a call returned; nested content blocks are already joined to text."""
 
     call_id: str
@@ -95,7 +98,7 @@ class ToolResultPart(msgspec.Struct, frozen=True, tag="tool_result"):
 Part: TypeAlias = TextPart | ThinkingPart | ToolCallPart | ToolResultPart
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """One turn. Tool results may stand in a `user` message (Anthropic) or in a `tool` message
     (OpenAI): both render alike."""
 
@@ -103,7 +106,7 @@ class Message(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """Everything the model is asked.
 
     `template_options` are passed to the chat template by name (for example `enable_thinking`). With

@@ -1,14 +1,15 @@
 """The backend that generates with an engine in a worker process of its own, and keeps one running.
 
-Knows nothing of HTTP and of models; a worker that dies or hangs costs its requests an `Overloaded`,
-and is replaced.
+Knows nothing of HTTP and of models. A worker that dies or hangs costs its requests an `EngineLost`,
+or `Poisonous` where it died of them (`poison.py`), and is replaced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -34,17 +35,19 @@ from engine.messages import (
     ToolCallDelta,
 )
 from engine.prompt.types import Prompt
+from engine.types import Sampling
 from gateway.backends.base import Event
 from gateway.backends.link import Link, ProtocolError
 from gateway.backends.mailbox import RETRY_AFTER_S
+from gateway.backends.poison import Poison
 from gateway.backends.process import ProcessTimeouts, WorkerProcess, run_worker
 from gateway.backends.watch import EngineHangs, watch
 from gateway.clock import Clock
-from gateway.errors import EngineFailed, Overloaded
+from gateway.errors import EngineFailed, EngineLost, Overloaded
 from gateway.models import ModelInfo
 from gateway.request import Request
 
-A = TypeVar("A", Counted, Flushed, Pinned, EngineStats)
+A = TypeVar("A", Flushed, Pinned, EngineStats)
 
 WORKER: Final[tuple[str, ...]] = (sys.executable, "-m", "engine.worker")
 
@@ -80,14 +83,18 @@ class LocalBackend:
         patience: WorkerTimeouts | None = None,
         on_restart: Callable[[], None] = lambda: None,
         number: int = 0,
+        poison: Poison | None = None,
     ) -> None:
-        """`number` tells this worker from the others of its model, in the log."""
+        """`number` tells this worker from the others of its model, in the log; `poison` is what
+        they all have died of."""
         self._config = config
         self._clock = clock
         self._command = command
         self._limits = limits or ProcessTimeouts()
         self._patience = patience or WorkerTimeouts()
         self._on_restart = on_restart
+        self._poison = Poison() if poison is None else poison
+        self._present: dict[str, tuple[Prompt, Sampling | None]] = {}
         self._worker: WorkerProcess | None = None
         self._loaded = asyncio.Event()
         self._model: ModelInfo | None = None
@@ -158,13 +165,17 @@ class LocalBackend:
                     ticking = group.create_task(self._tick(worker.link))
                     watching = group.create_task(self._watch(worker.link))
                     await worker.link.run()
+                    self._note_death()
                     ticking.cancel()
                     watching.cancel()
             except* ProtocolError as errors:
+                self._note_death()
                 self._log.error("engine broke the protocol", reason=str(errors.exceptions[0]))
             except* EngineHangs as errors:
+                self._note_death()
                 self._log.error("engine hangs", reason=str(errors.exceptions[0]))
             finally:
+                self._present.clear()  # a worker that was told to end has died of nothing
                 self._worker = None
                 self._loaded.clear()
 
@@ -196,6 +207,28 @@ class LocalBackend:
     async def _watch(self, link: Link) -> None:
         await watch(link, every_s=self._patience.watch_s, hang_s=self._patience.hang_s)
 
+    def _note_death(self) -> None:
+        """The worker has ended unasked: what it was serving is suspect. What was present is noted
+        once."""
+        if self._present:
+            self._poison.died(list(self._present.values()))
+            self._present.clear()
+
+    @contextmanager
+    def _served(self, frame_id: str, prompt: Prompt, sampling: Sampling | None) -> Iterator[None]:
+        """For as long as the worker has a request. Raises `Poisonous` where it, or one like it, is
+        not to have it again."""
+        self._poison.check(prompt, sampling)
+        self._present[frame_id] = (prompt, sampling)
+        try:
+            yield
+        except EngineLost:
+            self._note_death()
+            self._poison.check(prompt, sampling)
+            raise
+        finally:
+            self._present.pop(frame_id, None)
+
     async def _link(self) -> Link:
         """The connection to a loaded worker, waited for within bounds; `Overloaded` beyond them."""
         try:
@@ -211,7 +244,10 @@ class LocalBackend:
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """See `Backend.generate`."""
         link = await self._link()
-        with link.open(request.id) as (frame_id, mailbox):
+        with (
+            link.open(request.id) as (frame_id, mailbox),
+            self._served(frame_id, request.prompt, request.sampling),
+        ):
             submit = Submit(
                 request_id=frame_id,
                 tenant=request.tenant,
@@ -241,7 +277,12 @@ class LocalBackend:
 
     async def count(self, prompt: Prompt) -> int:
         """See `Backend.count`. Raises as `generate` does."""
-        reply = await self._ask(lambda frame_id: Count(frame_id, prompt, self._clock()), Counted)
+        link = await self._link()
+        with link.open("ask") as (frame_id, mailbox), self._served(frame_id, prompt, None):
+            await link.send(Count(frame_id, prompt, self._clock()))
+            reply = await mailbox.get()
+        if not isinstance(reply, Counted):
+            raise EngineFailed(f"the engine answered with {type(reply).__name__}")
         return reply.num_prompt
 
     async def flush(self, tenant: str | None = None) -> int:
@@ -257,9 +298,7 @@ class LocalBackend:
         """The engine's counters and gauges; None while no worker serves."""
         return await self._ask(Snapshot, EngineStats) if self.ready else None
 
-    async def _ask(
-        self, question: Callable[[str], Count | Flush | Pin | Snapshot], kind: type[A]
-    ) -> A:
+    async def _ask(self, question: Callable[[str], Flush | Pin | Snapshot], kind: type[A]) -> A:
         link = await self._link()
         with link.open("ask") as (frame_id, mailbox):
             await link.send(question(frame_id))

@@ -30,6 +30,7 @@ from gateway.errors import (
     BadPrompt,
     ContextExceeded,
     EngineFailed,
+    EngineLost,
     GatewayError,
     Overloaded,
 )
@@ -69,7 +70,7 @@ class EventMailbox:
         self._arrived.set()
 
     def close(self, reason: str) -> None:
-        """Nothing more will come: once what waits is read, `get` raises `Overloaded(reason)`."""
+        """Nothing more will come: once what waits is read, `get` raises `EngineLost(reason)`."""
         self._closed = reason
         self._arrived.set()
 
@@ -78,7 +79,7 @@ class EventMailbox:
         told of it."""
         while not self._waiting:
             if self._closed is not None:
-                raise Overloaded(self._closed, retry_after_s=RETRY_AFTER_S)
+                raise EngineLost(self._closed, retry_after_s=RETRY_AFTER_S)
             self._arrived.clear()
             await self._arrived.wait()
         reply = self._waiting.popleft()
@@ -98,8 +99,12 @@ def told(failure: Failed) -> GatewayError:
             return BadPrompt(failure.message, path="messages")
         case "bad_format":
             return BadFormat(failure.message)
+        case "bad_tools":
+            return BadFormat(failure.message, path="tools")
         case "internal":
             return EngineFailed(failure.message)
+        case "fatal":
+            return EngineLost(failure.message, retry_after_s=RETRY_AFTER_S)
 
 
 def _joined(last: Reply | None, reply: Reply) -> Reply | None:

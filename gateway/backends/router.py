@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from typing import Protocol
 
 from engine.prompt.types import Prompt
 from gateway.backends.affinity import Affinity, Holder, choose
 from gateway.backends.base import Backend, Event
 from gateway.backends.prefixes import PrefixTrace, trace_prefixes
-from gateway.errors import Overloaded
+from gateway.errors import EngineLost, Overloaded
 from gateway.models import ModelInfo
+from gateway.offload import OffloadThread
 from gateway.request import Request
 from gateway.waits import first_of
 
@@ -52,15 +54,17 @@ class Router:
         *,
         ready_s: float = READY_S,
         on_choice: Callable[[str], None] = lambda why: None,
+        aside: OffloadThread | None = None,
     ) -> None:
         """`on_choice` is told, for every worker that is asked, why: see `affinity.Why`, or
-        `passed`: another one refused."""
+        `passed`: another one refused. Large prompts are hashed `aside`."""
         if not workers:
             raise ValueError("a model needs a worker")
         self._on_choice = on_choice
         self.workers = tuple(workers)
         self._ready_s = ready_s
         self._affinity = Affinity()
+        self._aside = aside or OffloadThread()
         self._loads = [0] * len(workers)
 
     @property
@@ -77,8 +81,11 @@ class Router:
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """See `Backend.generate`. A worker that refuses before it has begun is as good as none: the
-        next one is asked."""
-        traced, passed = trace_prefixes(request), set[int]()
+        next one is asked. A request whose worker died goes to no other."""
+        traced, passed = (
+            await self._aside.run(request.nbytes, partial(trace_prefixes, request)),
+            set[int](),
+        )
         while True:
             await self._wait_ready()
             holder, begun = self._choose(request, traced, passed), False
@@ -89,6 +96,9 @@ class Router:
                             begun = True
                             yield event
                 return
+            except EngineLost:
+                self._affinity.forget(traced.digests, holder)
+                raise  # maybe because of this very request
             except Overloaded:
                 self._affinity.forget(traced.digests, holder)
                 passed.add(holder.index)
@@ -96,7 +106,8 @@ class Router:
                     raise
 
     async def count(self, prompt: Prompt) -> int:
-        """See `Backend.count`. Any worker knows; one that refuses is passed over."""
+        """See `Backend.count`. Any worker knows; one that refuses is passed over, one that died is
+        not."""
         passed = set[int]()
         while True:
             await self._wait_ready()
@@ -104,6 +115,8 @@ class Router:
             try:
                 with self._counted(holder):
                     return await self.workers[holder.index].count(prompt)
+            except EngineLost:
+                raise
             except Overloaded:
                 passed.add(holder.index)
                 if not self._able(passed):

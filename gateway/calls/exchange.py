@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,11 +43,32 @@ class Client(Protocol):
     cancelled."""
 
     async def read(self, max_nbytes: int) -> bytes:
-        """The request's body, decoded. Raises `BodyTooLarge`, `BodyLate`, `InvalidRequest`."""
+        """The request's body, decoded. Raises `BodyTooLarge`, `BodyLate`, `InvalidRequest`, and
+        what `hold` raises.
+
+        The body, and what is decoded of it, count against the byte budget until the request is
+        over.
+        """
+        ...
+
+    def hold(self, nbytes: int) -> None:
+        """Count so many bytes more of an answer that is collected. Raises `RateLimited`,
+        `Overloaded` for want of room."""
+        ...
+
+    def hand_over(self) -> AbstractContextManager[object]:
+        """What the request holds of the byte budget, held from now on until the end of that block
+        instead of its own."""
         ...
 
     async def send(self, reply: Reply) -> None:
-        """The whole answer, once; not after `open`."""
+        """The whole answer, once; not after `open`. It leaves with `deliver`, and its end once the
+        request is recorded."""
+        ...
+
+    async def deliver(self) -> None:
+        """The client has taken a whole answer but for its end, or the answer is small. Outside any
+        slot: it may take long."""
         ...
 
     async def open(self, headers: Mapping[str, str]) -> None:

@@ -40,8 +40,10 @@ from gateway.config import (
     root_secret,
 )
 from gateway.errors import GatewayError
+from gateway.http.connections import raise_file_limit
 from gateway.operate.admin import package_version
 from gateway.operate.logs import set_up_logging
+from gateway.signals import ignore_hangup
 from gateway.tiers import ssd_root
 from policies.errors import PolicyError
 from policies.json_schema import json_schema
@@ -86,9 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOption = None) -> None:
     """Start the gateway, bringing the model first if it is not here yet.
 
-    Runs until ctrl-C or SIGTERM; requests in flight are finished first. Clients find Anthropic's
-    and OpenAI's APIs at the printed address.
+    Runs until ctrl-C or SIGTERM; requests in flight are finished first. SIGHUP is ignored. Clients
+    find Anthropic's and OpenAI's APIs at the printed address.
     """
+    ignore_hangup()
+    raise_file_limit()
     set_up_logging()
     settings = read_settings(policy=policy, host=host, port=port)
     effective = read_policy(settings)

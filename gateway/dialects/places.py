@@ -55,7 +55,7 @@ def with_marks(prompt: Prompt, wanted: Mapping[Position, float]) -> Prompt:
     """The prompt with exactly the `wanted` marks, none of which may stand on reasoning. Touches
     only what changes."""
     current = marks(prompt)
-    tools, system, messages = list(prompt.tools), list(prompt.system), list(prompt.messages)
+    tools, system, turns = list(prompt.tools), list(prompt.system), dict[int, list[Part]]()
     for position in current.keys() | wanted.keys():
         ttl_s = wanted.get(position)
         if ttl_s == current.get(position):
@@ -68,9 +68,14 @@ def with_marks(prompt: Prompt, wanted: Mapping[Position, float]) -> Prompt:
             case "system":
                 system[i] = msgspec.structs.replace(system[i], cache=mark)
             case "messages":
-                parts = list(messages[i].parts)
-                parts[position.part] = msgspec.structs.replace(parts[position.part], cache=mark)
-                messages[i] = Message(messages[i].role, tuple(parts))
+                if i not in turns:
+                    turns[i] = list(prompt.messages[i].parts)
+                turns[i][position.part] = msgspec.structs.replace(
+                    turns[i][position.part], cache=mark
+                )
+    messages = list(prompt.messages)
+    for i, parts in turns.items():
+        messages[i] = Message(messages[i].role, tuple(parts))
     return msgspec.structs.replace(
         prompt, tools=tuple(tools), system=tuple(system), messages=tuple(messages)
     )

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -32,10 +33,12 @@ from gateway.state.batches import (
     BatchStore,
     Outcome,
     as_json,
+    as_lines,
 )
 from gateway.wire.anthropic.batch import read_items
 from gateway.wire.anthropic.paging import read_page
 from gateway.wire.base import Wire
+from gateway.wire.structure import check_structure
 
 MAX_TRIES: Final = 20
 RETRY_S: Final = 1.0
@@ -58,8 +61,17 @@ class _Captured:
     async def read(self, max_nbytes: int) -> bytes:
         return self.body
 
+    def hold(self, nbytes: int) -> None:
+        """Uncounted: there are only a few of these at a time."""
+
+    def hand_over(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     async def send(self, reply: Reply) -> None:
         self.reply = reply
+
+    async def deliver(self) -> None:
+        """It is here."""
 
     async def open(self, headers: Mapping[str, str]) -> None:
         raise AssertionError("a batch has no streams")
@@ -84,7 +96,11 @@ class BatchRoutes:
     async def create(self, call: Call, client: Client) -> None:
         """POST /v1/messages/batches."""
         tenant = authenticate(self.handler.policy, call.headers).name
-        items = read_items(await client.read(self.handler.policy.server.max_body))
+        server = self.handler.policy.server
+        body = await client.read(server.max_body)
+        num_requests, lines = await self.handler.aside.run(
+            len(body), partial(_read, body, server.max_values)
+        )
         kept = {
             name: call.headers[name]
             for name in ("anthropic-version", "anthropic-beta")
@@ -93,13 +109,13 @@ class BatchRoutes:
         batch = Batch(
             id=f"msgbatch_{secrets.token_hex(12)}",
             tenant=tenant,
-            num_requests=len(items),
+            num_requests=num_requests,
             created_at_s=call.started_at_s,
             headers=kept,
             counts=dict.fromkeys(OUTCOMES, 0),
         )
         try:
-            self.store.create(batch, [BatchItem(custom_id, params) for custom_id, params in items])
+            self.store.create(batch, lines)
         except BatchesFull:
             raise Overloaded(
                 "there is no room for further batches; delete some", retry_after_s=60.0
@@ -135,7 +151,10 @@ class BatchRoutes:
             | {"Content-Type": "application/x-jsonl"}
             | id_headers(call.wire.name, call.id)
         )
-        await client.send(Reply(200, await asyncio.to_thread(self.store.results, batch), headers))
+        await client.open(headers)
+        pieces = self.store.results(batch)
+        while piece := await asyncio.to_thread(next, pieces, b""):
+            await client.write(piece)
 
     async def cancel(self, call: Call, client: Client, batch_id: str) -> None:
         """POST /v1/messages/batches/{id}/cancel: what runs ends, what waits is not begun.
@@ -227,7 +246,7 @@ class BatchRoutes:
             return "errored", {"error": orjson.loads(told.body)}
         reply = await self._asked(batch, item)
         for _ in range(MAX_TRIES - 1):
-            if reply.status < 500:
+            if reply.status < 500 or reply.headers.get("x-should-retry") == "false":
                 break
             await asyncio.sleep(RETRY_S)
             reply = await self._asked(batch, item)
@@ -257,6 +276,14 @@ class BatchRoutes:
             started_at_s=now_s,
             tenant=batch.tenant,
         )
+
+
+def _read(body: bytes, max_values: int) -> tuple[int, bytes]:
+    """How many requests a batch's body holds, and these as they are kept. Raises `InvalidRequest`,
+    `BodyTooLarge`."""
+    check_structure(body, max_values)
+    items = read_items(body)
+    return len(items), as_lines(BatchItem(custom_id, params) for custom_id, params in items)
 
 
 def base_url(call: Call) -> str:

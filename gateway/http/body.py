@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from aiohttp import web
 
+from gateway.budget import Claim
 from gateway.errors import BodyLate, BodyTooLarge, InvalidRequest
+from gateway.http.cost import BodyCost
+
+PIECE_NBYTES: Final = 64 * 1024
+"""What is inflated, and counted, at a time."""
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
 
-async def read_body(http: web.Request, max_nbytes: int, silence_s: float) -> bytes:
-    """The whole body, decoded. Never holds more than `max_nbytes` of it in either form.
+async def read_body(
+    http: web.Request, max_nbytes: int, silence_s: float, claim: Claim | None = None
+) -> bytes:
+    """The whole body, decoded. Never holds more than `max_nbytes` of it in either form, nor more
+    than `claim` is given.
 
-    Raises `BodyTooLarge` when the body as sent or as decoded exceeds `max_nbytes`, `BodyLate` when
-    nothing comes for `silence_s` though it has not ended, and `InvalidRequest` for an encoding
-    other than gzip or for damaged gzip. The server must be set up not to decompress by itself.
+    Raises `BodyTooLarge` when the body as sent or as decoded exceeds `max_nbytes`, or would take
+    more memory than one tenant may ever have; `RateLimited` and `Overloaded` when there is no room
+    for it now; `BodyLate` when nothing comes for `silence_s` though it has not ended; and
+    `InvalidRequest` for an encoding other than gzip or for damaged gzip. The server must be set up
+    not to decompress by itself.
     """
     encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", ""):
@@ -28,18 +38,33 @@ async def read_body(http: web.Request, max_nbytes: int, silence_s: float) -> byt
     if (http.content_length or 0) > max_nbytes:
         raise _too_large(max_nbytes)
     inflate = zlib.decompressobj(_GZIP) if "gzip" in encoding else None
-    chunks: list[bytes] = []
-    num_sent = num_read = 0
+    body = bytearray()  # not a list: of a body in tiny pieces, that would be many times as large
+    num_sent = 0
+    cost = BodyCost()
     async for chunk in _pieces(http, silence_s):
         num_sent += len(chunk)
         if num_sent > max_nbytes:
             raise _too_large(max_nbytes)
-        piece = _inflated(inflate, chunk, max_nbytes - num_read) if inflate else chunk
-        num_read += len(piece)
-        chunks.append(piece)
+        for piece in _inflated(inflate, chunk) if inflate else _cut(chunk):
+            if len(body) + len(piece) > max_nbytes:
+                raise _too_large_decoded()
+            if claim is not None:
+                _claim(claim, cost.add(piece))
+            body += piece
+            if inflate:
+                await asyncio.sleep(
+                    0
+                )  # a few bytes become many pieces: others are served in between
     if inflate and num_sent and not inflate.eof:
         raise _not_gzip("the gzip body ends early")
-    return b"".join(chunks)
+    return bytes(body)
+
+
+def _claim(claim: Claim, nbytes: int) -> None:
+    if not claim.fits(nbytes):
+        message = "the body takes more memory than one client may have (server.memory)"
+        raise BodyTooLarge(message)
+    claim.grow(nbytes)
 
 
 async def _pieces(http: web.Request, silence_s: float) -> AsyncIterator[bytes]:
@@ -54,18 +79,28 @@ async def _pieces(http: web.Request, silence_s: float) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _inflated(inflate: zlib._Decompress, chunk: bytes, room: int) -> bytes:
-    try:
-        piece = inflate.decompress(chunk, room + 1)
-    except zlib.error:
-        raise _not_gzip("the body is not valid gzip") from None
-    if len(piece) > room:
-        raise BodyTooLarge(
-            "the body is too large once decoded", code="request_body_too_large_after_decoding"
-        )
-    if inflate.unused_data:
-        raise _not_gzip("the gzip body has more than one member")
-    return piece
+def _cut(chunk: bytes) -> Iterator[bytes]:
+    if len(chunk) <= PIECE_NBYTES:
+        yield chunk
+        return
+    for begin in range(0, len(chunk), PIECE_NBYTES):
+        yield chunk[begin : begin + PIECE_NBYTES]
+
+
+def _inflated(inflate: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
+    """What `chunk` adds, a piece at a time: what is not asked for is not inflated."""
+    while True:
+        try:
+            piece = inflate.decompress(chunk, PIECE_NBYTES)
+        except zlib.error:
+            raise _not_gzip("the body is not valid gzip") from None
+        if piece:
+            yield piece
+        if inflate.unused_data:
+            raise _not_gzip("the gzip body has more than one member")
+        chunk = inflate.unconsumed_tail
+        if not chunk and len(piece) < PIECE_NBYTES:
+            return
 
 
 def _not_gzip(message: str) -> InvalidRequest:
@@ -74,3 +109,9 @@ def _not_gzip(message: str) -> InvalidRequest:
 
 def _too_large(max_nbytes: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body exceeds the maximum of {max_nbytes} bytes")
+
+
+def _too_large_decoded() -> BodyTooLarge:
+    return BodyTooLarge(
+        "the body is too large once decoded", code="request_body_too_large_after_decoding"
+    )

@@ -12,14 +12,17 @@ from typing import Final, Literal, TypeAlias
 
 from aiohttp import web
 
-from gateway.calls.exchange import Call, Reply
+from gateway.budget import ByteBudget
+from gateway.calls.exchange import Call
 from gateway.clock import Clock
-from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
+from gateway.errors import GatewayError, MethodNotAllowed, Overloaded, Unauthenticated, UnknownPath
 from gateway.http.batch_routes import BatchRoutes
-from gateway.http.body import read_body
+from gateway.http.client import HttpClient, transmit
+from gateway.http.connections import Connections
 from gateway.http.problem import problem
 from gateway.http.response_routes import ResponseRoutes
 from gateway.ids import request_id
+from gateway.serve.auth import authenticate
 from gateway.serve.handler import Handler
 from gateway.wire.base import Wire
 from gateway.wire.plain import plain_headers
@@ -51,6 +54,15 @@ PASSED: Final = (
 """What only upstreams serve: OpenAI's paths, and vLLM's, whose JSON body names a model. No other
 path is passed on: an upstream that takes our key may have paths that are not for our clients."""
 
+_ALLOWED: Final = web.RequestKey("allowed", str)
+"""The methods of the path, of a request that came with another one."""
+
+_CLOSING: Final = web.RequestKey("closing", bool)
+"""A request that is the last one of its connection."""
+
+PROBES: Final = ("/livez", "/readyz", "/health", "/metrics")
+"""Served where there are too many connections for anything else."""
+
 WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "compact", "completions"]
 """Which of the wire formats; a provider may have several."""
 
@@ -58,49 +70,6 @@ Route = Callable[[Call, "HttpClient"], Awaitable[None]]
 NamedRoute = Callable[[Call, "HttpClient", str], Awaitable[None]]
 QueriedRoute = Callable[[Call, "HttpClient", str, Mapping[str, str]], Awaitable[None]]
 BatchRoute = Callable[[Call, "HttpClient", web.Request], Awaitable[None]]
-
-
-class HttpClient:
-    """A `Client` over one aiohttp request, which waits `silence_s` for each piece of its body."""
-
-    def __init__(self, http: web.Request, silence_s: float, *, closing: bool) -> None:
-        self._http = http
-        self._silence_s = silence_s
-        self._closing = closing
-        self._stream: web.StreamResponse | None = None
-        self._whole: web.Response | None = None
-
-    async def read(self, max_nbytes: int) -> bytes:
-        return await read_body(self._http, max_nbytes, self._silence_s)
-
-    async def send(self, reply: Reply) -> None:
-        assert self._stream is None
-        self._whole = web.Response(status=reply.status, body=reply.body, headers=reply.headers)
-
-    async def open(self, headers: Mapping[str, str]) -> None:
-        self._stream = web.StreamResponse(headers=headers)
-        if self._closing:
-            self._stream.force_close()
-        await self._stream.prepare(self._http)
-
-    async def write(self, data: bytes) -> None:
-        assert self._stream is not None
-        await self._stream.write(data)
-
-    @property
-    def leftover(self) -> web.StreamResponse:
-        """For a client that has gone: whatever aiohttp may try to write to nobody."""
-        return self._stream or web.Response(status=400)
-
-    async def finish(self) -> web.StreamResponse:
-        """What aiohttp is to be given; a stream has ended when this returns."""
-        if self._stream is not None:
-            await self._stream.write_eof()
-            return self._stream
-        assert self._whole is not None
-        if self._closing:
-            self._whole.force_close()
-        return self._whole
 
 
 class Server:
@@ -111,9 +80,13 @@ class Server:
         handler: Handler,
         wires: Mapping[WireKey, Wire],
         clock: Clock,
+        budget: ByteBudget,
+        connections: Connections,
         batches: BatchRoutes | None = None,
     ) -> None:
         self._handler = handler
+        self._budget = budget
+        self._connections = connections
         self._batches = batches
         self._wires = wires
         self._clock = clock
@@ -123,6 +96,7 @@ class Server:
     def add_routes(self, app: web.Application) -> None:
         """The provider-compatible routes, and the middleware that answers for every other path."""
         stored = ResponseRoutes(self._handler)
+        app.middlewares.append(self._within_connection)
         app.middlewares.append(self._catch)
         app.router.add_post("/v1/messages", self._route("messages", self._handler.generate))
         app.router.add_post(
@@ -232,14 +206,25 @@ class Server:
         return web.Response(text=GREETING)
 
     async def _serve(self, http: web.Request, name: str, route: Route) -> web.StreamResponse:
-        client = HttpClient(http, self._handler.policy.server.body_timeout, closing=self.closing)
+        call = self._call(http, name)
+        with self._budget.claim(self._tenant(call)) as claim:
+            client = HttpClient(
+                http, self._handler.policy.server, claim, closing=self.closing or _CLOSING in http
+            )
+            try:
+                await route(call, client)
+                return await client.finish()
+            except (
+                ConnectionError
+            ):  # the client has gone, and the handler has recorded it: aiohttp need not know
+                return client.leftover
+
+    def _tenant(self, call: Call) -> str:
+        """Whose memory it is; that of a request which will be refused for its key is nobody's."""
         try:
-            await route(self._call(http, name), client)
-            return await client.finish()
-        except (
-            ConnectionError
-        ):  # the client has gone, and the handler has recorded it: aiohttp need not know
-            return client.leftover
+            return authenticate(self._handler.policy, call.headers).name
+        except Unauthenticated:
+            return ""
 
     def _call(self, http: web.Request, route: str) -> Call:
         headers = plain_headers(http.headers)
@@ -255,6 +240,19 @@ class Server:
         )
 
     @web.middleware
+    async def _within_connection(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Everything a connection does but wait. On those kept for probes nothing else is
+        served."""
+        with self._connections.working(request.transport) as probes_only:
+            if probes_only and request.path not in PROBES:
+                request[_CLOSING] = True
+                error = Overloaded("too many connections; please try again", retry_after_s=1.0)
+                return await self._refuse(request, error, 503)
+            return await handler(request)
+
+    @web.middleware
     async def _catch(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
@@ -262,13 +260,17 @@ class Server:
         9457 for operators."""
         error: GatewayError
         try:
-            return await handler(request)
+            response = await handler(request)
+            if isinstance(response, web.Response) and not response.prepared:
+                await transmit(request, response, self._handler.policy.server.write_timeout)
+            return response
+        except ConnectionError:
+            return web.Response(status=400)
         except web.HTTPMethodNotAllowed as refusal:
             allowed = ", ".join(sorted(refusal.allowed_methods))
             error = MethodNotAllowed(f"{request.method} is not allowed here; use {allowed}")
-            response = await self._refuse(request, error, refusal.status)
-            response.headers["Allow"] = allowed
-            return response
+            request[_ALLOWED] = allowed
+            return await self._refuse(request, error, refusal.status)
         except web.HTTPNotFound as refusal:
             error = UnknownPath(f"no such path: {request.method} {request.path}")
             return await self._refuse(request, error, refusal.status)
@@ -284,6 +286,8 @@ class Server:
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "pcg"
+        if _ALLOWED in http:
+            response.headers["Allow"] = http[_ALLOWED]
         response.headers.setdefault(
             "pcg-request-id", request_id(http.headers.get("x-request-id"), self._clock())
         )

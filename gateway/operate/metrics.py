@@ -26,6 +26,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SHORT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5)
 
+_LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
 
 class Metrics:
     """All metrics of one gateway."""
@@ -99,6 +101,12 @@ class Metrics:
             "error_type",
         )
         self._inflight = self._gauge("pcg_inflight", "Requests being served now.")
+        self._lag = self._histogram(
+            "pcg_event_loop_lag_seconds",
+            "How late the gateway's event loop woke up, measured twenty times a second: what "
+            "every request waits at least.",
+            _LAG_SECONDS,
+        )
         self._kept = self._gauge("pcg_response_bytes", "Bytes of answers that may be given again.")
         self._restarts = self._counter(
             "pcg_worker_restarts", "Engine workers started to replace one that died.", *WORKER
@@ -136,6 +144,10 @@ class Metrics:
             self._restarts.labels(model, number)
         self._engine.latest = engines
         return generate_latest(self._shown)
+
+    def lagged(self, seconds: float) -> None:
+        """The event loop was late by so much."""
+        self._lag.observe(seconds)
 
     def restarted(self, model: str, worker: int) -> None:
         """The process of a worker was replaced."""

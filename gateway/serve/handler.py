@@ -35,6 +35,7 @@ from gateway.calls.exchange import Call, Client, Reply
 from gateway.calls.feed import EventFeed, Keepalive, feed
 from gateway.errors import EngineFailed, GatewayError, NotCached, UnknownModel
 from gateway.ids import id_headers, native_id
+from gateway.offload import OffloadThread
 from gateway.request import Request
 from gateway.serve.auth import authenticate
 from gateway.serve.limits import InFlight
@@ -43,11 +44,14 @@ from gateway.serve.upstream_exchange import UpstreamExchange
 from gateway.session import routing_key
 from gateway.state.archive import Archive
 from gateway.state.background import Background, EventLog
-from gateway.state.diagnoses import Diagnoses
+from gateway.state.diagnoses import Diagnoses, comparable
 from gateway.state.response_cache import ResponseCache, replay
 from gateway.upstream.proxy import UpstreamProxy
+from gateway.wire.anthropic.diagnosis import Fingerprint
 from gateway.wire.base import RememberingWire, StreamEncoder, ToolCall
 from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
+from gateway.wire.structure import check_structure
+from policies.rules import DialectRules
 from policies.schema import Policy
 
 JSON_HEADERS: Final[Mapping[str, str]] = {
@@ -80,6 +84,7 @@ class Handler:
     responses: ResponseCache
     background: Background
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
+    aside: OffloadThread = field(default_factory=OffloadThread)
 
     @property
     def relay(self) -> UpstreamProxy:
@@ -95,7 +100,7 @@ class Handler:
                 body = await self._read(progress, client)
                 if await self._passed(progress, body, client):
                     return
-                request, backend = self._admit(progress, body)
+                request, backend = await self._admit(progress, body)
                 if not request.wire_options.get("background"):
                     await self._answer(progress, backend, client)
                     return
@@ -110,14 +115,13 @@ class Handler:
                 body = await self._read(progress, client)
                 if await self._passed(progress, body, client, billed=False):
                     return
-                request = call.wire.parse_count(
-                    body, call.headers, request_id=native_id(call.wire.name, call.id)
-                )
+                request = await self._parsed(call, call.wire.parse_count, body)
                 served = self.catalogue.find(request.model)
                 progress.request, progress.served_by = request, served.name
-                request = self._resumed(progress, request)
-                request = dialects.normalize(
-                    request, self.policy.rules_for(request.model, request.wire)
+                request = await self._resumed(progress, request)
+                rules = self.policy.rules_for(request.model, request.wire)
+                request = await self.aside.run(
+                    request.nbytes, partial(dialects.normalize, request, rules)
                 )
                 num_prompt = await served.backend.count(request.prompt)
             await self.send(call, client, call.wire.encode_count(num_prompt))
@@ -196,44 +200,42 @@ class Handler:
             progress.call.tenant or authenticate(self.policy, progress.call.headers).name
         )
         with progress.phase("read"):
-            return await client.read(self.policy.server.max_body)
+            body = await client.read(self.policy.server.max_body)
+        await self.aside.run(
+            len(body), partial(check_structure, body, self.policy.server.max_values)
+        )
+        return body
 
     async def _passed(
         self, progress: Progress, body: bytes, client: Client, *, billed: bool = True
     ) -> bool:
         """Whether an upstream serves the request, and then has answered it."""
+        if not self.policy.backends:
+            return False
         with progress.phase("parse"):
-            way = self.relay.way(progress.call, body, billed=billed)
+            way = await self.aside.run(
+                len(body), partial(self.relay.way, progress.call, body, billed=billed)
+            )
         if way is not None:
             await UpstreamExchange(way, progress, client, self.policy.server.sse).run()
         return way is not None
 
-    def _admit(self, progress: Progress, body: bytes) -> tuple[Request, Backend]:
+    async def _admit(self, progress: Progress, body: bytes) -> tuple[Request, Backend]:
         """The request as the backend is to serve it: nothing downstream asks a policy again."""
         call = progress.call
         assert progress.tenant is not None
         with progress.phase("parse"):
-            request = call.wire.parse(
-                body, call.headers, request_id=native_id(call.wire.name, call.id)
-            )
+            request = await self._parsed(call, call.wire.parse, body)
         progress.request = request
         served = self.catalogue.find(request.model)
         progress.served_by = served.name
-        request = self._resumed(progress, request)
+        request = await self._resumed(progress, request)
         with progress.phase("plan"):
             rules = self.policy.rules_for(request.model, request.wire)
             dialects.check_abilities(request, rules)
-            request = dialects.normalize(request, rules)
-            request = msgspec.structs.replace(
-                request,
-                tenant=progress.tenant,
-                plan=dialects.plan(request, rules),
-                ttl_classes=dict(rules.ttl_classes),
-                usage_fields=rules.usage_fields,
-                started_at_s=call.started_at_s,
-                routing_key=routing_key(progress.tenant, call.headers, request.parameters),
-            )
-        request = self.diagnoses.diagnose(request)
+            plan = partial(_planned, request, rules, call, progress.tenant)
+            request, fingerprint = await self.aside.run(request.nbytes, plan)
+        request = self.diagnoses.diagnose(request, fingerprint)
         prices = self.policy.prices_for(request.model)
         if call.route == BATCHED:
             request = msgspec.structs.replace(
@@ -261,7 +263,7 @@ class Handler:
             _note(progress, await events.next())
         call, request = progress.call, progress.request
         assert request is not None
-        self._keep(progress)
+        await self._keep(progress)
         self._keep_whole(progress)
         body = call.wire.encode_answer(request, progress.answer(), created_at_s=call.started_at_s)
         await self.send(call, client, body, _billing(progress))
@@ -288,7 +290,7 @@ class Handler:
                 )
                 event = await events.next(silence.left_s)
                 _note(progress, event)
-            self._keep(progress)
+            await self._keep(progress)
             self._keep_whole(progress)
             await client.write(encoder.finish(progress.answer()))
             progress.answered()
@@ -320,6 +322,7 @@ class Handler:
             request.wire_options["response_id"],
             state,
             lambda log: self._make(later, backend, log),
+            client.hand_over,
         )
         if request.stream:
             await self.follow(
@@ -341,10 +344,15 @@ class Handler:
                 with self.in_flight.slot():
                     await self._answer(progress, backend, log)
         except asyncio.CancelledError:
-            self.archive.put(request.tenant, keep(None), call.started_at_s)
+            self.archive.put(
+                request.tenant,
+                await self.aside.run(request.nbytes, lambda: keep(None)),
+                call.started_at_s,
+            )
             raise
         if progress.failure is not None:
-            self.archive.put(request.tenant, keep(progress.failure), call.started_at_s)
+            kept = await self.aside.run(request.nbytes, partial(keep, progress.failure))
+            self.archive.put(request.tenant, kept, call.started_at_s)
             if not log.events:
                 await log.write(
                     call.wire.stream(request, created_at_s=call.started_at_s).error(
@@ -352,22 +360,33 @@ class Handler:
                     )
                 )
 
-    def _resumed(self, progress: Progress, request: Request) -> Request:
+    async def _parsed(self, call: Call, parse: Callable[..., Request], body: bytes) -> Request:
+        read = partial(parse, body, call.headers, request_id=native_id(call.wire.name, call.id))
+        return msgspec.structs.replace(await self.aside.run(len(body), read), nbytes=len(body))
+
+    async def _resumed(self, progress: Progress, request: Request) -> Request:
         """With what it refers to filled in, where its format can refer to earlier requests."""
         call, tenant = progress.call, progress.tenant
         assert tenant is not None
         if not isinstance(call.wire, RememberingWire):
             return request
-        return call.wire.resume(
-            request, lambda name: self.archive.find(tenant, name, call.started_at_s)
-        )
+        earlier = {
+            name: self.archive.find(tenant, name, call.started_at_s)
+            for name in call.wire.refers(request)
+        }
+        nbytes = request.nbytes + sum(kept.nbytes for kept in earlier.values() if kept is not None)
+        resumed = await self.aside.run(nbytes, partial(call.wire.resume, request, earlier.get))
+        return msgspec.structs.replace(resumed, nbytes=nbytes)
 
-    def _keep(self, progress: Progress) -> None:
+    async def _keep(self, progress: Progress) -> None:
         """For later requests to refer to, before the client knows its name."""
         call, request = progress.call, progress.request
         if isinstance(call.wire, RememberingWire):
             assert request is not None
-            kept = call.wire.keep(request, progress.answer(), created_at_s=call.started_at_s)
+            keep = partial(
+                call.wire.keep, request, progress.answer(), created_at_s=call.started_at_s
+            )
+            kept = await self.aside.run(request.nbytes, keep)
             self.archive.put(request.tenant, kept, call.started_at_s)
 
     def _answers(
@@ -404,11 +423,16 @@ class Handler:
         """Tells the client of errors raised before its answer began, and records the outcome,
         whatever it is."""
         try:
-            yield
-        except ConnectionError:
-            raise  # the client has gone: nobody to tell
-        except Exception as error:
-            await self._tell(progress, client, _known(error, progress.call))
+            try:
+                yield
+            except ConnectionError:
+                raise  # the client has gone: nobody to tell
+            except Exception as error:
+                await self._tell(progress, client, _known(error, progress.call))
+            await client.deliver()
+        except (ConnectionError, asyncio.CancelledError):
+            progress.left()
+            raise
         finally:
             self.record(progress.record())
 
@@ -418,6 +442,23 @@ class Handler:
         progress.failed(error, told.status)
         headers = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(told.headers)
         await client.send(Reply(told.status, told.body, headers))
+
+
+def _planned(
+    request: Request, rules: DialectRules, call: Call, tenant: str
+) -> tuple[Request, Fingerprint | None]:
+    """The request by its dialect's rules, and what it can be compared by if it is to be."""
+    request = dialects.normalize(request, rules)
+    request = msgspec.structs.replace(
+        request,
+        tenant=tenant,
+        plan=dialects.plan(request, rules),
+        ttl_classes=dict(rules.ttl_classes),
+        usage_fields=rules.usage_fields,
+        started_at_s=call.started_at_s,
+        routing_key=routing_key(tenant, call.headers, request.parameters),
+    )
+    return request, comparable(request)
 
 
 def _known(error: Exception, call: Call) -> GatewayError:

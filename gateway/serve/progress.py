@@ -189,13 +189,24 @@ class Progress:
         self.status = status
         self.outcome = "failed" if status >= 400 or self.passing.failed else "answered"
 
+    def left(self) -> None:
+        """The client went before it had all of its answer. What was produced is owed for; an error
+        it was told of is not."""
+        if self.outcome == "answered":
+            self.outcome, self.status = "cancelled", CLIENT_GONE
+
     def began(self) -> None:
         """The first of the answer has come."""
         if self.ttft_s is None:
             self.ttft_s = _now_s() - self.call.arrived_s
 
     def failed(self, error: GatewayError, status: int) -> None:
-        """The client was told of `error`, with `status` (200 where a stream had already begun)."""
+        """The client was told of `error`, with `status` (200 where a stream had already begun).
+
+        Where it was raised is forgotten: those frames hold the body, and would outlive the request
+        in a circle with this.
+        """
+        error.__traceback__ = error.__context__ = None
         self.outcome, self.status, self.failure = "failed", status, error
 
     def bill(self) -> Bill | None:

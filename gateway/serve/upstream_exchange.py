@@ -68,7 +68,7 @@ class UpstreamExchange:
     async def _whole(self, events: Events, head: Head) -> None:
         """Status, body and the upstream's own headers as they came; ours say what it cost."""
         self.progress.began()
-        body, passing = await _body(events), self.way.passing
+        body, passing = await self._body(events), self.way.passing
         headers = {"cache-control": "no-store"} | self._ids() | to_client(head.headers)
         if head.status == 200 and passing.billed:
             passing.take_whole(body)
@@ -104,7 +104,7 @@ class UpstreamExchange:
         self._note(head)
         if _is_stream(head):
             return await self._stream(events)
-        body, passing = await _body(events), self.way.passing
+        body, passing = await self._body(events), self.way.passing
         if (
             head.status == 200
         ):  # whole, though a stream was wanted: nobody sees it, and it was computed all the same
@@ -112,6 +112,22 @@ class UpstreamExchange:
         passing.failed = True
         await self.client.write(self._error_event(_error_body(body), head.status))
         return self.progress.passed(200)
+
+    async def _body(self, events: Events) -> bytes:
+        """The whole body of an answer.
+
+        Raises `UpstreamFailed` for one too large to be held, and what `Client.hold` raises.
+        """
+        pieces: list[bytes] = []
+        nbytes = 0
+        while not isinstance(piece := await events.next(), Tail):
+            assert isinstance(piece, bytes)
+            nbytes += len(piece)
+            if nbytes > MAX_WHOLE_NBYTES:
+                raise UpstreamFailed(f"the upstream's answer exceeds {MAX_WHOLE_NBYTES} bytes")
+            self.client.hold(2 * len(piece))  # once more when it is joined, or read for its usage
+            pieces.append(piece)
+        return b"".join(pieces)
 
     async def _told_in_stream(self, passing: Coroutine[Any, Any, None]) -> None:
         """What goes wrong once the client's stream is open is its last event."""
@@ -178,19 +194,6 @@ def _beside(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str
     return lower | {
         name: f"{theirs[name]}, {lower[name]}" for name in LISTS if name in lower and name in theirs
     }
-
-
-async def _body(events: Events) -> bytes:
-    """All of an answer's body. Raises `UpstreamFailed` for one that is too large to be held."""
-    pieces: list[bytes] = []
-    nbytes = 0
-    while not isinstance(piece := await events.next(), Tail):
-        assert isinstance(piece, bytes)
-        nbytes += len(piece)
-        if nbytes > MAX_WHOLE_NBYTES:
-            raise UpstreamFailed(f"the upstream's answer exceeds {MAX_WHOLE_NBYTES} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 def _error_body(body: bytes) -> bytes | None:

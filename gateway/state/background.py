@@ -11,6 +11,7 @@ import asyncio
 import traceback
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -44,8 +45,18 @@ class EventLog:
         """Nothing: the request has been read."""
         return b""
 
+    def hold(self, nbytes: int) -> None:
+        """Nothing is collected for it."""
+
+    def hand_over(self) -> AbstractContextManager[object]:
+        """Nothing: what its request takes is held by whoever makes the answer."""
+        return nullcontext()
+
     async def send(self, reply: Reply) -> None:
         """What would be told instead of a stream: the answer has none, and its owner knows why."""
+
+    async def deliver(self) -> None:
+        """Nobody waits for it."""
 
     async def open(self, headers: Mapping[str, str]) -> None:
         """Nobody waits for headers."""
@@ -84,6 +95,8 @@ class EventLog:
 
 _log = structlog.get_logger("pcg.background")
 
+Hold: TypeAlias = Callable[[], AbstractContextManager[object]]
+
 Work: TypeAlias = Callable[[EventLog], Coroutine[Any, Any, None]]
 """Makes an answer and writes its events; has told everybody of whatever ended it when it
 returns."""
@@ -97,13 +110,14 @@ class EncodeState(Protocol):
 
 @dataclass(slots=True, eq=False)
 class BackgroundJob:
-    """One answer in the making: `task` makes it, `state` shows it."""
+    """One answer in the making: `task` makes it, `state` shows it, `held` ends with it."""
 
     tenant: str
     id: str
     state: EncodeState
     log: EventLog
     task: asyncio.Task[None]
+    held: ExitStack
 
     def body(self) -> bytes:
         """The response as it is now."""
@@ -140,17 +154,25 @@ class Background:
         async with asyncio.TaskGroup() as self._group:
             await asyncio.Event().wait()
 
-    def begin(self, tenant: str, job_id: str, state: EncodeState, work: Work) -> EventLog:
+    def begin(
+        self, tenant: str, job_id: str, state: EncodeState, work: Work, hold: Hold = nullcontext
+    ) -> EventLog:
         """Have `work` make an answer, whose events can be followed at once. Raises `Overloaded`
-        where there are too many."""
+        where there are too many.
+
+        What `hold` gives is held until the end of the work, also of work that is cancelled before
+        it begins.
+        """
         if self._group is None or len(self._open) >= MAX_JOBS:
             raise Overloaded(
                 "too many background responses are in progress; please try again",
                 retry_after_s=10.0,
             )
         log = EventLog()
+        held = ExitStack()
+        held.enter_context(hold())
         job = BackgroundJob(
-            tenant, job_id, state, log, self._group.create_task(_safely(work(log), job_id))
+            tenant, job_id, state, log, self._group.create_task(_safely(work(log), job_id)), held
         )
         self._open[tenant, job_id] = job
         job.task.add_done_callback(lambda _: self._end(job))
@@ -181,6 +203,7 @@ class Background:
 
     def _end(self, job: BackgroundJob) -> None:
         job.log.end()
+        job.held.close()
         del self._open[job.tenant, job.id]
         self._ended[job.tenant, job.id] = (self._clock(), job.log)
         self._ended_nbytes += job.log.nbytes

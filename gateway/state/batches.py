@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,9 @@ LIFETIME_S: Final = 24 * 3600.0
 
 KEPT_S: Final = 29 * 24 * 3600.0
 """Results are there for so long."""
+
+PIECE_NBYTES: Final = 64 * 1024
+"""Of results, read at a time."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 Outcome: TypeAlias = Literal["succeeded", "errored", "canceled", "expired"]
@@ -90,10 +93,9 @@ class BatchStore:
         self._batches = {batch.id: batch for batch in self._load()}
         self._nbytes = self._measured()
 
-    def create(self, batch: Batch, items: list[BatchItem]) -> None:
-        """Take a batch in. Raises `BatchesFull` where the bound or the disk leaves no room, and
-        nothing is kept."""
-        lines = b"".join(msgspec.json.encode(item) + b"\n" for item in items)
+    def create(self, batch: Batch, lines: bytes) -> None:
+        """Take a batch in, its requests as `as_lines` writes them. Raises `BatchesFull` where the
+        bound or the disk leaves no room, and nothing is kept."""
         if self._nbytes + len(lines) > self._max_nbytes:
             raise BatchesFull
         folder = self._folder_of(batch)
@@ -157,9 +159,16 @@ class BatchStore:
         _write(draft, msgspec.json.encode(batch))
         draft.replace(draft.with_name("batch.json"))
 
-    def results(self, batch: Batch) -> bytes:
-        """The JSONL of all results."""
-        return b"".join(line + b"\n" for line in _lines(self._folder_of(batch) / "results.jsonl"))
+    def results(self, batch: Batch) -> Iterator[bytes]:
+        """The JSONL of all results in pieces: together they may be more than fits in memory."""
+        path = self._folder_of(batch) / "results.jsonl"
+        if not path.exists():
+            return
+        left = _whole_nbytes(path)
+        with path.open("rb") as file:
+            while left and (piece := file.read(min(left, PIECE_NBYTES))):
+                left -= len(piece)
+                yield piece
 
     def delete(self, batch: Batch) -> None:
         """Afterwards it is not there, whoever removed its folder. Raises `OSError` where the disk
@@ -195,6 +204,11 @@ class BatchStore:
             for found in _read(path.with_name("results.jsonl"), _Result):
                 batch.counts[found.result.type] += 1
             yield batch
+
+
+def as_lines(items: Iterable[BatchItem]) -> bytes:
+    """Requests as they are kept: JSON, one in a line."""
+    return b"".join(msgspec.json.encode(item) + b"\n" for item in items)
 
 
 def as_json(batch: Batch, base: str) -> dict[str, Any]:
@@ -247,10 +261,22 @@ def _read(path: Path, kind: type[S]) -> Iterator[S]:
 def _mend(path: Path) -> None:
     """Cut off a last line that `kill -9` left unfinished, so that the next one does not join it."""
     if path.exists():
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
+        whole = _whole_nbytes(path)
+        if whole < path.stat().st_size:
             os.truncate(path, whole)
+
+
+def _whole_nbytes(path: Path) -> int:
+    """Bytes of a file to the end of its last whole line."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            begin = file.seek(max(0, end - PIECE_NBYTES))
+            found = file.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                return begin + found + 1
+            end = begin
+    return 0
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -19,6 +19,11 @@ MAX_HASHES: Final = 1_000_000
 REMEMBERED_S: Final = 3600.0
 
 
+def comparable(request: Request) -> Fingerprint | None:
+    """What a request is compared by, if it asked for that."""
+    return fingerprint(request) if "diagnostics" in request.wire_options else None
+
+
 class Diagnoses:
     """Owned by the event loop. A tenant is compared with its own requests only."""
 
@@ -31,13 +36,13 @@ class Diagnoses:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def diagnose(self, request: Request) -> Request:
+    def diagnose(self, request: Request, now: Fingerprint | None = None) -> Request:
         """The request with what its answer says under `diagnostics`; one that did not ask for it is
-        left as it is."""
-        asked = request.wire_options.get("diagnostics")
-        if asked is None:
+        left as it is. `now` is what `comparable` says of it, where that is known already."""
+        now = comparable(request) if now is None else now
+        if now is None:
             return request
-        now = fingerprint(request)
+        asked = request.wire_options["diagnostics"]
         found = (
             self._look(request.tenant, asked["previous"], now)
             if asked["previous"] is not None

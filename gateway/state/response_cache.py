@@ -39,6 +39,7 @@ SAME_ANSWER: Final = frozenset(
             "warnings",
             "wire_options",
             "end_user",
+            "nbytes",
         ),
         *("read_cache", "store_cache", "max_age_s", "only_if_cached"),
     }

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from gateway.wire.reported import ReportedUsage, UsageFormat, merged
+from gateway.wire.reported import ReportedUsage, UsageFormat, merge
 from gateway.wire.sse import EventReader
 from policies.pricing import Charge, Prices, Usage, charge
 from policies.rules import DialectRules
@@ -134,6 +134,6 @@ class UpstreamUsage:
             if isinstance(message, Mapping):
                 self.failed = self.failed or self.format.failed(message)
                 for usage in self.format.usages(message):
-                    self._fields = merged(self._fields, usage)
+                    merge(self._fields, usage)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return

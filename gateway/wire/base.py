@@ -5,7 +5,7 @@ Pure, no aiohttp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -180,6 +180,10 @@ class Wire(Protocol):
 @runtime_checkable
 class RememberingWire(Wire, Protocol):
     """A format whose requests may refer to earlier ones."""
+
+    def refers(self, request: Request) -> Collection[str]:
+        """Ids of the earlier requests that `resume` will look for."""
+        ...
 
     def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
         """The request with what it refers to filled in. `find` knows what this tenant's requests

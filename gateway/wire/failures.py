@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gateway.errors import GatewayError, NotCached, Overloaded
+from gateway.errors import GatewayError, NotCached, Overloaded, Poisonous
 
 Row = TypeVar("Row")
 
@@ -26,6 +26,6 @@ def retry_headers(error: GatewayError) -> dict[str, str]:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, Overloaded):
         headers["x-should-retry"] = "true"
-    if isinstance(error, NotCached):
+    if isinstance(error, NotCached | Poisonous):
         headers["x-should-retry"] = "false"
     return headers

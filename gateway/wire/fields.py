@@ -10,6 +10,8 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 import orjson
 
+from gateway.wire.pieces import loads
+
 Path: TypeAlias = tuple[str | int, ...]
 Kind: TypeAlias = Literal["string", "integer", "number", "boolean", "array", "object"]
 Problem: TypeAlias = Literal["json", "missing", "type", "too_small", "too_large", "choice", "depth"]
@@ -175,7 +177,7 @@ def decode_body(body: bytes) -> Node:
     """The body as an object. Raises `FieldError` for anything that is not one JSON object in
     UTF-8."""
     try:
-        value = orjson.loads(body)
+        value = loads(body)
     except orjson.JSONDecodeError as error:
         raise FieldError("json", (), got=str(error)) from None
     if type(value) is not dict:

@@ -45,19 +45,17 @@ class UsageFormat:
     read: Callable[[Fields], ReportedUsage | None]
 
 
-def merged(old: Fields, new: Fields) -> dict[str, Any]:
-    """`old` with every field of `new` that is present; objects are merged alike."""
-    result = dict(old)
+def merge(known: dict[str, Any], new: Fields) -> None:
+    """Puts every field of `new` that is present into `known`; objects are merged alike. Costs what
+    `new` is long, however much is known."""
     for name, value in new.items():
-        if value is None:
-            continue
-        before = result.get(name)
-        result[name] = (
-            merged(before if isinstance(before, Mapping) else {}, value)
-            if isinstance(value, Mapping)
-            else value
-        )
-    return result
+        if isinstance(value, Mapping):
+            inner = known.get(name)
+            if not isinstance(inner, dict):
+                inner = known[name] = {}
+            merge(inner, value)
+        elif value is not None:
+            known[name] = value
 
 
 def objects(*candidates: object) -> Iterator[Fields]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ def tokenizer(default_model: Path) -> HfTokenizer:
 
 
 @pytest.fixture(scope="session")
-def grammars(tokenizer: HfTokenizer) -> Grammars:
+def grammars(tokenizer: HfTokenizer) -> Iterator[Grammars]:
     """Constraints over it."""
-    return Grammars(tokenizer.for_any_thread())
+    grammars = Grammars(tokenizer.for_any_thread())
+    yield grammars
+    grammars.close()

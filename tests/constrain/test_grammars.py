@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from engine.constrain.budget import MAX_MEMBERS, MAX_PATTERNS, Budget
 from engine.constrain.grammar import MAX_CHARACTERS, MAX_TOOLS, arguments_schema
 from engine.constrain.grammars import Grammars
-from engine.errors import BadFormat
+from engine.errors import BadFormat, BadTools
 from engine.prompt.call_format import FORMATS, HERMES, CallFormat
 from engine.prompt.reasoning import THINK
 from engine.prompt.speech import OutputSyntax
@@ -344,9 +344,9 @@ def test_what_is_cheap_is_not_refused(grammars: Grammars) -> None:
     )
 
 
-def test_tools_that_cost_too_much_are_any_object(grammars: Grammars, client: RandomClient) -> None:
-    """Where calls are forced, the schema of a tool that is too much is left out, and that of the
-    next one is kept."""
+def test_tools_that_cost_too_much_are_refused(grammars: Grammars) -> None:
+    """Where calls are forced, a tool whose schema is too much, or is none, is named, and not called
+    with anything else."""
     costly = Tool(
         "a",
         "",
@@ -362,15 +362,11 @@ def test_tools_that_cost_too_much_are_any_object(grammars: Grammars, client: Ran
             "maxProperties": 1,
         },
     )
-    assert arguments_schema(costly.parameters, budget := Budget()) == arguments_schema(
-        {"$ref": "#/nowhere"}, Budget()
-    )
-    assert "properties" in arguments_schema(cheap.parameters, budget)
-    written = client.write(
-        forced(grammars, HERMES, [costly, cheap], ToolChoice("required", parallel=False)), 3, 3000
-    )
-    assert written.is_over
-    assert [name for name, _ in calls_in(HERMES, written.text)] in (["a"], ["b"])
+    broken = Tool("c", "", {"type": "object", "$ref": "#/nowhere", "maxProperties": 0})
+    assert "properties" in arguments_schema(cheap, Budget())
+    for tool, words in ((costly, "'a' costs too much: multipleOf"), (broken, "/nowhere")):
+        with pytest.raises(BadTools, match=words):
+            forced(grammars, HERMES, [tool, cheap], ToolChoice("required", parallel=False))
 
 
 @pytest.mark.parametrize(
@@ -391,8 +387,8 @@ def test_too_many_tools_to_choose_from_are_refused(
 
 
 def test_arguments_are_kept_as_far_as_they_can_be(grammars: Grammars, client: RandomClient) -> None:
-    """A keyword of a tool's schema that cannot be kept is left out, and one that is no schema
-    leaves an object."""
+    """A keyword of a tool's schema that cannot be kept is left out; without any there is an
+    object."""
     half = {
         "type": "object",
         "properties": {"n": {"const": 1}},
@@ -400,11 +396,7 @@ def test_arguments_are_kept_as_far_as_they_can_be(grammars: Grammars, client: Ra
         "additionalProperties": False,
         "if": {},
     }
-    for schema, expected in (
-        (half, {"n": 1}),
-        ({"type": "object", "$ref": "#/nowhere", "maxProperties": 0}, None),
-        ({}, None),
-    ):
+    for schema, expected in ((half, {"n": 1}), ({}, None)):
         tools = [Tool("f", "", schema)]
         calls = HERMES
         written = client.write(

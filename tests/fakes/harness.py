@@ -11,6 +11,7 @@ from engine.cache.tiers.tiers import Tiers
 from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts, PromptRenderer
+from engine.forms import Forms
 from engine.messages import Capabilities, FromEngine
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
@@ -21,13 +22,14 @@ from tests.fakes.tokenizer import ByteTokenizer
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What may take the place of the harness's own renderer, log and list of fatal errors, and
-    tiers below the device."""
+    """What may take the place of the harness's own renderer, forms, log and fatal errors, and tiers
+    below the device."""
 
     renderer: PromptRenderer | None = None
     emit: Callable[[FromEngine], None] | None = None
     on_fatal: Callable[[BaseException], None] | None = None
     tiers: Tiers | None = None
+    forms: Forms | None = None
 
 
 class Harness:
@@ -54,14 +56,14 @@ class Harness:
             span_tokens=4 * runner.block_size,
         )
         renderer = wiring.renderer or Renderer(tokenizer, template)
-        grammars = Grammars(tokenizer)
+        forms = wiring.forms or Grammars(tokenizer)
         self.log = EventLog()
         self.fatal: list[BaseException] = []
         capabilities = Capabilities(
             tools_first=True, exact=True, runner="fake", dtype="none", device="none"
         )
         parts = EngineParts(
-            runner, self.cache, tokenizer, renderer, grammars, runner.fingerprint, capabilities
+            runner, self.cache, tokenizer, renderer, forms, runner.fingerprint, capabilities
         )
         self.engine = Engine(
             config, parts, wiring.emit or self.log, wiring.on_fatal or self.fatal.append

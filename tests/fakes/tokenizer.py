@@ -48,6 +48,11 @@ class ByteTokenizer:
         """One more than the largest id."""
         return 256 + len(self._texts)
 
+    @property
+    def longest_token(self) -> int:
+        """Bytes of the longest special or added token."""
+        return max(map(len, self._texts.values()), default=1)
+
     def encode(self, text: str) -> tuple[int, ...]:
         ids: list[int] = []
         start = 0

@@ -20,7 +20,15 @@ from engine.prompt.types import Message, Prompt, TextPart
 from engine.types import Sampling
 from gateway.backends.local import LocalBackend, WorkerTimeouts
 from gateway.backends.process import ProcessTimeouts
-from gateway.errors import BadPrompt, ContextExceeded, EngineFailed, GatewayError, Overloaded
+from gateway.errors import (
+    BadPrompt,
+    ContextExceeded,
+    EngineFailed,
+    EngineLost,
+    GatewayError,
+    Overloaded,
+    Poisonous,
+)
 from gateway.request import Request
 from tests.fakes.clock import FakeClock
 
@@ -169,10 +177,10 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path, order: str) -> Non
         first = backend.pid
         bystander = asyncio.create_task(collect(backend, "hang"))
         await backend.count(prompt("x"))
-        with pytest.raises(Overloaded, match="restarted") as caught:
+        with pytest.raises(EngineLost, match="restarted") as caught:
             await collect(backend, order)
         assert caught.value.retry_after_s
-        with pytest.raises(Overloaded):
+        with pytest.raises(EngineLost):
             await bystander
         assert await collect(backend, "next") == (4, "Hello world", "stop")
         assert backend.pid != first
@@ -181,13 +189,13 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path, order: str) -> Non
 
 
 async def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
-    """Alive and connected but getting nowhere: its requests are told to try again, and the next one
-    is served."""
+    """Alive and connected but getting nowhere: its request is not tried again, and the next one is
+    served."""
     patience = WorkerTimeouts(ready_s=20.0, tick_s=0.01, watch_s=0.05, hang_s=1.5, backoff_s=(0.0,))
     backend = make_backend(tmp_path, patience=patience, limits=ProcessTimeouts(term_s=0.1))
     async with running(backend):
         first = backend.pid
-        with pytest.raises(Overloaded, match="restarted"):
+        with pytest.raises(Poisonous):
             await collect(backend, "freeze")
         assert await collect(backend, "next") == (4, "Hello world", "stop")
         assert backend.pid != first
@@ -254,7 +262,7 @@ async def test_a_replacement_that_cannot_load_leaves_the_gateway_up(tmp_path: Pa
         tmp_path, "once", patience=WorkerTimeouts(ready_s=0.3, tick_s=1.0, backoff_s=(0.0,))
     )
     async with running(backend):
-        with pytest.raises(Overloaded):
+        with pytest.raises(Poisonous):
             await collect(backend, "die")
         with pytest.raises(Overloaded, match="loading"):
             await collect(backend, "next")
@@ -273,7 +281,7 @@ async def test_a_replacement_that_cannot_start_leaves_the_gateway_up(
     async with running(backend):
         with monkeypatch.context() as full:
             full.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-            with pytest.raises(Overloaded):
+            with pytest.raises(Poisonous):
                 await collect(backend, "die")
             with pytest.raises(Overloaded, match="loading"):
                 await collect(backend, "next")

@@ -87,7 +87,8 @@ async def test_two_workers_of_one_model(tmp_path: Path) -> None:
             ] == [True] * 2
         async with http.post("/admin/cache/flush") as response:
             assert (await response.json())["num_blocks"] == 14
-        assert (await ask("die", stream=True))[1].count("overloaded_error") == 1
+        assert (await ask("die", stream=True))[1].count("api_error") == 1
+        assert (await ask("die"))[0] == 500
         status, text = await ask("hello")
         assert (status, "Hello world" in text) == (200, True)
         async with http.get("/metrics") as response:

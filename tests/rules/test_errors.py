@@ -83,7 +83,7 @@ def test_every_engine_error_of_a_request_crosses_the_socket() -> None:
     of_requests = [
         error for error in leaves(engine.errors, EngineError) if not issubclass(error, ModelError)
     ]
-    assert {failure_kind(error) for error in of_requests} | {"internal"} == set(
+    assert {failure_kind(error) for error in of_requests} | {"internal", "fatal"} == set(
         get_args(FailureKind)
     )
 
@@ -98,6 +98,6 @@ def test_every_failure_of_the_engine_has_a_reply(kind: FailureKind, wire: Wire) 
         request_id="req-1",
     )
     assert reply.status // 100 == (
-        4 if kind in ("context_exceeded", "bad_prompt", "bad_format") else 5
+        4 if kind in ("context_exceeded", "bad_prompt", "bad_format", "bad_tools") else 5
     )
     assert json.loads(reply.body)["error"]

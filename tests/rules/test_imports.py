@@ -126,7 +126,9 @@ RULES = (
     Rule("gateway.session", ()),
     Rule("gateway.clock", ()),
     Rule("gateway.waits", ()),
-    Rule("gateway.signals", ()),
+    Rule("gateway.offload", ()),
+    Rule("gateway.budget", ("gateway.errors",)),
+    Rule("gateway.signals", ("structlog",)),
     Rule("gateway.tiers", ("policies",)),
     Rule(
         "gateway.config", ("engine.config", "gateway.clock", "gateway.tiers", "policies", "msgspec")
@@ -136,7 +138,8 @@ RULES = (
     Rule(
         "gateway.backends",
         (
-            *(*FACTS, "gateway.clock", "gateway.waits", "engine.config", "engine.errors"),
+            *(*FACTS, "gateway.clock", "gateway.offload", "gateway.waits"),
+            *("engine.config", "engine.errors"),
             *("engine.messages", *PLANS, "msgspec", "xxhash", "structlog"),
         ),
     ),
@@ -174,7 +177,7 @@ RULES = (
         (
             *(*FACTS, "gateway.wire", "gateway.dialects", "gateway.backends.base"),
             *("gateway.calls", "gateway.upstream", "gateway.bill", "gateway.state"),
-            *("gateway.ids", "gateway.session", "engine.messages", *PLANS),
+            *("gateway.ids", "gateway.session", "gateway.offload", "engine.messages", *PLANS),
             *("policies", "msgspec", "orjson", "structlog"),
         ),
         never=("gateway.upstream.http",),
@@ -183,15 +186,8 @@ RULES = (
         "gateway.http",
         (
             *(*FACTS, "gateway.wire", "gateway.calls", "gateway.state", "gateway.serve"),
-            *(
-                "gateway.ids",
-                "gateway.clock",
-                "policies",
-                "aiohttp",
-                "msgspec",
-                "orjson",
-                "structlog",
-            ),
+            *("gateway.budget", "gateway.clock", "gateway.ids", "policies"),
+            *("aiohttp", "msgspec", "orjson", "structlog"),
         ),
     ),
     Rule(

@@ -11,10 +11,11 @@ import httpx2
 import orjson
 import pytest
 
-from engine.prompt.types import ThinkingPart
+from engine.prompt.types import ThinkingPart, ToolResultPart
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic.blocks import MAX_REFERENCED
 from gateway.wire.base import Answer, AnswerRun, ToolCall
 from gateway.wire.sse import SSE_HEADERS
 from policies.pricing import Usage
@@ -254,3 +255,36 @@ def test_writes_are_named_by_class_not_by_lifetime(lifetime_s: float, short: int
     assert usage.cache_creation is not None
     assert usage.cache_creation.ephemeral_5m_input_tokens == 12
     assert usage.cache_creation.ephemeral_1h_input_tokens == 30
+
+
+def test_references_to_deferred_tools_stand_for_so_much_text() -> None:
+    """A long definition may be referred to again and again, within bounds."""
+    tool = {
+        "name": "f",
+        "description": "d" * (MAX_REFERENCED // 4),
+        "input_schema": {},
+        "defer_loading": True,
+    }
+
+    def parsed(num: int) -> Request:
+        result = {
+            "type": "tool_result",
+            "tool_use_id": "t",
+            "content": [{"type": "tool_reference", "tool_name": "f"}] * num,
+        }
+        fields = {
+            "model": "m",
+            "max_tokens": 1,
+            "tools": [tool],
+            "messages": [{"role": "user", "content": [result]}],
+        }
+        return AnthropicWire().parse(orjson.dumps(fields), {}, request_id="r")
+
+    (part,) = parsed(3).prompt.messages[0].parts
+    assert isinstance(part, ToolResultPart)
+    assert part.text.count('"name": "f"') == 3
+    with pytest.raises(InvalidRequest, match="referenced tools together exceed") as refused:
+        parsed(4)
+    assert (
+        refused.value.path == "messages.0.content.0.tool_result.content.3.tool_reference.tool_name"
+    )

@@ -33,7 +33,9 @@ ANTHROPIC: Final = {
     "BodyTooLarge": (413, "request_too_large"),
     "RateLimited": (429, "rate_limit_error"),
     "Overloaded": (529, "overloaded_error"),
+    "EngineLost": (529, "overloaded_error"),
     "EngineFailed": (500, "api_error"),
+    "Poisonous": (500, "api_error"),
     "UpstreamFailed": (502, "api_error"),
     "TimedOut": (504, "timeout_error"),
     "NotCached": (504, "timeout_error"),
@@ -53,7 +55,9 @@ OPENAI: Final = {
     "BodyTooLarge": (413, "invalid_request_error", "request_too_large"),
     "RateLimited": (429, "requests", "rate_limit_exceeded"),
     "Overloaded": (503, "server_error", "server_is_overloaded"),
+    "EngineLost": (503, "server_error", "server_is_overloaded"),
     "EngineFailed": (500, "server_error", None),
+    "Poisonous": (500, "server_error", None),
     "UpstreamFailed": (502, "server_error", None),
     "TimedOut": (504, "server_error", "timeout"),
     "NotCached": (504, "server_error", "timeout"),
@@ -136,6 +140,9 @@ def test_retry_headers(wire: AnthropicWire | OpenAIWire) -> None:
     assert dict(wire.encode_error(errors.RateLimited("x"), request_id="r").headers) == {}
     full = wire.encode_error(errors.Overloaded("x", retry_after_s=0.0), request_id="r")
     assert dict(full.headers) == {"Retry-After": "1", "x-should-retry": "true"}
+    assert dict(wire.encode_error(errors.Poisonous("x"), request_id="r").headers) == {
+        "x-should-retry": "false"
+    }
 
 
 @pytest.mark.parametrize("name", ANTHROPIC)

@@ -282,7 +282,7 @@ def test_reasoning_of_others_is_tolerated() -> None:
         said("assistant", text("a", "output_text")),
     ).prompt
     assert prompt.messages[1:] == (Message("assistant", (ThinkingPart("hm é"), TextPart("a"))),)
-    assert [unsealed(content) for content in ("pcg1.", "pcg1.!", "pcg1.AAAA", "")] == [""] * 4
+    assert [unsealed(content).text for content in ("pcg1.", "pcg1.!", "pcg1.AAAA", "")] == [""] * 4
 
 
 def test_sealed_reasoning_stays_small() -> None:
@@ -298,7 +298,7 @@ def test_sealed_reasoning_stays_small() -> None:
         part.text for part in request.prompt.messages[0].parts if isinstance(part, ThinkingPart)
     ]
     assert sum(map(len, texts)) == MAX_NBYTES
-    assert unsealed(sealed("a" * (MAX_NBYTES + 1))) == ""
+    assert unsealed(sealed("a" * (MAX_NBYTES + 1))).text == ""
 
 
 def test_marks() -> None:
@@ -421,3 +421,30 @@ def test_what_only_warms_the_cache_generates_nothing() -> None:
     for fields in ({}, {"max_output_tokens": 7}, {"stream": True}):
         request = parse(body(prompt_cache_options={"prewarm": True}, **fields))
         assert (request.prewarm, request.sampling.max_tokens) == (True, 0)
+
+
+def test_an_item_is_referred_to_once() -> None:
+    """As at the provider, and so a short body cannot stand for a long item many times."""
+    with pytest.raises(InvalidRequest) as refused:
+        items(
+            {"type": "item_reference", "id": "rs_a_0"}, {"type": "item_reference", "id": "rs_a_0"}
+        )
+    assert refused.value.path == "input[1].id"
+    assert "Duplicate item found with id rs_a_0" in refused.value.message
+
+
+def test_what_does_not_fit_uses_up_the_room_for_sealed_items() -> None:
+    """Nothing is unpacked for nothing over and over."""
+    large, small = sealed("a" * (MAX_NBYTES + 1)), sealed("thought")
+
+    def reasoning(content: str) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "encrypted_content": content}
+
+    assert [m.role for m in items(reasoning(small), said("user", text())).prompt.messages] == [
+        "assistant",
+        "user",
+    ]
+    assert [
+        m.role
+        for m in items(reasoning(large), reasoning(small), said("user", text())).prompt.messages
+    ] == ["user"]

@@ -35,6 +35,9 @@ TTLS_S: Final[Mapping[str, float]] = {"5m": 300.0, "1h": 3600.0}
 DEFAULT_TTL: Final = "5m"
 MAX_MESSAGES: Final = 100_000
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+MAX_REFERENCED: Final = 4 * 1024 * 1024
+"""Characters of definitions that all references to deferred tools together stand for: a small body
+must not become a large prompt."""
 ROLES: Final[Mapping[str, Role]] = {"user": "user", "assistant": "assistant", "system": "system"}
 
 SUPPORTED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -64,6 +67,8 @@ class Blocks:
     unseen: list[Unseen] = field(default_factory=list)
     deferred: dict[str, Tool] = field(default_factory=dict)
     citing: bool = False
+    _definitions: dict[str, str] = field(default_factory=dict)
+    _referenced_room: int = MAX_REFERENCED
 
     def tools(self, body: Node) -> tuple[Tool, ...]:
         """The definitions at the head of the prompt: all but the deferred ones."""
@@ -220,10 +225,22 @@ class Blocks:
         tool = self.deferred.get(name)
         if tool is None:
             return name
-        return json.dumps(
-            {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
-            ensure_ascii=False,
-        )
+        if name not in self._definitions:
+            told = {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+            }
+            self._definitions[name] = json.dumps(told, ensure_ascii=False)
+        self._referenced_room -= len(self._definitions[name])
+        if self._referenced_room < 0:
+            message = (
+                f"the definitions of all referenced tools together exceed {MAX_REFERENCED} "
+                ""
+                "characters"
+            )
+            raise invalid(node.at("tool_name"), message)
+        return self._definitions[name]
 
     def _tool(self, node: Node) -> Tool:
         kind = node.text_or("type", "custom")

@@ -6,6 +6,7 @@ Source: anthropic 2.14 `message_create_params`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,9 @@ REMOVED_FIELDS: Final = ("temperature", "top_p", "top_k")
 
 MAX_STOPS: Final = 1024
 """Stop sequences of one request: they are looked for after every token, while others wait."""
+
+MAX_NAMED: Final = 20
+"""Ids that one error repeats."""
 
 CHANGES_THE_ANSWER: Final = ("mcp_servers", "thread")
 """Fields that would change what the model is asked or how it answers, and that are not there."""
@@ -179,7 +183,8 @@ def _with_prefill(prompt: Prompt, *, counting: bool) -> Prompt:
         return msgspec.structs.replace(prompt, continue_final=True)
     path = ("messages", len(prompt.messages) - 1)
     if isinstance(end, ToolCallPart) and not counting:
-        ids = ", ".join(clip(part.call_id) for part in last.parts if isinstance(part, ToolCallPart))
+        calls = (part for part in last.parts if isinstance(part, ToolCallPart))
+        ids = ", ".join(clip(part.call_id) for part in islice(calls, MAX_NAMED))
         raise invalid(
             path,
             f"`tool_use` ids were found without `tool_result` blocks immediately after: {ids}. "

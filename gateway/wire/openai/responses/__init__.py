@@ -7,7 +7,7 @@ Knows no HTTP server.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -72,12 +72,20 @@ class ResponsesWire(OpenAIWire):
 
     # What later requests refer to -----------------------------------------------------------------
 
+    def refers(self, request: Request) -> Collection[str]:
+        options = request.wire_options
+        named = (
+            options["previous_response_id"],
+            options["comparison_response_id"],
+            *map(_owner, options["referred"]),
+        )
+        return dict.fromkeys(name for name in named if name)
+
     def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
         """Instructions are the new request's alone; everything else of the earlier conversation
         comes first."""
         if referred := request.wire_options["referred"]:
-            found = {name: _item(name, path, find) for name, path in referred.items()}
-            request = request.wire_options["read"](found=found)
+            request = request.wire_options["read"](found=_items(referred, find))
         options = request.wire_options
         if previous := options["previous_response_id"]:
             kept = find(previous)
@@ -128,18 +136,37 @@ class ResponsesWire(OpenAIWire):
         return orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
 
 
-def _item(name: str, path: str, find: Callable[[str], StoredResponse | None]) -> Any:
-    """The item of that id, of the answer or of the input of the response that the id begins
-    with."""
-    owner = name.partition("_")[2].rpartition("_")[0]
-    kept = find(f"resp_{owner}")
-    if kept is not None and kept.body is not None:
-        for item in (*orjson.loads(kept.body)["output"], *orjson.loads(kept.items or b"[]")):
-            if item["id"] == name:
-                return item
-    raise InvalidRequest(
-        f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found"
-    )
+def _items(
+    referred: Mapping[str, str], find: Callable[[str], StoredResponse | None]
+) -> dict[str, Any]:
+    """The items of those ids, each of the answer or of the input of the response that its id begins
+    with. `referred` tells where each id stands. However many are of one response, that is read
+    once."""
+    known: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, Any] = {}
+    for name, path in referred.items():
+        owner = _owner(name)
+        if owner not in known:
+            known[owner] = _by_id(find(owner))
+        if name not in known[owner]:
+            raise InvalidRequest(
+                f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found"
+            )
+        found[name] = known[owner][name]
+    return found
+
+
+def _owner(item_id: str) -> str:
+    """The response that an item is of."""
+    return f"resp_{item_id.partition('_')[2].rpartition('_')[0]}"
+
+
+def _by_id(kept: StoredResponse | None) -> Mapping[str, Any]:
+    """Everything a response says and was asked, items of the answer first."""
+    if kept is None or kept.body is None:
+        return {}
+    items = (*orjson.loads(kept.body)["output"], *orjson.loads(kept.items or b"[]"))
+    return {item["id"]: item for item in reversed(items)}
 
 
 def _kept(request: Request, body: bytes, prompt: Prompt) -> StoredResponse:

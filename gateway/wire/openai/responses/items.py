@@ -31,6 +31,9 @@ class InputItems:
     With `continues` the items follow an earlier conversation: instructions among them stay where
     they are. `sealed_room` is how many bytes of sealed items may still be unpacked. `referred` are
     items that are only named, and where: they are left out.
+
+    The assistant's turn that is being read is kept as a list of parts: joined to a message with
+    every item, a long run of items would cost the square of its length.
     """
 
     ttl: str
@@ -39,19 +42,24 @@ class InputItems:
     messages: list[Message] = field(default_factory=list)
     sealed_room: int = MAX_NBYTES
     referred: dict[str, Path] = field(default_factory=dict)
+    _run: list[Part] = field(default_factory=list)
+    _only_thoughts: bool = True
 
     def read(self, body: Node) -> None:
         """Raises `InvalidRequest` or `FieldError` with the path of the field."""
         value = body.value.get("input")
         if type(value) is str:
-            self.messages.append(Message("user", (TextPart(value),)))
+            self._add(Message("user", (TextPart(value),)))
             return
         if value is None:
             raise missing(body, "input")
         if not value and type(value) is list:
             raise empty_array(body, "input")
+        if self.messages and self.messages[-1].role == "assistant":
+            self._assistant(*self.messages.pop().parts)
         for node in body.children("input"):
             self._item(node)
+        self._close()
 
     def _item(self, node: Node) -> None:
         kind = node.text_or("type", "message")
@@ -73,16 +81,28 @@ class InputItems:
                     )
                 )
             case "function_call_output" | "custom_tool_call_output":
-                self.messages.append(Message("tool", (self._result(node),)))
+                self._add(Message("tool", (self._result(node),)))
             case "reasoning":
                 if text := self._reasoning(node):
                     self._assistant(ThinkingPart(text))
             case "compaction":
                 self._compaction(node)
             case "item_reference":
-                self.referred[node.text("id")] = node.at("id")
+                self._refer(node)
             case _:
                 raise unsupported_value(node.at("type"), clip(kind))
+
+    def _refer(self, node: Node) -> None:
+        """An item stands in a conversation once: a short body must not name a long item many
+        times."""
+        name = node.text("id")
+        if name in self.referred:
+            message = (
+                f"Duplicate item found with id {clip(name)}. Remove duplicate items from "
+                "your input and try again."
+            )
+            raise invalid(node.at("id"), message)
+        self.referred[name] = node.at("id")
 
     def _compaction(self, node: Node) -> None:
         """What was said before, as `/v1/responses/compact` summed it up."""
@@ -91,8 +111,8 @@ class InputItems:
             message = "This compaction item was not made here, and cannot be read."
             raise invalid(node.at("encrypted_content"), message, "invalid_encrypted_content")
         part = TextPart(f"{SUMMARY}\n{text}")
-        if self.messages or self.continues:
-            self.messages.append(Message("system", (part,)))
+        if self._begun or self.continues:
+            self._add(Message("system", (part,)))
         else:
             self.system.append(part)
 
@@ -105,31 +125,45 @@ class InputItems:
         return self._unsealed(node.text_or("encrypted_content", ""))
 
     def _unsealed(self, content: str) -> str:
-        text = unsealed(content, self.sealed_room)
-        self.sealed_room -= len(text.encode())
-        return text
+        found = unsealed(content, self.sealed_room)
+        self.sealed_room -= found.nbytes
+        return found.text
 
     def _message(self, node: Node) -> None:
         role = node.choice("role", ROLES)
         texts = self._texts(node, "content")
-        if role in INSTRUCTION_ROLES and not self.messages and not self.continues:
+        if role in INSTRUCTION_ROLES and not self._begun and not self.continues:
             self.system += texts
         elif role == "assistant":
             self._assistant(*texts)
         else:
-            self.messages.append(Message("user" if role == "user" else "system", tuple(texts)))
+            self._add(Message("user" if role == "user" else "system", tuple(texts)))
+
+    @property
+    def _begun(self) -> bool:
+        """Whether anything but instructions has been read."""
+        return bool(self.messages or self._run)
+
+    def _add(self, message: Message) -> None:
+        """A turn of somebody else's ends the assistant's."""
+        self._close()
+        self.messages.append(message)
 
     def _assistant(self, *parts: Part) -> None:
         """More of the turn that is being read; text after text, and reasoning after anything,
         begins another."""
-        last = self.messages[-1] if self.messages else None
-        goes_on = last is not None and last.role == "assistant"
-        if goes_on and last is not None and not isinstance(parts[0], ToolCallPart):
-            goes_on = all(isinstance(part, ThinkingPart) for part in last.parts)
-        if goes_on and last is not None:
-            self.messages[-1] = Message("assistant", (*last.parts, *parts))
-        else:
-            self.messages.append(Message("assistant", parts))
+        if not (self._only_thoughts or isinstance(parts[0], ToolCallPart)):
+            self._close()
+        self._run += parts
+        self._only_thoughts = self._only_thoughts and all(
+            isinstance(part, ThinkingPart) for part in parts
+        )
+
+    def _close(self) -> None:
+        """The assistant's turn that was being read, if any, is whole."""
+        if self._run:
+            self.messages.append(Message("assistant", tuple(self._run)))
+        self._run, self._only_thoughts = [], True
 
     def _texts(self, node: Node, key: str) -> list[TextPart]:
         """A string or a list of text parts. Never empty."""

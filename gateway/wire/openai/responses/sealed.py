@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from typing import Final
+from typing import Final, NamedTuple
 
 PREFIX: Final = "pcg1."
 MAX_NBYTES: Final = 4 * 1024 * 1024
@@ -24,13 +24,22 @@ def sealed(text: str) -> str:
     return PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode())).decode()
 
 
-def unsealed(content: str, max_nbytes: int = MAX_NBYTES) -> str:
+class Unsealed(NamedTuple):
+    """A text, empty where there is none, and how many bytes were unpacked to know it."""
+
+    text: str
+    nbytes: int = 0
+
+
+def unsealed(content: str, max_nbytes: int = MAX_NBYTES) -> Unsealed:
     """What `sealed` was given, if it has no more bytes than that; empty for anything else."""
     if not content.startswith(PREFIX):
-        return ""
+        return Unsealed("")
+    data = b""
     try:
         packed = base64.urlsafe_b64decode(content.removeprefix(PREFIX))
-        text = zlib.decompressobj().decompress(packed, max_nbytes + 1)
-        return text.decode() if len(text) <= max_nbytes else ""
+        data = zlib.decompressobj().decompress(packed, max_nbytes + 1)
+        text = data.decode() if len(data) <= max_nbytes else ""
     except (binascii.Error, zlib.error, ValueError):
-        return ""
+        text = ""
+    return Unsealed(text, min(len(data), max_nbytes))

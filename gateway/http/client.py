@@ -1,0 +1,151 @@
+"""The client's side of a request behind aiohttp: its body within a budget,
+its answer as fast as it is taken.
+
+No policy.
+
+An answer that nobody takes ends: whoever takes none of it for `server.write_timeout` is a client
+that has gone. What of it waits in this process is at most some pieces of a stream, or a whole
+answer that is counted in the budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+from gateway.budget import Claim
+from gateway.calls.exchange import Reply
+from gateway.http.body import read_body
+from policies.sections import ServerPolicy
+
+PIECE_NBYTES: Final = 64 * 1024
+"""Of an answer, given to the connection at a time."""
+
+
+class HttpClient:
+    """A `Client` over one aiohttp request. `claim` is for what it takes of memory, and its owner's
+    to close."""
+
+    def __init__(
+        self, http: web.Request, policy: ServerPolicy, claim: Claim, *, closing: bool
+    ) -> None:
+        self._http = http
+        self._policy = policy
+        self._claim = claim
+        self._closing = closing
+        self._stream: web.StreamResponse | None = None
+        self._whole: Reply | None = None
+        self._num_held = 0
+        self._end = b""
+
+    async def read(self, max_nbytes: int) -> bytes:
+        return await read_body(self._http, max_nbytes, self._policy.body_timeout, self._claim)
+
+    def hold(self, nbytes: int) -> None:
+        self._claim.grow(nbytes)
+        self._num_held += nbytes
+
+    def hand_over(self) -> AbstractContextManager[object]:
+        return self._claim.handed_over()
+
+    async def send(self, reply: Reply) -> None:
+        assert self._stream is None
+        self._claim.take(max(0, len(reply.body) - self._num_held))
+        self._whole = reply
+
+    async def deliver(self) -> None:
+        if (
+            self._whole is None
+            or len(self._whole.body) <= PIECE_NBYTES
+            or self._http.method == "HEAD"
+        ):
+            return
+        reply, self._whole = self._whole, None
+        self._stream = web.StreamResponse(status=reply.status, headers=reply.headers)
+        self._stream.content_length = len(reply.body)
+        await self._begin()
+        rest = memoryview(reply.body)
+        while len(rest) > PIECE_NBYTES:
+            await self._write(bytes(rest[:PIECE_NBYTES]))
+            rest = rest[PIECE_NBYTES:]
+        self._end = bytes(rest)
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        self._stream = web.StreamResponse(headers=headers)
+        await self._begin()
+
+    async def write(self, data: bytes) -> None:
+        self._claim.take(len(data))
+        for begin in range(0, len(data), PIECE_NBYTES):
+            await self._write(data[begin : begin + PIECE_NBYTES])
+        self._claim.take(-len(data))
+
+    @property
+    def leftover(self) -> web.StreamResponse:
+        """For a client that has gone: whatever aiohttp may try to write to nobody."""
+        return self._stream or web.Response(status=400)
+
+    async def finish(self) -> web.StreamResponse:
+        """What aiohttp is to be given, when the client has all of it. Raises `ConnectionError` when
+        it does not take it."""
+        response = self._stream
+        if response is None:
+            assert self._whole is not None
+            reply = self._whole
+            response = web.Response(status=reply.status, body=reply.body, headers=reply.headers)
+            if self._closing:
+                response.force_close()
+        await transmit(self._http, response, self._policy.write_timeout, self._end)
+        return response
+
+    async def _begin(self) -> None:
+        assert self._stream is not None
+        if self._closing:
+            self._stream.force_close()
+        async with _taken(self._http, self._policy.write_timeout):
+            await self._stream.prepare(self._http)
+
+    async def _write(self, piece: bytes) -> None:
+        assert self._stream is not None
+        async with _taken(self._http, self._policy.write_timeout):
+            if self._http.method != "HEAD":
+                await self._stream.write(piece)
+
+
+async def transmit(
+    http: web.Request, response: web.StreamResponse, silence_s: float, end: bytes = b""
+) -> None:
+    """Send a response, or the `end` of one that has begun. Nothing of it is left in this process
+    when this returns.
+
+    Raises `ConnectionError` once nothing of it was taken for `silence_s`, and the connection is
+    closed then.
+    """
+    async with _taken(http, silence_s):
+        await response.prepare(http)
+        transport = http.transport
+        if transport is not None:
+            transport.set_write_buffer_limits(high=0)  # written is what the kernel has taken
+        if isinstance(response, web.Response):
+            await response.write_eof()
+        else:
+            await response.write_eof(b"" if http.method == "HEAD" else end)
+        if transport is not None:
+            transport.set_write_buffer_limits()
+
+
+@asynccontextmanager
+async def _taken(http: web.Request, within_s: float) -> AsyncIterator[None]:
+    """What is written in the block has to be taken in time; a client that takes nothing is one that
+    has gone."""
+    try:
+        async with asyncio.timeout(within_s):
+            yield
+    except TimeoutError:
+        if http.transport is not None:
+            http.transport.abort()  # closing alone would wait for the client to take the rest
+        raise ConnectionResetError("the client takes nothing of its answer") from None

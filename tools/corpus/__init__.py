@@ -1,0 +1,4 @@
+"""A corpus of requests, and the proof that two checkouts answer it with the same bytes.
+
+Imports no product code.
+"""
