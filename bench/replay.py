@@ -24,8 +24,8 @@ from typing import Final
 
 from bench.index import NoDevice
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.tree.eviction import SCORES
 from engine.prompt.rendered import RenderedPrompt
+from engine.structures.scores import SCORES
 from engine.types import CachePlan
 
 BLOCK_SIZE: Final = 2

@@ -112,7 +112,7 @@ class PageAllocator:
         )
         block.expires_at_s = min(block.expires_at_s, longest_s)
         self._queue.renew(block, self.now_s)
-        self._index.reschedule(block)
+        self._index.schedule(block)
 
     def drop(self, block: Block) -> int:
         """Remove an unpinned block and everything under it; the number of blocks removed."""

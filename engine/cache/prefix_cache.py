@@ -513,7 +513,7 @@ class PrefixCache:
         """Note that the blocks are used now."""
         now_s, clock = self.now_s, self._queue.clock
         for block in blocks:
-            block.last_used_s = now_s
+            block.last_use = now_s
             block.credit = clock
             block.num_uses += num_uses
 

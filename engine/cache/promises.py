@@ -139,8 +139,6 @@ class Promises:
         if reading.position is None:
             return None
         entry = reading.entry
-        if entry is not None:
-            entry.hits += 1
         assert lease.end is not None
         if entry is not None:
             return Hit(reading.position, reading.offset, entry.ttl_left_s(lease.started_at_s))

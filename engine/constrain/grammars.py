@@ -8,7 +8,6 @@ copied for each sequence.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Final
@@ -21,6 +20,7 @@ from engine.errors import BadFormat
 from engine.prompt.speech import PLAIN, OutputSyntax
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Tool
+from engine.structures.lru import LruCache
 from engine.types import Sampling
 
 NUM_KEPT: Final = 64
@@ -38,7 +38,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: LruCache[str, LLMatcher] = LruCache(NUM_KEPT)
 
     def constraint(
         self, sampling: Sampling, tools: Sequence[Tool] = (), speech: OutputSyntax = PLAIN
@@ -85,10 +85,7 @@ class Grammars:
             )
             if matcher.is_error():
                 raise BadFormat(_told(matcher.get_error()))
-            self._kept[grammar] = matcher
-            if len(self._kept) > NUM_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(grammar)
+            self._kept.put(grammar, matcher)
         return matcher
 
 

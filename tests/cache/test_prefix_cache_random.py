@@ -14,7 +14,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from engine.cache.stats import CacheCounters
-from engine.cache.tree.eviction import SCORES
+from engine.structures.scores import SCORES
 from tests.fakes.life import Life
 
 ROOM = {"num_pages": 400}

@@ -49,17 +49,24 @@ RULES = (
     # The engine
     Rule("engine", ("engine", "msgspec"), never=(LAZY,)),
     Rule("engine.memory", ()),
+    Rule("engine.structures", ()),
     Rule("engine.errors", ()),
     Rule("engine.types", ("engine.prompt.types", "msgspec")),
     Rule("engine.messages", ("engine.types", "engine.prompt.types", "msgspec")),
-    Rule("engine.prompt", ("engine.errors", "msgspec", "jinja2", "tokenizers", "xxhash")),
+    Rule(
+        "engine.prompt",
+        ("engine.errors", "engine.structures", "msgspec", "jinja2", "tokenizers", "xxhash"),
+    ),
     Rule("engine.output", ("engine.prompt", "engine.types", "msgspec")),
-    Rule("engine.constrain", ("engine.prompt", "engine.errors", "engine.types", "llguidance")),
-    Rule("engine.store", ("engine.errors", "engine.memory", "xxhash")),
+    Rule(
+        "engine.constrain",
+        ("engine.prompt", "engine.errors", "engine.structures", "engine.types", "llguidance"),
+    ),
+    Rule("engine.store", ("engine.errors", "engine.memory", "engine.structures", "xxhash")),
     Rule("engine.store.open", ("engine.store", "engine.config", "engine.memory")),
     Rule("engine.store.encrypted", ("engine.store", "engine.memory", "cryptography")),
     Rule("engine.store.redis", ("engine.store", "engine.memory", "redis")),
-    Rule("engine.cache.tree", ("engine.prompt.types", "engine.store.base", "xxhash")),
+    Rule("engine.cache.tree", ("engine.prompt.types", "engine.store.base", "engine.structures")),
     Rule(
         "engine.cache.tiers",
         (

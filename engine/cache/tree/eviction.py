@@ -1,61 +1,26 @@
-"""Which block leaves the device next: scores by name, and a queue that finds the lowest cheaply.
-Frees nothing itself."""
+"""The blocks that may leave the device, and a queue that finds the one with the lowest score.
+
+Evicts nothing itself.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
 from itertools import count
-from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from engine.cache.tree.block import Block
+from engine.cache.tree.block import ATTENTION_TOKENS, Block
 from engine.store.base import PINNED_UNTIL_S
+from engine.structures.deadlines import Deadlines
+from engine.structures.scores import score_named
 
 Rank: TypeAlias = tuple[bool, float, float]
 """Pinned or not, then the score."""
 
-Score: TypeAlias = tuple[float, float]
-"""The lowest goes first. Using a block may only raise its score: the queue looks at a score again
-before it acts on it."""
-
-ATTENTION_TOKENS: Final = 4096
-"""Depth at which attention costs a token about as much prefill time as everything else (a 135M
-model on CPU)."""
-
-
-def lru(block: Block) -> Score:
-    """The block unused for longest."""
-    return (block.last_used_s, 0.0)
-
-
-def lfu(block: Block) -> Score:
-    """The block used least often; among equals the one unused for longest."""
-    return (float(block.num_uses), block.last_used_s)
-
-
-def cost(block: Block) -> Score:
-    """The block whose loss costs least prefill time per byte, counting how often it is used.
-
-    GreedyDual-Size-Frequency (Cherkasova, HP Labs 1998): uses x cost / size, on top of the queue's
-    clock at the last use, so that what was dear once ages. Pages have one size; a token's prefill
-    is a constant plus attention over all before it: 1 + start / ATTENTION_TOKENS.
-    """
-    return (
-        block.credit + block.num_uses * (1.0 + block.start / ATTENTION_TOKENS),
-        block.last_used_s,
-    )
-
 
 def prefill_tokens(start: int, end: int) -> float:
-    """What it costs to compute the KV of tokens `[start, end)`, in tokens at a prompt's begin; see
-    `cost`."""
+    """Prefill time of tokens `[start, end)`, in tokens at a prompt's begin; see `Block.worth`."""
     return (end - start) * (1.0 + (start + end) / 2 / ATTENTION_TOKENS)
-
-
-SCORES: Final[Mapping[str, Callable[[Block], Score]]] = MappingProxyType(
-    {"lru": lru, "lfu": lfu, "cost": cost}
-)
 
 
 class EvictionQueue:
@@ -67,14 +32,14 @@ class EvictionQueue:
     """
 
     def __init__(self, score: str) -> None:
-        if score not in SCORES:
-            raise ValueError(f"unknown eviction score {score!r}; known: {', '.join(SCORES)}")
+        """Raises ValueError for a score of another name."""
         self.clock = 0.0
         """Never falls: the first number of the highest score evicted so far."""
-        self._score = SCORES[score]
+        self._score = score_named(score)
         self._plain: list[tuple[Rank, int, Block]] = []
         self._promised: list[tuple[Rank, int, Block]] = []
-        self._lapses: list[tuple[float, int, Block]] = []
+        self._lapses: Deadlines[Block] = Deadlines(lambda block: block.promised_until_s)
+        """Promised blocks of the queue, by when their last entry expires."""
         self._serials = count(1)
         self._num_queued = 0
 
@@ -85,7 +50,7 @@ class EvictionQueue:
             return
         self._num_queued += 1
         self._push(block, now_s)
-        if len(self._plain) + len(self._promised) + len(self._lapses) > 64 + 4 * self._num_queued:
+        if len(self._plain) + len(self._promised) > 64 + 4 * self._num_queued:
             self._compact()
 
     def pop(self, now_s: float) -> Block | None:
@@ -128,20 +93,19 @@ class EvictionQueue:
         serial = block.queued = next(self._serials)
         if block.promised_until_s > now_s:
             heapq.heappush(self._promised, (self._rank(block), serial, block))
-            heapq.heappush(self._lapses, (block.promised_until_s, serial, block))
+            self._lapses.watch(block)
         else:
             heapq.heappush(self._plain, (self._rank(block), serial, block))
 
     def _forget(self, block: Block) -> None:
         block.queued = 0
         self._num_queued -= 1
+        self._lapses.discard(block)
 
     def _lapse(self, now_s: float) -> None:
         """Move blocks whose last entry has expired to the others."""
-        while self._lapses and self._lapses[0][0] <= now_s:
-            _, serial, block = heapq.heappop(self._lapses)
-            if block.queued == serial:
-                self._push(block, now_s)
+        while (block := self._lapses.pop(now_s)) is not None:
+            self._push(block, now_s)
 
     def _compact(self) -> None:
         """Drop records that no longer count, and those of blocks that are pinned or gone."""
@@ -150,10 +114,8 @@ class EvictionQueue:
                 self._forget(block)
         self._plain = [record for record in self._plain if record[2].queued == record[1]]
         self._promised = [record for record in self._promised if record[2].queued == record[1]]
-        self._lapses = [record for record in self._lapses if record[2].queued == record[1]]
         heapq.heapify(self._plain)
         heapq.heapify(self._promised)
-        heapq.heapify(self._lapses)
 
 
 def may_leave(block: Block) -> bool:

@@ -9,15 +9,14 @@ from the leaves up.
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from typing import Final
 
 from engine.cache.tree.block import TOKEN_NBYTES, Block, full_key, partial_key
+from engine.structures.deadlines import Deadlines
 
 _EVER: Final = -math.inf
 
@@ -68,8 +67,8 @@ class RadixIndex:
         self.block_size = block_size
         self.span = block_size * TOKEN_NBYTES
         self.num_blocks = 0
-        self._expiring: list[tuple[float, int, Block]] = []
-        self._serials = count(1)
+        self._expiring: Deadlines[Block] = Deadlines(_due_s)
+        """The unpinned leaves."""
 
     # Looking --------------------------------------------------------------------------------------
 
@@ -152,6 +151,7 @@ class RadixIndex:
         del parent.order[bisect_left(parent.order, block.ids)]
         block.parent = None
         self.num_blocks -= 1
+        self._expiring.discard(block)
 
     def extend(self, block: Block, until_s: float, *, promised: bool = False) -> None:
         """Keep the block and all above it at least until `until_s`.
@@ -171,29 +171,12 @@ class RadixIndex:
 
     def schedule(self, block: Block) -> None:
         """Let the block be found by `pop_expired` once it expires, if it is an unpinned leaf; else
-        do nothing."""
-        if block.parent is None or block.children or block.pins or block.timed:
-            return
-        block.timed = True
-        heapq.heappush(self._expiring, (block.expires_at_s, next(self._serials), block))
-
-    def reschedule(self, block: Block) -> None:
-        """As `schedule`, for a block that expires sooner than it did."""
-        block.timed = False
-        self.schedule(block)
+        do nothing. Needed again where it expires sooner than it did."""
+        self._expiring.watch(block)
 
     def pop_expired(self, now_s: float) -> Block | None:
         """Some expired, unpinned leaf, which the caller must remove; None if there is none."""
-        heap = self._expiring
-        while heap and heap[0][0] <= now_s:
-            _, _, block = heapq.heappop(heap)
-            block.timed = False
-            if block.parent is None or block.children or block.pins:
-                continue
-            if not block.live(now_s):
-                return block
-            self.schedule(block)
-        return None
+        return self._expiring.pop(now_s)
 
     # Verifying ------------------------------------------------------------------------------------
 
@@ -206,7 +189,7 @@ class RadixIndex:
                 self._check_children(node)
                 num_blocks += len(node.children)
                 if node is not root and not node.children and not node.pins:
-                    assert node.timed, "an unpinned leaf would never expire"
+                    assert node in self._expiring, "an unpinned leaf would never expire"
         assert num_blocks == self.num_blocks
 
     def _check_children(self, node: Block) -> None:
@@ -262,3 +245,10 @@ class RadixIndex:
                     best, best_num = child, num
                     break
         return best, best_num
+
+
+def _due_s(block: Block) -> float | None:
+    """When a block expires; None unless it is an unpinned leaf of the tree."""
+    if block.parent is None or block.children or block.pins:
+        return None
+    return block.expires_at_s
