@@ -158,7 +158,7 @@ class Engine:
         self._loop = StepLoop(limits, parts.runner, parts.cache, parts.tokenizer, self._emit)
         capacity = config.max_queue + config.max_sequences
         self._inbox = Inbox(capacity)
-        parts.cache.wake_by(self._inbox.wake)
+        parts.cache.tiers.wake_by(self._inbox.wake)
         self._to_render: queue.Queue[Job | None] = queue.Queue(capacity)
         self._ready: Future[None] = Future()
         self._seed_ids = parts.tokenizer.encode("The quick brown fox jumps over the lazy dog.")

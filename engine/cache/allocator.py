@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.cache.stats import CacheCounters
 from engine.cache.tree.block import Block
 from engine.cache.tree.eviction import EvictionQueue
 from engine.cache.tree.pages import PagePool
 from engine.cache.tree.radix import RadixIndex
+from engine.cache.tree.stats import CacheCounters
 
 
 class PageAllocator:
@@ -53,8 +53,8 @@ class PageAllocator:
         self.num_reserved += num_pages
         assert self.num_reserved >= 0
 
-    def take(self, num_pages: int, after: int | None, room: int = 0) -> list[int]:
-        """Turn reserved pages into pages in use."""
+    def allocate(self, num_pages: int, after: int | None, room: int = 0) -> list[int]:
+        """Turn reserved pages into pages in use; see `PagePool.allocate`."""
         pages = self._obtain(num_pages, after, room)
         self.reserve(-num_pages)
         self.num_in_use += num_pages
@@ -64,7 +64,7 @@ class PageAllocator:
         """Nobody will take pages to continue the run that ends with `page`."""
         self._pool.settle(page)
 
-    def give_back(self, pages: Sequence[int]) -> None:
+    def free(self, pages: Sequence[int]) -> None:
         """Free pages in use that no block has."""
         self._pool.free(pages)
         self.num_in_use -= len(pages)
@@ -83,15 +83,19 @@ class PageAllocator:
             self.num_in_use -= 1
             self._offer(block)
 
-    def replace_page(self, block: Block, page: int) -> None:
-        """Give the block another page with the same KV and free its own."""
+    def adopt(self, block: Block, page: int) -> None:
+        """Pin a block that nobody holds, with a lease's page in the place of its own. Its KV is
+        there again, also where the block has expired."""
+        assert not block.pins
         self._pool.free([block.page])
-        block.page = page
+        block.page, block.pins = page, 1
+        self._index.version += 1
 
     def hand_over(self, block: Block, page: int) -> None:
         """Let a page in use take the place of the block's own, which its last lease gave up; `page`
         stays in use."""
-        self.replace_page(block, page)
+        self._pool.free([block.page])
+        block.page = page
         self.num_in_use -= 1
 
     # For blocks -----------------------------------------------------------------------------------
@@ -136,7 +140,7 @@ class PageAllocator:
             self._counters.num_expired_blocks += 1
         return max_blocks
 
-    def empty_device(self) -> None:
+    def evict_all(self) -> None:
         """Let every block that may leave the device go."""
         while (block := self._queue.pop(self.now_s)) is not None:
             self._evict(block)

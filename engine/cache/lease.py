@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from engine.cache.lookup import PromptLookup, TenantCache
 from engine.cache.tiers.fetch import Fetch
 from engine.cache.tiers.pieces import SpanRead
 from engine.cache.tree.block import Block
+from engine.cache.tree.prompt import PlannedPrompt
+from engine.cache.tree.tenant import TenantCache
 from engine.types import CacheReport, PlannedEntry
 
 
@@ -32,8 +33,8 @@ class Lease:
     `num_promised` of the `planned` entries were written.
     """
 
-    space: TenantCache
-    view: PromptLookup
+    tenant: TenantCache
+    prompt: PlannedPrompt
     started_at_s: float
     num_pages: int
     planned: tuple[PlannedEntry, ...]
@@ -54,4 +55,4 @@ class Lease:
     @property
     def last(self) -> Block:
         """The last full block held, or the root."""
-        return self.held[-1] if self.held else self.space.root
+        return self.held[-1] if self.held else self.tenant.root

@@ -8,10 +8,11 @@ Knows no model and no answers. What a request waits for, in this order: `FOLLOWI
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
-from engine.cache.tree.block import pack
+from engine.cache.lookup import Lookup
 from engine.loop.request import EngineRequest, LoopParts
 from engine.loop.room import PageReservations
 from engine.messages import Started
@@ -63,7 +64,7 @@ class Admission:
         """Take in what the tiers have done, and let go of those who have waited long enough for
         somebody else."""
         with self._stats.timed("engine_cache_seconds_total"):
-            self._cache.poll()
+            self._cache.tiers.poll()
         for request_id, request in list(self._loading.items()):
             if request.fetch is None or request.fetch.is_over:
                 del self._loading[request_id]
@@ -103,7 +104,7 @@ class Admission:
         released = self._flights.computed(request.request_id, request.sequence.num_computed)
         if any(self._requests[name].job.submit.plan.single_flight == "read" for name in released):
             with self._stats.timed("engine_cache_seconds_total"):
-                self._cache.promise(request.pages, request.sequence.num_computed)
+                self._cache.write_entries(request.pages, request.sequence.num_computed)
         self._release(released)
 
     def leave(self, request: EngineRequest) -> None:
@@ -145,26 +146,43 @@ class Admission:
             self._scheduler.ready(request.sequence)
             self._begin(request)
 
+    def _look_up(self, request: EngineRequest) -> Lookup:
+        """The request's lookup, made once and matched again only where the tree has changed."""
+        if request.lookup is None:
+            submit = request.job.submit
+            request.lookup = self._cache.lookup(
+                submit.tenant, request.job.rendered, submit.plan, submit.started_at_s
+            )
+        else:
+            request.lookup = self._cache.current(request.lookup)
+        return request.lookup
+
+    @contextmanager
+    def _matching(self, request: EngineRequest) -> Iterator[None]:
+        """Time that the cache spends on finding what a request need not compute."""
+        begin_s = time.perf_counter()
+        with self._stats.timed("engine_cache_seconds_total"):
+            yield
+        request.match_s += time.perf_counter() - begin_s
+
     def _follow(self, request: EngineRequest) -> bool:
         """Whether the request now waits for another; if not, others may wait for it."""
-        submit, rendered = request.job.submit, request.job.rendered
+        submit = request.job.submit
         if submit.plan.single_flight == "off":
             return False
-        with self._stats.timed("engine_cache_seconds_total"):
+        with self._matching(request):
+            lookup = self._look_up(request)
             if request.beginning is None:
-                request.beginning = Beginning.of(
-                    submit.tenant, pack(rendered.token_ids), self._block_size
-                )
+                request.beginning = Beginning.of(submit.tenant, lookup.prompt.ids, self._block_size)
             beginning = request.beginning
-            outlook = self._cache.look(submit.tenant, rendered, submit.plan, beginning.ids)
-        num_found, num_prompt = outlook.num_found, request.sequence.num_prompt
+        num_found, num_prompt = lookup.num_found, request.sequence.num_prompt
         found = (
             self._flights.find(beginning, num_found, num_prompt - 1)
             if submit.plan.read and request.is_patient
             else None
         )
         if found is None:
-            self._flights.lead(request.request_id, beginning, num_found, outlook.num_kept)
+            self._flights.lead(request.request_id, beginning, num_found, lookup.num_kept)
             return False
         if request.until_s is None:
             request.num_found, request.until_s = (
@@ -180,12 +198,10 @@ class Admission:
     def _seek(self, request: EngineRequest) -> None:
         """Start reading what lower tiers have of the prompt; the sequence is LOADING unless that is
         settled at once."""
-        submit, sequence = request.job.submit, request.sequence
+        sequence = request.sequence
         request.num_seeks += 1
-        with self._stats.timed("engine_cache_seconds_total"):
-            request.fetch = self._cache.seek(
-                submit.tenant, request.job.rendered, submit.plan, submit.started_at_s, request.ids
-            )
+        with self._matching(request):
+            request.fetch = self._cache.fetch(self._look_up(request))
         if request.fetch is not None and not request.fetch.is_over:
             sequence.move(Status.LOADING)
             self._loading[sequence.request_id] = request
@@ -205,18 +221,13 @@ class Admission:
 
     def _start(self, request: EngineRequest) -> bool:
         job, sequence = request.job, request.sequence
-        begin_s = time.perf_counter()
-        with self._stats.timed("engine_cache_seconds_total"):
+        with self._matching(request):
             lease = self._cache.admit(
-                job.submit.tenant,
-                job.rendered,
-                job.submit.plan,
-                job.submit.started_at_s,
-                num_reserve=self._room.num_first(sequence),
+                self._look_up(request),
+                self._room.num_first(sequence),
                 fetch=request.fetch,
                 spare_pages=self._room.spare_pages(),
                 num_known=request.num_found,
-                ids=request.ids,
             )
         if lease is None:
             return False
@@ -229,8 +240,8 @@ class Admission:
         self._stats.add("engine_prompt_tokens_total", sequence.num_prompt)
         self._stats.add("engine_skipped_tokens_total", lease.num_cached)
         self._stats.add("engine_shared_tokens_total", lease.report.shared)
-        match_s = request.started_s - begin_s
-        queue_s = max(0.0, begin_s - job.submitted_s - job.render_s)
+        match_s, before_s = request.match_s, job.submitted_s + job.render_s
+        queue_s = max(0.0, request.started_s - match_s - before_s)
         self._emit(Started(sequence.request_id, lease.report, job.render_s, match_s, queue_s))
         if not lease.arrivals:
             self.computed(request)

@@ -8,7 +8,8 @@ as it grows. When there is no more, the youngest decoding sequence gives up its 
 until it can go on. The oldest running sequence is never the youngest of several, so it always gets
 on, and everybody becomes the oldest.
 
-Only decoding sequences are preempted: by then what their report calls skipped was skipped.
+Only decoding sequences are preempted: after the prefill, so that the report's count of skipped
+tokens stays true.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ class PageReservations:
         with self._stats.timed("engine_cache_seconds_total"):
             lease = self._cache.resume(
                 request.last_lease,
-                request.job.submit.tenant,
                 sequence.token_ids,
                 num_reserve=self.num_first(sequence),
                 num_reusable=self.num_reusable(sequence, len(sequence.token_ids)),

@@ -84,7 +84,7 @@ class StepLoop:
     def wait_s(self) -> float | None:
         """Seconds after which `step` has something to do though nothing arrived; None if it never
         will."""
-        return self._cache.wait_s()
+        return self._cache.tiers.wait_s()
 
     @property
     def num_running(self) -> int:
@@ -227,7 +227,7 @@ class StepLoop:
             self._compute(slices)
         if self._cache.has_work:
             with self.stats.timed("engine_cache_seconds_total"):
-                self._cache.copy_out(COPY_NBYTES)
+                self._cache.write_back.copy(COPY_NBYTES)
 
     def _draft(self, slices: list[Slice]) -> list[Slice]:
         """The slices, with guesses of what comes next where few sequences decode and guessing
@@ -272,7 +272,7 @@ class StepLoop:
             self._count_prefill(part)
             sequence.num_computed += part.num_tokens
             with self.stats.timed("engine_cache_seconds_total"):
-                self._cache.commit(
+                self._cache.insert(
                     request.pages,
                     sequence.token_ids,
                     self._room.num_reusable(sequence, sequence.num_computed),
@@ -293,7 +293,7 @@ class StepLoop:
             self.stats.add("engine_accepted_tokens_total", len(sampled.token_ids) - 1)
         if self._take(request, sampled) and self._runner.reuse_decode_kv:
             with self.stats.timed("engine_cache_seconds_total"):
-                self._cache.commit(request.pages, sequence.token_ids, sequence.num_computed)
+                self._cache.insert(request.pages, sequence.token_ids, sequence.num_computed)
 
     def _count_prefill(self, part: Slice) -> None:
         sequence, end = part.sequence, part.start + part.num_tokens
@@ -310,7 +310,7 @@ class StepLoop:
         if request.first_token_s is None:
             request.first_token_s = time.perf_counter()
         with self.stats.timed("engine_cache_seconds_total"):
-            self._cache.promise(request.pages)
+            self._cache.write_entries(request.pages)
         request.sequence.move(Status.DECODE)
         self._admission.leave(request)
 

@@ -68,10 +68,13 @@ RULES = (
     Rule("engine.store.redis", ("engine.store", "engine.memory", "redis")),
     Rule("engine.cache.tree", ("engine.prompt.types", "engine.store.base", "engine.structures")),
     Rule(
+        "engine.cache.tree.prompt",
+        ("engine.cache.tree", "engine.prompt.rendered", *PLANS),
+    ),
+    Rule(
         "engine.cache.tiers",
         (
-            *("engine.cache.tree", "engine.cache.stats", "engine.cache.device"),
-            *("engine.cache.lookup", "engine.store", "engine.memory", "engine.prompt.types"),
+            *("engine.cache.tree", "engine.store", "engine.memory", "engine.prompt.types"),
             *("msgspec", "xxhash"),
         ),
     ),

@@ -1,1 +1,2 @@
-"""Blocks, entries and eviction on the device: knows no plan and no tier."""
+"""The bottom of the cache: blocks, entries and eviction on the device. Knows no tier, and of plans
+only what `prompt.py` says."""

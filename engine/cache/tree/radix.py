@@ -67,6 +67,8 @@ class RadixIndex:
         self.block_size = block_size
         self.span = block_size * TOKEN_NBYTES
         self.num_blocks = 0
+        self.version = 0
+        """Rises whenever a match may become longer, or lose a block other than by its expiry."""
         self._expiring: Deadlines[Block] = Deadlines(_due_s)
         """The unpinned leaves."""
 
@@ -129,16 +131,19 @@ class RadixIndex:
 
     # Changing -------------------------------------------------------------------------------------
 
-    def add(self, parent: Block, ids: bytes, page: int) -> Block:
+    def add(self, parent: Block, ids: bytes, page: int, key: bytes | None = None) -> Block:
         """A new block of `ids` under `parent`, with its KV in `page`. It expires at once unless
-        pinned or extended."""
+        pinned or extended. `key` is its key, where that is at hand."""
         assert ids not in parent.children
-        key = full_key(parent.key, ids) if len(ids) == self.span else partial_key(parent.key, ids)
+        if key is None:
+            hashed = full_key if len(ids) == self.span else partial_key
+            key = hashed(parent.key, ids)
         block = Block(key, parent, ids, parent.start + parent.num_tokens, page)
         parent.children[ids] = block
         order = parent.order
         order.insert(bisect_left(order, ids), ids)
         self.num_blocks += 1
+        self.version += 1
         return block
 
     def remove(self, block: Block) -> None:
@@ -151,6 +156,7 @@ class RadixIndex:
         del parent.order[bisect_left(parent.order, block.ids)]
         block.parent = None
         self.num_blocks -= 1
+        self.version += 1
         self._expiring.discard(block)
 
     def extend(self, block: Block, until_s: float, *, promised: bool = False) -> None:
@@ -162,7 +168,9 @@ class RadixIndex:
         while (parent := node.parent) is not None:
             if node.expires_at_s >= until_s and not (promised and node.promised_until_s < until_s):
                 break
-            node.expires_at_s = max(node.expires_at_s, until_s)
+            if node.expires_at_s < until_s:
+                node.expires_at_s = until_s
+                self.version += 1  # it may have been expired
             if promised:
                 node.promised_until_s = max(node.promised_until_s, until_s)
             node = parent
