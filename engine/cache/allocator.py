@@ -1,5 +1,6 @@
-"""Where pages come from: free ones first, then expired blocks', then evicted ones'. Knows blocks,
-no requests and no tiers.
+"""Pages for leases: free ones first, then those of expired blocks, then those of evicted ones.
+
+Knows blocks, no requests and no tiers.
 
 Accounting: a page is *in use* while some lease's block table holds it; it is *reserved* while a
 lease may still ask for it. `num_in_use + num_reserved <= num_pages` always, and every other page is
@@ -61,7 +62,7 @@ class PageAllocator:
         return pages
 
     def settle(self, page: int) -> None:
-        """Nobody will take pages to continue the run that ends with `page`."""
+        """Give up the claim to continue the run that ends with `page`."""
         self._pool.settle(page)
 
     def free(self, pages: Sequence[int]) -> None:
@@ -84,7 +85,7 @@ class PageAllocator:
             self._offer(block)
 
     def adopt(self, block: Block, page: int) -> None:
-        """Pin a block that nobody holds, with a lease's page in the place of its own. Its KV is
+        """Pin a block that no lease holds, with a lease's page in the place of its own. Its KV is
         there again, also where the block has expired."""
         assert not block.pins
         self._pool.free([block.page])
@@ -105,8 +106,8 @@ class PageAllocator:
         self._index.extend(block, until_s, promised=promised)
 
     def curtail(self, block: Block, until_s: float, promised_until_s: float) -> None:
-        """Keep a block that was kept longer only so long, or as long as what hangs on it.
-        `promised_until_s` is what the entries that end in it were promised."""
+        """Shorten the life of a block to `until_s`, or to that of its children and entries.
+        `promised_until_s` is the expiry of the last entry that ends in it."""
         children = block.children.values()
         block.promised_until_s = max(
             [promised_until_s, *(child.promised_until_s for child in children)]
@@ -169,7 +170,7 @@ class PageAllocator:
         return self._pool.allocate(num_pages, after, room)
 
     def _evict(self, block: Block) -> None:
-        """Free the block's page. What a lower tier has of it is there to be found."""
+        """Free the block's page. A copy of it in a lower tier can still be found."""
         if block.live(self.now_s):
             self._before_evict(block)
         if block.stored:

@@ -1,6 +1,6 @@
-"""Why a plan read less than it could have.
+"""The cause of a miss: the reason why a plan read less than it could have.
 
-Looks at the tree's and the entries' past; changes nothing.
+Looks at the past of the tree and the entries; changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ CHANGED: Final[dict[Level, MissCause]] = {
 
 
 def refuse(prompt: PlannedPrompt) -> Miss | None:
-    """Why nothing of the plan can be read, whatever is cached."""
+    """The reason why nothing can be read under the plan, whatever is cached; None if there is
+    none."""
     plan = prompt.plan
     if not plan.read:
         return Miss("no_cache" if plan.store else "no_store")
@@ -44,10 +45,10 @@ def is_best(prompt: PlannedPrompt, hit: HitResult) -> bool:
 def explain(
     prompt: PlannedPrompt, entries: EntryTable, hit: HitResult, reach: KnownPrefix, *, lost: bool
 ) -> Miss | None:
-    """The cause of a miss, or None where the prompt only went on after what is cached.
+    """The cause of a miss, or None where the prompt only continues a cached one.
 
     Causes from the surest to the vaguest: a promise broken (`lost`: by a lower tier), an entry
-    expired, one under another salt, a prompt that differs from what is known at one token. `token`
+    expired, one under another salt, a prompt that differs from the known ones at one token. `token`
     is that token, or the boundary that was not read.
     """
     if hit.broken is not None:
@@ -69,10 +70,10 @@ def explain(
 def _divergence(
     prompt: PlannedPrompt, entries: EntryTable, hit: HitResult, reach: KnownPrefix
 ) -> Miss | None:
-    """`<level>_changed` where the prompt leaves what is known of earlier ones; `cold` where it
-    shares nothing with them.
+    """`<level>_changed` where the prompt differs from earlier ones; `cold` where it shares nothing
+    with them.
 
-    `template_clock` where it leaves them in the day that the template tells.
+    `template_clock` where the first difference is the day that the template prints.
     """
     remembered = _remembered(prompt, entries)
     known = max(reach.num_tokens, remembered)
@@ -95,7 +96,7 @@ def _wanted(prompt: PlannedPrompt) -> list[Position]:
 
 
 def _tried(prompt: PlannedPrompt, hit: HitResult) -> list[Position]:
-    """Those of them that were tried in vain."""
+    """The wanted positions that were tried in vain."""
     wanted = _wanted(prompt)
     return (
         wanted[: wanted.index(hit.position)] if hit.entry is not None and hit.position else wanted

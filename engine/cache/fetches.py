@@ -1,4 +1,4 @@
-"""The open fetches of requests: when one is needed, and what it adds to a match.
+"""The open fetches of requests: whether one is needed, and the spans that it adds to a match.
 
 Knows no pages.
 """
@@ -32,7 +32,7 @@ class Fetches:
         return [fetch.space for fetch in self._open]
 
     def start(self, lookup: Lookup, now_s: float) -> Fetch:
-        """Begin to read what the device lacks; the fetch is over at once where it lacks nothing."""
+        """Begin to read the part that the device lacks; over at once where it lacks nothing."""
         match, tenant = lookup.match, lookup.tenant
         last = match.path[-1] if match.path else tenant.root
         fetch = Fetch(tenant, lookup.prompt, now_s, last, match.num_tokens)
@@ -44,7 +44,7 @@ class Fetches:
         return fetch
 
     def abandon(self, fetch: Fetch) -> None:
-        """Close a fetch that nobody waits for, or that was used up. Idempotent."""
+        """Close a fetch that is not needed any more, or that was used up. Idempotent."""
         if fetch in self._open:
             del self._open[fetch]
             self._tiers.reads.abandon(fetch)
@@ -69,8 +69,8 @@ class Fetches:
         self._tiers.reads.check(list(self._open))
 
     def _has_enough(self, lookup: Lookup, now_s: float) -> bool:
-        """Whether the device has what the plan would read, and fewer of the prompt's tokens are
-        missing than make a span.
+        """Whether the device has all that the plan would read, and lacks less than a span of the
+        prompt.
 
         Every live entry the plan may read has to be there: one whose end alone has left the device
         is still a promise.

@@ -1,5 +1,4 @@
-"""What a prompt's plan finds among the entries: the hit, the boundaries,
-the live entries along the way.
+"""The decision what counts as a hit: the entries that a prompt's plan finds.
 
 Changes nothing.
 """
@@ -17,11 +16,10 @@ from engine.types import Boundary, CachePlan, PlannedEntry
 
 @dataclass(frozen=True, slots=True)
 class HitResult:
-    """The boundary that is read, within the tokens that are `skipped`; `position` is None when none
-    is.
+    """The boundary that is read, within the `skipped` tokens; without one `position` is None.
 
     `entry` is the one that was read, None where any prefix may be. `broken` is the readable
-    position with the largest live offset past what was skipped: a promise that was not kept.
+    position with the largest live offset past the skipped tokens: a promise that was not kept.
     """
 
     skipped: int
@@ -41,8 +39,8 @@ def find_hit(
     """The first readable position with a live entry whose KV is there, or the longest prefix where
     any may be read.
 
-    Nothing past `readable` tokens is read, which is fewer than were skipped where the rest is
-    billed as written.
+    Nothing past `readable` tokens is read: fewer than `skipped` where the rest is billed as
+    written.
     """
     readable = skipped if readable is None else readable
     plan = prompt.plan
@@ -68,7 +66,7 @@ def find_hit(
 
 
 def is_too_old(entry: Entry, plan: CachePlan, now_s: float) -> bool:
-    """Whether the request wants nothing written so long ago."""
+    """Whether the entry is older than the request accepts."""
     return plan.max_age_s is not None and entry.written_at_s < now_s - plan.max_age_s
 
 

@@ -1,6 +1,6 @@
-"""How what a lease computed becomes the tree's, and how the lease lets go of it.
+"""Inserting the computed tokens of a lease into the tree, and releasing its blocks.
 
-Knows no plans, no tiers, no reports.
+Knows no tiers and no reports.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class TreeInserter:
         self._allocator.extend(block, entry.expires_at_s, promised=True)
 
     def release(self, lease: Lease) -> None:
-        """Unpin every block of the lease and free every page that stays nobody's. What is not kept
-        leaves the tree."""
+        """Unpin every block of the lease and free every page that no block has. Expired blocks
+        leave the tree."""
         table, num_held = lease.block_table, len(lease.held)
         num_shared = num_held
         if table:
@@ -83,7 +83,7 @@ class TreeInserter:
             lease.tail = None
         self._allocator.free(table[num_shared:])
         for i in reversed(range(num_held)):
-            self._let_go(lease, i)
+            self._release(lease, i)
         self._allocator.reserve(len(table) - lease.num_pages)
 
     def check(self, leases: Sequence[Lease], blocks: Sequence[Block]) -> list[int]:
@@ -172,8 +172,8 @@ class TreeInserter:
         return tail.expires_at_s
 
     def _settle(self, lease: Lease, block: Block, kept_s: float) -> None:
-        """The block is now the lease's last: kept as long as what it replaced, and as the entries
-        that end in it."""
+        """The block is now the lease's last: kept as long as the one it replaced, and as the
+        entries that end in it."""
         lease.end = block
         now_s = self._allocator.now_s
         self._allocator.extend(block, kept_s)
@@ -184,7 +184,7 @@ class TreeInserter:
 
     # Out of it ------------------------------------------------------------------------------------
 
-    def _let_go(self, lease: Lease, i: int) -> None:
+    def _release(self, lease: Lease, i: int) -> None:
         block, page = lease.held[i], lease.block_table[i]
         shadows = self._shadows.get(block)
         if block.page != page:

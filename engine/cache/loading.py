@@ -1,5 +1,6 @@
-"""Bringing a prefix into a lease's block table: what is on the device is pinned or copied,
-what was read from below written.
+"""Bringing a prefix into a lease's block table.
+
+Blocks on the device are pinned or copied, spans that were read from lower tiers are written.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Loader:
             at = end
 
     def restore(self, lease: Lease, max_nbytes: int) -> int:
-        """Write up to `max_nbytes` (at least a page) of what was read from below into pages of the
-        lease, and let others match them. Returns the bytes written; afterwards `lease.arrivals` is
+        """Write up to `max_nbytes` (at least a page) of the arrived spans into pages of the lease,
+        and let others match them. Returns the bytes written; afterwards `lease.arrivals` is
         empty or `max_nbytes` were."""
         size, nbytes = self._geometry.block_size, 0
         while lease.arrivals and (not nbytes or nbytes + self._geometry.page_nbytes <= max_nbytes):

@@ -1,10 +1,10 @@
-"""Pinned entries: which one a key names, what they may take, and the two changes.
+"""Pinned entries: finding, pinning and unpinning one, within a budget.
 
 Knows no requests and no stores.
 
-A pin is an expiry that never comes, on the entry, on the blocks under it and on their objects below
-the device. Everything else follows from that: nothing is renewed, evictions see it, and it survives
-a restart as any expiry does.
+A pin is an expiry that never comes, on the entry, on the blocks under it and on their objects in
+the lower tiers. Everything else follows from that: nothing is renewed, evictions see it, and it
+survives a restart as any expiry does.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Pins:
         return "done"
 
     def unpin(self, tenants: Iterable[TenantCache], key: bytes) -> PinOutcome:
-        """Let the entry expire again, its own time from now, and what only it kept."""
+        """Let the entry expire again, its own TTL from now, and the blocks that only it kept."""
         tenant, entry = self._find(tenants, key)
         if entry is None or tenant is None:
             return "unknown"

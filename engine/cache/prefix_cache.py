@@ -47,7 +47,7 @@ _NOTHING: Final = Match([], None, 0, 0)
 
 
 class PrefixCache:
-    """See `engine/cache/lease.py` for what a lease holds and `engine/types.py` for plan and report.
+    """The cache of one device. Leases are in `lease.py`, plans and reports in `engine/types.py`.
 
     A request's life: `lookup`, `fetch`, `admit` with the fetch once that is over, `restore` until
     done; then `grow`, `insert` and `write_entries` as it is computed; `release`.
@@ -103,7 +103,7 @@ class PrefixCache:
 
     @property
     def now_s(self) -> float:
-        """The largest time seen: what has expired by then may not be matched."""
+        """The largest time seen: a block that has expired by then is not matched."""
         return self._allocator.now_s
 
     @property
@@ -137,7 +137,7 @@ class PrefixCache:
         self._advance(lookup.started_at_s)
         cached, match = self._tenant(lookup.tenant.name), lookup.match
         last = match.path[-1] if match.tail is None and match.path else match.tail
-        # Nothing expires before what is under it: the last block of a match speaks for all.
+        # A block lives at least as long as those under it: the last one of a match speaks for all.
         is_live = last is None or last.live(self.now_s)
         if is_live and lookup.version == self._index.version and lookup.tenant is cached:
             return lookup
@@ -146,7 +146,7 @@ class PrefixCache:
         return replace(lookup, tenant=cached, match=match, version=self._index.version)
 
     def fetch(self, lookup: Lookup) -> Fetch | None:
-        """Start to read from the tiers what the device lacks of a prompt.
+        """Start to read from the tiers the part of a prompt that the device lacks.
 
         None where there are no tiers, or nothing may be read. The fetch must be given to `admit`
         or to `abandon`; it may be over already.
@@ -157,7 +157,7 @@ class PrefixCache:
         return self._fetches.start(self.current(lookup), self.now_s)
 
     def abandon(self, fetch: Fetch) -> None:
-        """Close a fetch that nobody waits for any more. Idempotent."""
+        """Close a fetch that is not needed any more. Idempotent."""
         self._fetches.abandon(fetch)
 
     def admit(
@@ -169,8 +169,7 @@ class PrefixCache:
         spare_pages: int = 0,
         num_known: int | None = None,
     ) -> Lease | None:
-        """Pin the longest live prefix, on the device and in what was fetched, and report what the
-        plan found.
+        """Pin the longest live prefix, on the device and in the fetch, and report the plan's finds.
 
         None means not enough pages now, or fewer than `spare_pages` left: nothing has changed.
         Otherwise pages for `num_reserve` tokens, prompt included, can always be had until
@@ -211,9 +210,9 @@ class PrefixCache:
         """A new lease for a request that gave up its pages with `release` and goes on from
         `token_ids`: prompt and answer.
 
-        What is left on the device of the first `num_reusable` tokens is found again. Plan, report,
-        entries and time are those of the old `lease`, and nothing is counted or renewed twice. None
-        as for `admit`.
+        The KV of the first `num_reusable` tokens is found again as far as it is on the device.
+        Plan, report, entries and time are those of the old `lease`, and nothing is counted or
+        renewed twice. None as for `admit`.
         """
         assert lease.released
         cached, prompt = self._tenant(lease.tenant.name), lease.prompt
@@ -223,15 +222,15 @@ class PrefixCache:
         if not self._has_room(num_pages, match, spare_pages):
             return None
         again = Lease(cached, prompt, lease.started_at_s, num_pages, lease.planned)
-        # What was forgotten meanwhile stays forgotten.
+        # A tenant that was flushed meanwhile stays flushed.
         again.num_kept = lease.num_kept if cached is lease.tenant else 0
-        again.report, again.num_promised = lease.report, lease.num_promised
+        again.report, again.num_written_entries = lease.report, lease.num_written_entries
         self._open(again, match)
         self.write_back.spans(cached, again.held)
         return again
 
     def reserve(self, lease: Lease, num_tokens: int) -> bool:
-        """Set aside what the lease lacks of pages for `num_tokens` tokens; False where there are
+        """Set aside the pages that the lease lacks for `num_tokens` tokens; False where there are
         not enough now."""
         num_more = self._geometry.num_pages(num_tokens) - lease.num_pages
         if num_more > self._allocator.num_available:
@@ -250,8 +249,8 @@ class PrefixCache:
         return nbytes
 
     def grow(self, lease: Lease, num_tokens: int) -> None:
-        """Make the block table cover `num_tokens` tokens. Raises `ValueError` beyond what was
-        reserved."""
+        """Make the block table cover `num_tokens` tokens. Raises `ValueError` beyond the
+        reservation."""
         num_pages = self._geometry.num_pages(num_tokens)
         if num_pages > lease.num_pages:
             raise ValueError(
@@ -264,7 +263,7 @@ class PrefixCache:
             table += self._allocator.allocate(missing, last, lease.num_pages - len(table))
 
     def insert(self, lease: Lease, token_ids: list[int], num_computed: int) -> None:
-        """Let others match what is computed: every full block, and while prefilling the tokens
+        """Let others match the computed tokens: every full block, and while prefilling the tokens
         after it too."""
         is_decoding = num_computed > lease.prompt.num_prompt
         if is_decoding and num_computed // self._block_size == len(lease.held):
@@ -277,7 +276,7 @@ class PrefixCache:
 
         For a part of them when a request waited for it, for the rest when the first token exists.
         """
-        boundaries, first = lease.report.boundaries, lease.num_promised
+        boundaries, first = lease.report.boundaries, lease.num_written_entries
         num_due = sum(boundary.offset <= num_computed for boundary in boundaries)
         if lease.released or 0 < num_due == first:
             return
@@ -285,7 +284,7 @@ class PrefixCache:
         assert not lease.arrivals, "not restored yet"
         num_prompt = lease.prompt.num_prompt
         self._inserter.insert(lease, lease.prompt.rendered.token_ids, min(num_prompt, num_computed))
-        lease.num_promised = num_due
+        lease.num_written_entries = num_due
         if lease.num_kept:
             self._promises.touch(lease, lease.started_at_s)
             # An entry's object is never written before its KV.
@@ -318,7 +317,7 @@ class PrefixCache:
     # All tenants ----------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Tell the time, and free some of what has expired."""
+        """Advance the time, and free some of the expired blocks and entries."""
         self._advance(now_s)
         self._allocator.sweep(SWEEP_BLOCKS)
         self.tiers.tell_time(self.now_s)
@@ -331,13 +330,13 @@ class PrefixCache:
     def flush(
         self, tenant: str | None, then: Callable[[int | None], None] = lambda num: None
     ) -> int:
-        """Forget what is cached for `tenant`, or for everyone, in every tier; the number of blocks
-        forgotten at once.
+        """Delete the cache of `tenant`, or of everyone, in every tier; the number of blocks deleted
+        at once.
 
         Running requests keep their pages until they end, but nothing they computed stays. `then` is
-        called when the tiers have forgotten too, with the number of blocks and of their objects; or
-        with None where one of them failed, which is told again until it has. A tier is not read for
-        the tenant before.
+        called when the tiers have done so too, with the number of blocks and of their objects; or
+        with None where one of them failed. It is asked again until it has, and not read for the
+        tenant before.
         """
         num_blocks = 0
         for name in list(self._tenants) if tenant is None else [tenant]:
@@ -401,8 +400,8 @@ class PrefixCache:
             self.tiers.reads.speed.average.add(num_tokens / seconds)
 
     def close(self, timeout_s: float) -> bool:
-        """Write what the tiers should have, for so long at most; False when some of it was given
-        up. Nothing may be called afterwards but `stats` and `check`."""
+        """Write what is due to the tiers, for so long at most; False when some of it was given up.
+        Nothing may be called afterwards but `stats` and `check`."""
         self.write_back.copy(sys.maxsize)
         return self.tiers.close(timeout_s) and not self.write_back.num_wanted
 

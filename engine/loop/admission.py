@@ -1,8 +1,9 @@
 """From the queue to pages: a request waits for another that computes the same, for lower tiers,
 for room; then it starts.
 
-Knows no model and no answers. What a request waits for, in this order: `FOLLOWING` (single-flight),
-`LOADING` (tiers), `WAITING` (pages and a seat), `RESTORING` (what was read is put into its pages).
+Knows no model and no answers. The states of a waiting request, in this order: `FOLLOWING`
+(single-flight), `LOADING` (tiers), `WAITING` (pages and a seat), `RESTORING` (the spans that were
+read are put into its pages).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from engine.schedule.sequence import Sequence, Status
 RESTORE_NBYTES: Final = 16 * 1024**2
 """Bytes put onto the device between two steps, so that answers being read never stop for long."""
 
-MAX_SEEKS: Final = 4
-"""How often a request's prefix is read again because the device lost its own part while the request
-queued."""
+MAX_FETCHES: Final = 4
+"""Reads of one request's prefix: it is read again where the device lost its own part while the
+request queued."""
 
 
 class Admission:
@@ -55,14 +56,12 @@ class Admission:
     # In -------------------------------------------------------------------------------------------
 
     def enter(self, request: EngineRequest) -> None:
-        """A request that was put into the queue begins to wait for what it needs, and starts if
-        that is nothing."""
+        """A request that was put into the queue begins to wait, or starts if it needs nothing."""
         self._begin(request)
         self.admit()
 
     def settle(self) -> None:
-        """Take in what the tiers have done, and let go of those who have waited long enough for
-        somebody else."""
+        """Poll the tiers, and stop the waits for other requests that took too long."""
         with self._stats.timed("engine_cache_seconds_total"):
             self._cache.tiers.poll()
         for request_id, request in list(self._loading.items()):
@@ -75,12 +74,12 @@ class Admission:
         self._release(late)
 
     def admit(self) -> None:
-        """Start what fits."""
+        """Start the waiting requests that fit."""
         self._scheduler.admit(self._try_admit)
 
     def restore(self) -> None:
-        """Put what was read onto the device, oldest request first, a slice at a time; who waited
-        for that starts."""
+        """Put the spans that were read onto the device, oldest request first, a slice at a time; a
+        request that has all of its spans starts."""
         left = RESTORE_NBYTES
         for request_id, request in list(self._restoring.items()):
             lease = request.pages
@@ -97,7 +96,7 @@ class Admission:
     # On -------------------------------------------------------------------------------------------
 
     def computed(self, request: EngineRequest) -> None:
-        """More of a prompt is in the cache: whoever waited for that much goes on.
+        """More of a prompt is in the cache: the requests that waited for that much go on.
 
         They find the request's entries there too, if those count as read for any of them.
         """
@@ -108,23 +107,23 @@ class Admission:
         self._release(released)
 
     def leave(self, request: EngineRequest) -> None:
-        """A request has all of its prompt, or has ended: nobody waits for it any more, and it waits
-        for nothing."""
+        """A request has all of its prompt, or has ended: no other waits for it any more, and it
+        waits for nothing."""
         self._loading.pop(request.request_id, None)
         self._restoring.pop(request.request_id, None)
         self._flights.leave(request.request_id)
         self._release(self._flights.land(request.request_id))
 
     def forget(self, tenant: str | None) -> None:
-        """What running requests of the tenant, or of all, have computed so far will not be found by
-        others."""
+        """After a flush of the tenant, or of all: no request waits any more for what a flushed one
+        computes."""
         running = [self._requests[sequence.request_id] for sequence in self._scheduler.running]
         mine = [request for request in running if tenant in (None, request.job.submit.tenant)]
         self._release([name for request in mine for name in self._flights.land(request.request_id)])
 
     def check(self) -> None:
-        """Raise AssertionError unless everybody who waits is in the queue for what it waits for.
-        For tests."""
+        """Raise AssertionError unless every waiting request is in the table of its status. For
+        tests."""
         self._flights.check()
         following = [r for r in self._requests.values() if r.sequence.status is Status.FOLLOWING]
         assert len(following) == self._flights.num_following
@@ -134,13 +133,13 @@ class Admission:
     # Inside ---------------------------------------------------------------------------------------
 
     def _begin(self, request: EngineRequest) -> None:
-        """Wait for whoever computes the same, else for what lower tiers have; the sequence may be
+        """Wait for a request that computes the same, else for the lower tiers; the sequence may be
         admitted if for neither."""
         if not self._follow(request):
-            self._seek(request)
+            self._fetch(request)
 
     def _release(self, request_ids: Iterable[str]) -> None:
-        """They wait for others no longer: the first of them may be whom the rest wait for now."""
+        """End the waits of requests for others: the rest may wait for the first of them now."""
         for request_id in request_ids:
             request = self._requests[request_id]
             self._scheduler.ready(request.sequence)
@@ -159,7 +158,7 @@ class Admission:
 
     @contextmanager
     def _matching(self, request: EngineRequest) -> Iterator[None]:
-        """Time that the cache spends on finding what a request need not compute."""
+        """Add the seconds of the block to the request's match time and to the cache's."""
         begin_s = time.perf_counter()
         with self._stats.timed("engine_cache_seconds_total"):
             yield
@@ -195,11 +194,11 @@ class Admission:
         request.sequence.move(Status.FOLLOWING)
         return True
 
-    def _seek(self, request: EngineRequest) -> None:
-        """Start reading what lower tiers have of the prompt; the sequence is LOADING unless that is
-        settled at once."""
+    def _fetch(self, request: EngineRequest) -> None:
+        """Start to read the prompt from lower tiers; the sequence is LOADING unless that is over at
+        once."""
         sequence = request.sequence
-        request.num_seeks += 1
+        request.num_fetches += 1
         with self._matching(request):
             request.fetch = self._cache.fetch(self._look_up(request))
         if request.fetch is not None and not request.fetch.is_over:
@@ -211,10 +210,12 @@ class Admission:
         if request.last_lease is not None:
             return self._room.resume(request)
         while (
-            request.fetch is not None and request.fetch.is_outrun and request.num_seeks < MAX_SEEKS
+            request.fetch is not None
+            and request.fetch.is_outrun
+            and request.num_fetches < MAX_FETCHES
         ):
             self._cache.abandon(request.fetch)
-            self._seek(request)
+            self._fetch(request)
             if sequence.status is Status.LOADING:
                 return False
         return self._start(request)

@@ -1,5 +1,4 @@
-"""One accepted request, with all that it has until its last event,
-and what the parts of the step loop share.
+"""One accepted request, from its acceptance to its last event, and the parts of the step loop.
 
 Data only.
 """
@@ -41,7 +40,7 @@ class EngineRequest:
     answer: OutputParser
     lookup: Lookup | None = None
     fetch: Fetch | None = None
-    num_seeks: int = 0
+    num_fetches: int = 0
     beginning: Beginning | None = None
     num_found: int | None = None
     until_s: float | None = None
@@ -66,8 +65,8 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoopParts:
-    """What the step loop and its parts work on; the engine thread owns all of it. `requests` are
-    the accepted ones by id."""
+    """The objects that the step loop and its parts share; the engine thread owns them. `requests`
+    are the accepted ones by id."""
 
     limits: StepLimits
     runner: Runner

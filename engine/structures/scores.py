@@ -1,4 +1,4 @@
-"""Which of several things to evict first: scores by name. The one table for every tier."""
+"""The order in which things are evicted: scores by name. The one table for every tier."""
 
 from __future__ import annotations
 

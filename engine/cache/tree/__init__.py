@@ -1,2 +1,1 @@
-"""The bottom of the cache: blocks, entries and eviction on the device. Knows no tier, and of plans
-only what `prompt.py` says."""
+"""The bottom of the cache: blocks, entries and eviction on the device. Knows no tier."""

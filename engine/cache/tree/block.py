@@ -48,7 +48,7 @@ def unpack(ids: bytes) -> tuple[int, ...]:
 
 
 def root_key(root_secret: bytes, tenant: str, fingerprint: str, block_size: int) -> bytes:
-    """The key above a tenant's first block: 32 bytes nobody can compute without the secret.
+    """The key above a tenant's first block: 32 bytes that cannot be computed without the secret.
 
     Every part is tagged and length-prefixed, so that no two different inputs spell the same
     message.
@@ -112,8 +112,8 @@ class Block:
     expires_at_s: float = 0.0
     promised_until_s: float = 0.0
     stored_until_s: float = 0.0
-    """Of the last block of a span: the expiry that the lower tiers were told; 0 when they do not
-    have the span."""
+    """Of the last block of a span: its expiry in the lower tiers; 0 when they do not have the
+    span."""
     stored: bool = False
     """Whether a span or a tail that covers it was given to a lower tier."""
     queued: int = 0

@@ -1,5 +1,7 @@
 """Entries: promises that a prefix is cached up to here until then, and the tombstones they leave.
-Knows no pages, no tiers."""
+
+Knows no pages and no tiers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from engine.store.base import PINNED_UNTIL_S
 from engine.structures.deadlines import Deadlines
 
 TOMBSTONE_S: Final = 3600.0
-"""How long an expired entry is remembered, so that a miss can be explained."""
+"""Life of a tombstone: an expired entry is remembered, so that a miss can be explained."""
 
 MAX_TOMBSTONES: Final = 4096
 """Tombstones per tenant; the oldest go first."""
@@ -55,7 +57,7 @@ class Entry:
         return self.expires_at_s >= PINNED_UNTIL_S
 
     def ttl_left_s(self, now_s: float) -> float:
-        """Seconds it lives if nobody reads it; a pinned one: those it would live if it were
+        """Seconds it lives if it is not read; a pinned one: those it would live if it were
         unpinned now."""
         return self.ttl_s if self.is_pinned else max(0.0, self.expires_at_s - now_s)
 

@@ -77,7 +77,7 @@ class EvictionQueue:
         """Raise AssertionError unless every block that may leave the device has a record."""
         records = {serial for heap in (self._plain, self._promised) for _, serial, _ in heap}
         for block in blocks:
-            assert block.queued or not may_leave(block), "a page nobody could ever reclaim"
+            assert block.queued or not may_leave(block), "a page that could never be reclaimed"
             assert not block.queued or block.queued in records
 
     def renew(self, block: Block, now_s: float) -> None:

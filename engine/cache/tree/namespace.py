@@ -19,8 +19,8 @@ class ObjectNamespace:
 
 
 def namespace(root_secret: bytes, tenant: str) -> bytes:
-    """The first bytes of the keys of all objects of a tenant, in any tier, under any model. Nobody
-    can tell the tenant from it."""
+    """The first bytes of the keys of all objects of a tenant, in any tier, under any model. They
+    do not tell the tenant."""
     name = tenant.encode("utf-8", "surrogatepass")
     return hmac.digest(root_secret, b"stored\0" + len(name).to_bytes(8, "little") + name, "sha256")[
         :NAMESPACE_NBYTES

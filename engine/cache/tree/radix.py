@@ -34,8 +34,8 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """How far the tree knows a prompt, expired blocks included, and whether it knows another
-    continuation there."""
+    """The longest prefix of a prompt in the tree, expired blocks included; it `forks` where the
+    tree has another continuation."""
 
     num_tokens: int
     forks: bool
@@ -84,7 +84,7 @@ class RadixIndex:
         return Match(path, tail, num_tail, num_full + num_tail)
 
     def reach(self, root: Block, ids: bytes) -> KnownPrefix:
-        """How far the tree knows `ids`, whether live or not."""
+        """The longest prefix of `ids` in the tree, live or not."""
         path = self._walk(root, ids, len(ids) // TOKEN_NBYTES, _EVER)
         parent = path[-1] if path else root
         num_full = len(path) * self.block_size
@@ -112,7 +112,7 @@ class RadixIndex:
 
     def shorter(self, parent: Block, ids: bytes) -> list[Block]:
         """The unpinned children of `parent` that are a proper prefix of `ids`: with a block of
-        `ids` nobody needs them."""
+        `ids` they are not needed."""
         children = parent.children
         if not children:
             return []
@@ -256,7 +256,7 @@ class RadixIndex:
 
 
 def _due_s(block: Block) -> float | None:
-    """When a block expires; None unless it is an unpinned leaf of the tree."""
+    """The time at which a block expires; None unless it is an unpinned leaf of the tree."""
     if block.parent is None or block.children or block.pins:
         return None
     return block.expires_at_s
