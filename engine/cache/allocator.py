@@ -116,7 +116,7 @@ class PageAllocator:
             [block.promised_until_s, until_s, *(child.expires_at_s for child in children)]
         )
         block.expires_at_s = min(block.expires_at_s, longest_s)
-        self._queue.renew(block, self.now_s)
+        self._queue.add(block, self.now_s)
         self._index.schedule(block)
 
     def drop(self, block: Block) -> int:
@@ -126,6 +126,7 @@ class PageAllocator:
         for node in doomed:
             assert not node.pins
             self._index.remove(node)
+            self._queue.discard(node)
         self._pool.free([node.page for node in doomed])
         if parent is not None:
             self._offer(parent)

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from engine.memory import Payload
 from engine.store.base import PINNED_UNTIL_S, Found, Item, StoreStats
-from engine.structures.deadlines import Deadlines
+from engine.structures.lazy_heap import LazyHeap
 
 SWEEP: Final = 16
 """Expired items that one look or put drops at most."""
@@ -27,7 +27,7 @@ class MemoryStore:
         self.stats = StoreStats()
         self._lock = threading.Lock()
         self._items: OrderedDict[bytes, tuple[Payload, float]] = OrderedDict()
-        self._expiring: Deadlines[bytes] = Deadlines(lambda key: self._items[key][1])
+        self._expiring: LazyHeap[bytes, float] = LazyHeap(lambda key: self._items[key][1])
         self._now_s = float("-inf")
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
@@ -104,7 +104,7 @@ class MemoryStore:
             self._items[item.key] = (held[0], item.expires_at_s)
             self._items.move_to_end(item.key)
             self._count_pinned(item.key, 1)
-            self._expiring.watch(item.key)
+            self._expiring.add(item.key)
 
     def _put(self, item: Item, payload: Payload) -> None:
         self._remove(item.key)
@@ -119,7 +119,7 @@ class MemoryStore:
             self.stats.num_evictions += 1
         self._items[item.key] = (payload, item.expires_at_s)
         self._count_pinned(item.key, 1)
-        self._expiring.watch(item.key)
+        self._expiring.add(item.key)
         self.stats.nbytes += nbytes
         self.stats.num_items += 1
         self.stats.num_puts += 1

@@ -46,7 +46,7 @@ def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
                 block.promised_until_s = min(
                     block.promised_until_s, now_s + data.draw(st.integers(0, 5))
                 )
-                queue.renew(block, now_s)
+                queue.add(block, now_s)
             case "pin":
                 block.pins = 1
             case "unpin":
@@ -87,7 +87,7 @@ def test_stale_records_do_not_pile_up() -> None:
         assert queue.pop(now_s) is None
         block.pins = 0
     queue.add(other, 0.0)
-    assert len(queue._plain) + len(queue._promised) + len(queue._lapses) < 200
+    assert len(queue._queue) + len(queue._lapses) < 200
 
 
 def test_cost_prefers_to_lose_what_is_cheap_to_compute_again() -> None:

@@ -116,8 +116,6 @@ class Block:
     span."""
     stored: bool = False
     """Whether a span or a tail that covers it was given to a lower tier."""
-    queued: int = 0
-    """Serial of its valid record in the eviction queue, 0 if none."""
     children: dict[bytes, Block] = field(default_factory=dict)
     order: list[bytes] = field(default_factory=list)
     """The keys of `children`, sorted."""

@@ -14,7 +14,7 @@ from typing import Final
 from engine.cache.tree.block import TOKEN_NBYTES, Block
 from engine.prompt.types import Position
 from engine.store.base import PINNED_UNTIL_S
-from engine.structures.deadlines import Deadlines
+from engine.structures.lazy_heap import LazyHeap
 
 TOMBSTONE_S: Final = 3600.0
 """Life of a tombstone: an expired entry is remembered, so that a miss can be explained."""
@@ -75,7 +75,7 @@ class EntryTable:
         self._live: dict[bytes, Entry] = {}
         self._tombstones: OrderedDict[bytes, Entry] = OrderedDict()
         self._places: dict[bytes, dict[bytes, list[Entry]]] = {}
-        self._expiring: Deadlines[Entry] = Deadlines(lambda entry: entry.expires_at_s)
+        self._expiring: LazyHeap[Entry, float] = LazyHeap(lambda entry: entry.expires_at_s)
 
     def __len__(self) -> int:
         """Entries that were live at the last sweep."""
@@ -121,11 +121,11 @@ class EntryTable:
             self._expiring.discard(dead)
         self._live[entry.key] = entry
         self._places.setdefault(entry.ancestor, {}).setdefault(entry.tail, []).append(entry)
-        self._expiring.watch(entry)
+        self._expiring.add(entry)
 
     def reschedule(self, entry: Entry) -> None:
         """Have `sweep` look at an entry that expires sooner than it did."""
-        self._expiring.watch(entry)
+        self._expiring.add(entry)
 
     def sweep(self, now_s: float, max_entries: int) -> None:
         """Turn up to `max_entries` expired entries into tombstones, and forget tombstones that are

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.cache.tree.block import TOKEN_NBYTES, Block, full_key, partial_key
-from engine.structures.deadlines import Deadlines
+from engine.structures.lazy_heap import LazyHeap
 
 _EVER: Final = -math.inf
 
@@ -69,7 +69,7 @@ class RadixIndex:
         self.num_blocks = 0
         self.version = 0
         """Rises whenever a match may become longer, or lose a block other than by its expiry."""
-        self._expiring: Deadlines[Block] = Deadlines(_due_s)
+        self._expiring: LazyHeap[Block, float] = LazyHeap(_due_s)
         """The unpinned leaves."""
 
     # Looking --------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class RadixIndex:
     def schedule(self, block: Block) -> None:
         """Let the block be found by `pop_expired` once it expires, if it is an unpinned leaf; else
         do nothing. Needed again where it expires sooner than it did."""
-        self._expiring.watch(block)
+        self._expiring.add(block)
 
     def pop_expired(self, now_s: float) -> Block | None:
         """Some expired, unpinned leaf, which the caller must remove; None if there is none."""

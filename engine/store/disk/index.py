@@ -5,7 +5,6 @@ Knows no files and no locks.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from itertools import count
 from typing import TypeAlias
 
 from engine.store.base import PINNED_UNTIL_S
-from engine.structures.deadlines import Deadlines
+from engine.structures.lazy_heap import LazyHeap
 from engine.structures.scores import score_named
 
 
@@ -55,8 +54,10 @@ class DiskIndex:
         """Raises ValueError for a score of another name."""
         self._score = score_named(eviction)
         self._records: OrderedDict[bytes, ObjectRecord] = OrderedDict()
-        self._by_expiry: Deadlines[ObjectRecord] = Deadlines(lambda record: record.expires_at_s)
-        self._queue: list[tuple[Rank, int, ObjectRecord]] = []
+        self._by_expiry: LazyHeap[ObjectRecord, float] = LazyHeap(
+            lambda record: record.expires_at_s
+        )
+        self._queue: LazyHeap[ObjectRecord, Rank] = LazyHeap(self._rank)
         self._uses = count()
         self._clock = 0.0
         self.pinned_nbytes = 0
@@ -79,7 +80,7 @@ class DiskIndex:
         self._records[record.key] = record
         self.pinned_nbytes += record.is_pinned * record.allocated_nbytes
         record.last_use, record.credit = next(self._uses), self._clock
-        self._enqueue(record)
+        self._queue.add(record)
         self.expire_at(record, record.expires_at_s)
 
     def remove(self, record: ObjectRecord) -> None:
@@ -101,8 +102,8 @@ class DiskIndex:
             return
         if was_pinned != record.is_pinned:
             self.pinned_nbytes += record.allocated_nbytes * (1 if record.is_pinned else -1)
-            self._enqueue(record)
-        self._by_expiry.watch(record)
+            self._queue.add(record)
+        self._by_expiry.add(record)
 
     def next_to_expire(self) -> ObjectRecord | None:
         """The record with the earliest expiry."""
@@ -114,20 +115,14 @@ class DiskIndex:
         first = self.next_to_expire()
         if first is not None and first.expires_at_s <= now_s and first.num_readers == 0:
             return first
-        victim, being_read = None, []
-        while self._queue and victim is None:
-            rank, _, record = heapq.heappop(self._queue)
-            if self._records.get(record.key) is not record:
-                continue
-            if record.num_readers:
-                being_read.append(record)
-            elif self._rank(record) > rank:
-                self._enqueue(record)
-            else:
-                victim = record
-                self._clock = max(self._clock, rank[1])
-        for record in (*being_read, *([] if victim is None else [victim])):
-            self._enqueue(record)
+        popped: list[ObjectRecord] = []
+        while (victim := self._queue.pop()) is not None:
+            popped.append(victim)
+            if not victim.num_readers:
+                self._clock = max(self._clock, self._score(victim)[0])
+                break
+        for record in popped:
+            self._queue.add(record)
         return victim
 
     def _rank(self, record: ObjectRecord) -> Rank:
@@ -138,11 +133,4 @@ class DiskIndex:
         if held is not None:
             self.pinned_nbytes -= held.is_pinned * held.allocated_nbytes
             self._by_expiry.discard(held)
-
-    def _enqueue(self, record: ObjectRecord) -> None:
-        heapq.heappush(self._queue, (self._rank(record), next(self._uses), record))
-        if len(self._queue) > 2 * len(self._records) + 64:
-            self._queue = [
-                (self._rank(held), next(self._uses), held) for held in self._records.values()
-            ]
-            heapq.heapify(self._queue)
+            self._queue.discard(held)
