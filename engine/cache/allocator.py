@@ -9,7 +9,7 @@ free or can be evicted, so a reserved page can always be had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.cache.tree.block import Block
 from engine.cache.tree.eviction import EvictionQueue
@@ -21,8 +21,8 @@ from engine.cache.tree.stats import CacheCounters
 class PageAllocator:
     """Gives pages to leases, and drops blocks to make room.
 
-    `now_s` is the cache's time, kept by its owner. `before_evict` is called with each live block
-    that is about to leave the device, while its page still holds its KV.
+    `now_s` is the cache's time: the largest it has seen. `before_evict` is called with each live
+    block that is about to leave the device, while its page still holds its KV.
     """
 
     def __init__(
@@ -41,6 +41,10 @@ class PageAllocator:
         self._queue = queue
         self._counters = counters
         self._before_evict = before_evict
+
+    def advance(self, now_s: float) -> None:
+        """Set the time, which never goes back."""
+        self.now_s = max(self.now_s, now_s)
 
     @property
     def num_available(self) -> int:
@@ -98,6 +102,13 @@ class PageAllocator:
         self._pool.free([block.page])
         block.page = page
         self.num_in_use -= 1
+
+    def use(self, blocks: Iterable[Block], num_uses: int) -> None:
+        """Note that blocks are used now, `num_uses` times more than before."""
+        for block in blocks:
+            block.last_use = self.now_s
+            block.credit = self._queue.clock
+            block.num_uses += num_uses
 
     # For blocks -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ waits for anything but the device, and `close`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,16 +26,15 @@ from engine.cache.tiers.fetch import Fetch
 from engine.cache.tiers.object_format import SPAN_TOKENS
 from engine.cache.tiers.tiers import Tiers
 from engine.cache.tiers.writeback import WriteBack
-from engine.cache.tree.block import Block, PromptKeys, pack, root_key
+from engine.cache.tree.block import PromptKeys, pack
 from engine.cache.tree.device import PageDevice
 from engine.cache.tree.eviction import EvictionQueue
 from engine.cache.tree.geometry import Geometry
-from engine.cache.tree.namespace import ObjectNamespace, namespace
 from engine.cache.tree.pages import PagePool
 from engine.cache.tree.prompt import PlannedPrompt
 from engine.cache.tree.radix import Match, RadixIndex
 from engine.cache.tree.stats import CacheCounters, CacheGauges, CacheStats
-from engine.cache.tree.tenant import TenantCache
+from engine.cache.tree.tenant import TenantCache, TenantCaches
 from engine.prompt.rendered import RenderedPrompt
 from engine.types import CachePlan, PinOutcome
 
@@ -75,14 +74,10 @@ class PrefixCache:
     ) -> None:
         if force_store and tiers is None:
             raise ValueError("force_store needs a tier below the device")
-        self._block_size = block_size
-        self._fingerprint = fingerprint
-        self._root_secret = root_secret
         self._force_store = force_store
         self._counters = counters = CacheCounters()
         self._index = index = RadixIndex(block_size)
         self._pool = PagePool(num_pages)
-        self._queue = EvictionQueue(eviction)
         self._geometry = geometry = Geometry(
             block_size, page_nbytes, max(span_tokens - span_tokens % block_size, block_size)
         )
@@ -91,14 +86,14 @@ class PrefixCache:
         self.tiers = tiers
         self.write_back = WriteBack(tiers, device, geometry, counters, lambda: self.now_s)
         self._allocator = allocator = PageAllocator(
-            index, self._pool, self._queue, counters, self.write_back.rescue
+            index, self._pool, EvictionQueue(eviction), counters, self.write_back.rescue
         )
         self._inserter = inserter = TreeInserter(index, allocator, counters)
         self._loader = Loader(geometry, allocator, inserter, device, counters)
         self._fetches = Fetches(tiers, geometry)
         self._promises = Promises(index, allocator, inserter, counters, tiers, self.write_back)
         self._pins = Pins(allocator, geometry, tiers, self.write_back, pin_nbytes)
-        self._tenants: dict[str, TenantCache] = {}
+        self._tenants = TenantCaches(root_secret, fingerprint, block_size)
         self._leases: dict[Lease, None] = {}
 
     @property
@@ -120,10 +115,10 @@ class PrefixCache:
 
         `now_s` is the request's start, from which its TTLs count.
         """
-        self._advance(now_s)
-        cached, ids = self._tenant(tenant), pack(rendered.token_ids)
+        self._allocator.advance(now_s)
+        cached, ids = self._tenants[tenant], pack(rendered.token_ids)
         match = self._match(cached, ids, len(rendered.token_ids) - 1, plan)
-        keys = PromptKeys(cached.root, ids, self._block_size, match.path)
+        keys = PromptKeys(cached.root, ids, self._index.block_size, match.path)
         prompt = PlannedPrompt(rendered, plan, ids, keys)
         planned = writes(prompt)
         if plan.store and plan.unmarked_ttl_s > 0:
@@ -134,8 +129,8 @@ class PrefixCache:
 
     def current(self, lookup: Lookup) -> Lookup:
         """The lookup as it is now: the same one, unless the tree has changed."""
-        self._advance(lookup.started_at_s)
-        cached, match = self._tenant(lookup.tenant.name), lookup.match
+        self._allocator.advance(lookup.started_at_s)
+        cached, match = self._tenants[lookup.tenant.name], lookup.match
         last = match.path[-1] if match.tail is None and match.path else match.tail
         # A block lives at least as long as those under it: the last one of a match speaks for all.
         is_live = last is None or last.live(self.now_s)
@@ -183,7 +178,7 @@ class PrefixCache:
         match, tenant = lookup.match, lookup.tenant
         spans = [] if fetch is None else self._fetches.arrived(fetch, lookup, self.now_s)
         if spans:
-            match = Match(match.path, None, 0, len(match.path) * self._block_size)
+            match = Match(match.path, None, 0, len(match.path) * self._index.block_size)
         if not self._has_room(num_pages, match, spare_pages):
             return None
         lease = Lease(tenant, lookup.prompt, lookup.started_at_s, num_pages, lookup.planned)
@@ -215,7 +210,7 @@ class PrefixCache:
         renewed twice. None as for `admit`.
         """
         assert lease.released
-        cached, prompt = self._tenant(lease.tenant.name), lease.prompt
+        cached, prompt = self._tenants[lease.tenant.name], lease.prompt
         ids = prompt.ids + pack(token_ids[prompt.num_prompt :])
         match = self._match(cached, ids, min(num_reusable, len(token_ids) - 1), prompt.plan)
         num_pages = self._geometry.num_pages(num_reserve)
@@ -266,7 +261,7 @@ class PrefixCache:
         """Let others match the computed tokens: every full block, and while prefilling the tokens
         after it too."""
         is_decoding = num_computed > lease.prompt.num_prompt
-        if is_decoding and num_computed // self._block_size == len(lease.held):
+        if is_decoding and num_computed // self._index.block_size == len(lease.held):
             return
         self._inserter.insert(lease, token_ids, num_computed)
 
@@ -305,7 +300,7 @@ class PrefixCache:
         self._inserter.insert(lease, token_ids, num_reusable)
         lease.released = True
         del self._leases[lease]
-        self._use(lease.held if lease.tail is None else [*lease.held, lease.tail], 0)
+        self._allocator.use(lease.held if lease.tail is None else [*lease.held, lease.tail], 0)
         if lease.num_kept:
             self._promises.touch(lease, self.now_s)
             self.write_back.spans(lease.tenant, lease.held)
@@ -318,7 +313,7 @@ class PrefixCache:
 
     def tick(self, now_s: float) -> None:
         """Advance the time, and free some of the expired blocks and entries."""
-        self._advance(now_s)
+        self._allocator.advance(now_s)
         self._allocator.sweep(SWEEP_BLOCKS)
         self.tiers.tell_time(self.now_s)
         for name, cached in list(self._tenants.items()):
@@ -354,7 +349,7 @@ class PrefixCache:
                     self._allocator.drop(block)
             num_blocks += len(blocks)
         self._counters.num_flushed_blocks += num_blocks
-        prefix = b"" if tenant is None else namespace(self._root_secret, tenant)
+        prefix = b"" if tenant is None else self._tenants.namespace(tenant)
         self.tiers.purge(
             prefix,
             lambda num_objects: then(None if num_objects is None else num_blocks + num_objects),
@@ -421,16 +416,6 @@ class PrefixCache:
 
     # Inside ---------------------------------------------------------------------------------------
 
-    def _tenant(self, name: str) -> TenantCache:
-        """The tenant's part of the cache; a new one where nothing is cached for the tenant."""
-        cached = self._tenants.get(name)
-        if cached is None:
-            key = root_key(self._root_secret, name, self._fingerprint, self._block_size)
-            fingerprint = self._fingerprint.encode("utf-8", "surrogatepass")
-            seal = ObjectNamespace(namespace(self._root_secret, name), key, fingerprint)
-            cached = self._tenants[name] = TenantCache(name, Block(key, None, b"", 0), seal)
-        return cached
-
     def _match(self, cached: TenantCache, ids: bytes, limit: int, plan: CachePlan) -> Match:
         """The longest live prefix of at most `limit` tokens that the plan may read."""
         return self._index.match(cached.root, ids, limit, self.now_s) if plan.read else _NOTHING
@@ -463,7 +448,7 @@ class PrefixCache:
         self._leases[lease] = None
         self._allocator.reserve(lease.num_pages - len(match.path))
         self._loader.load(lease, match)
-        self._use(match.path if match.tail is None else [*match.path, match.tail], 1)
+        self._allocator.use(match.path if match.tail is None else [*match.path, match.tail], 1)
         if lease.num_kept:
             self._promises.touch(lease, lease.started_at_s)
 
@@ -472,14 +457,3 @@ class PrefixCache:
         fetch, lease.fetch = lease.fetch, None
         if fetch is not None:
             self.abandon(fetch)
-
-    def _use(self, blocks: Iterable[Block], num_uses: int) -> None:
-        """Note that the blocks are used now."""
-        now_s, clock = self.now_s, self._queue.clock
-        for block in blocks:
-            block.last_use = now_s
-            block.credit = clock
-            block.num_uses += num_uses
-
-    def _advance(self, now_s: float) -> None:
-        self._allocator.now_s = max(self._allocator.now_s, now_s)

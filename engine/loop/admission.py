@@ -232,7 +232,7 @@ class Admission:
             )
         if lease is None:
             return False
-        request.lease, request.fetch = lease, None
+        request.lease, request.lookup, request.fetch = lease, None, None
         if lease.arrivals:
             sequence.move(Status.RESTORING)
             self._restoring[sequence.request_id] = request

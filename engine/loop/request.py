@@ -28,11 +28,12 @@ from engine.stats import Stats
 class EngineRequest:
     """Owned by the step loop; times are on the monotonic clock.
 
-    `lookup` is its one look at the cache. `lease` is None while it has no pages: before it is
-    admitted, and while it is preempted, when `last_lease` is the one it had. `num_found` are the
-    prompt's tokens that were there before it first waited for another request, None if it never
-    did. `is_patient` until it has waited for others as long as it may. `drafter` guesses the next
-    tokens, None where nothing is guessed. The cache spent `match_s` on finding its prefix.
+    `lookup` is its one look at the cache, kept until it is admitted. `lease` is None while it has
+    no pages: before it is admitted, and while it is preempted, when `last_lease` is the one it had.
+    `num_found` are the prompt's tokens that were there before it first waited for another request,
+    None if it never did. `is_patient` until it has waited for others as long as it may. `drafter`
+    guesses the next tokens, None where nothing is guessed. The cache spent `match_s` on finding its
+    prefix.
     """
 
     job: RenderedJob

@@ -196,7 +196,7 @@ def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(
     monkeypatch.setattr(reads, "STAGED_NBYTES", 1)
     ssd, redis, clock = filled(marked(), offset=99), MemoryStore(1 << 20), StillClock()
     Host(inline_tiers(("redis", redis)), "u").answer(marked())
-    space = Host(inline_tiers(("ssd", ssd))).cache._tenant("t")
+    space = Host(inline_tiers(("ssd", ssd))).cache._tenants["t"]
     keys = PromptKeys(space.root, pack(TOKENS), BLOCK)
     elsewhere = [span_key(space.seal, keys.ancestor(n * SPAN)) for n in range(2, 2 + num_elsewhere)]
     redis.put_many([Item(key, ssd.get_many([key], 1000.0)[0], 1300.0) for key in elsewhere])

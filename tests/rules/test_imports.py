@@ -78,6 +78,9 @@ RULES = (
             *("msgspec", "xxhash"),
         ),
     ),
+    Rule("engine.cache.lookup", ("engine.cache.tree", *PLANS)),
+    Rule("engine.cache.hit", ("engine.cache.tree", *PLANS)),
+    Rule("engine.cache.explain", ("engine.cache.hit", "engine.cache.tree", *PLANS)),
     Rule("engine.cache", ("engine.store.base", *PLANS, "engine.prompt.rendered")),
     Rule(
         "engine.schedule",
