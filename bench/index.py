@@ -111,13 +111,14 @@ def _insert(cache: PrefixCache, rendered: RenderedPrompt) -> tuple[float, float]
     """Seconds to admit and to insert a prompt that nobody has seen."""
     token_ids, num_tokens = list(rendered.token_ids), len(rendered.token_ids)
     begin_s = time.thread_time()
-    lease = cache.admit("bench", rendered, PLAN, 1.0, num_reserve=num_tokens + 1)
+    lookup = cache.lookup("bench", rendered, PLAN, 1.0)
+    lease = cache.admit(lookup, num_reserve=num_tokens + 1)
     cold_s = time.thread_time() - begin_s
     assert lease is not None
     begin_s = time.thread_time()
     cache.grow(lease, num_tokens)
-    cache.commit(lease, token_ids, num_tokens)
-    cache.promise(lease)
+    cache.insert(lease, token_ids, num_tokens)
+    cache.write_entries(lease)
     cache.release(lease, token_ids, num_tokens)
     return cold_s, time.thread_time() - begin_s
 
@@ -127,7 +128,8 @@ def _measure(cache: PrefixCache, num_held: int, rendered: RenderedPrompt) -> Ind
     num_tokens, warm_s = len(rendered.token_ids), []
     for _ in range(REPETITIONS):
         begin_s = time.thread_time()
-        lease = cache.admit("bench", rendered, PLAN, 2.0, num_reserve=num_tokens + 1)
+        lookup = cache.lookup("bench", rendered, PLAN, 2.0)
+        lease = cache.admit(lookup, num_reserve=num_tokens + 1)
         warm_s.append(time.thread_time() - begin_s)
         assert lease is not None
         assert lease.num_cached == num_tokens - 1

@@ -24,8 +24,8 @@ from typing import Final
 
 from bench.index import NoDevice
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.tree.eviction import SCORES
 from engine.prompt.rendered import RenderedPrompt
+from engine.structures.scores import SCORES
 from engine.types import CachePlan
 
 BLOCK_SIZE: Final = 2
@@ -86,7 +86,8 @@ def replay(requests: Sequence[Request], capacity: int, eviction: str = "lru") ->
     for request in requests:
         token_ids = tuple(token for each in request.hash_ids for token in (2 * each, 2 * each + 1))
         rendered = RenderedPrompt(token_ids, {}, 0)
-        lease = cache.admit("replay", rendered, plan, request.at_s, num_reserve=len(token_ids))
+        lookup = cache.lookup("replay", rendered, plan, request.at_s)
+        lease = cache.admit(lookup, num_reserve=len(token_ids))
         assert lease is not None, "nobody else holds pages"
         num_hits += (lease.num_cached + 1) // BLOCK_SIZE
         cache.grow(lease, len(token_ids))

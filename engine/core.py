@@ -162,7 +162,7 @@ class Engine:
         self._loop = StepLoop(limits, parts.runner, parts.cache, parts.tokenizer, self._emit)
         capacity = config.max_queue + config.max_sequences
         self._inbox = Inbox(capacity)
-        parts.cache.wake_by(self._inbox.wake)
+        parts.cache.tiers.wake_by(self._inbox.wake)
         self._to_render: queue.Queue[Job | None] = queue.Queue(capacity)
         self._to_compile: FairQueue[FormedJob] = FairQueue()
         self._ready: Future[None] = Future()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Final
 
-from engine.cache.stats import CacheStats, TierCounters, TierGauges
+from engine.cache.tree.stats import CacheStats, TierCounters, TierGauges
 
 TIERS: Final = ("ram", "ssd", "redis")
 """The tiers below the device that there may be. One that is not configured counts nothing and holds

@@ -1,5 +1,6 @@
-"""Where pages come from: free ones first, then expired blocks', then evicted ones'. Knows blocks,
-no requests and no tiers.
+"""Pages for leases: free ones first, then those of expired blocks, then those of evicted ones.
+
+Knows blocks, no requests and no tiers.
 
 Accounting: a page is *in use* while some lease's block table holds it; it is *reserved* while a
 lease may still ask for it. `num_in_use + num_reserved <= num_pages` always, and every other page is
@@ -8,20 +9,20 @@ free or can be evicted, so a reserved page can always be had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from engine.cache.stats import CacheCounters
 from engine.cache.tree.block import Block
 from engine.cache.tree.eviction import EvictionQueue
 from engine.cache.tree.pages import PagePool
 from engine.cache.tree.radix import RadixIndex
+from engine.cache.tree.stats import CacheCounters
 
 
 class PageAllocator:
     """Gives pages to leases, and drops blocks to make room.
 
-    `now_s` is the cache's time, kept by its owner. `before_evict` is called with each live block
-    that is about to leave the device, while its page still holds its KV.
+    `now_s` is the cache's time: the largest it has seen. `before_evict` is called with each live
+    block that is about to leave the device, while its page still holds its KV.
     """
 
     def __init__(
@@ -41,6 +42,10 @@ class PageAllocator:
         self._counters = counters
         self._before_evict = before_evict
 
+    def advance(self, now_s: float) -> None:
+        """Set the time, which never goes back."""
+        self.now_s = max(self.now_s, now_s)
+
     @property
     def num_available(self) -> int:
         """Pages that are neither in use nor reserved."""
@@ -53,18 +58,18 @@ class PageAllocator:
         self.num_reserved += num_pages
         assert self.num_reserved >= 0
 
-    def take(self, num_pages: int, after: int | None, room: int = 0) -> list[int]:
-        """Turn reserved pages into pages in use."""
+    def allocate(self, num_pages: int, after: int | None, room: int = 0) -> list[int]:
+        """Turn reserved pages into pages in use; see `PagePool.allocate`."""
         pages = self._obtain(num_pages, after, room)
         self.reserve(-num_pages)
         self.num_in_use += num_pages
         return pages
 
     def settle(self, page: int) -> None:
-        """Nobody will take pages to continue the run that ends with `page`."""
+        """Give up the claim to continue the run that ends with `page`."""
         self._pool.settle(page)
 
-    def give_back(self, pages: Sequence[int]) -> None:
+    def free(self, pages: Sequence[int]) -> None:
         """Free pages in use that no block has."""
         self._pool.free(pages)
         self.num_in_use -= len(pages)
@@ -83,16 +88,27 @@ class PageAllocator:
             self.num_in_use -= 1
             self._offer(block)
 
-    def replace_page(self, block: Block, page: int) -> None:
-        """Give the block another page with the same KV and free its own."""
+    def adopt(self, block: Block, page: int) -> None:
+        """Pin a block that no lease holds, with a lease's page in the place of its own. Its KV is
+        there again, also where the block has expired."""
+        assert not block.pins
         self._pool.free([block.page])
-        block.page = page
+        block.page, block.pins = page, 1
+        self._index.version += 1
 
     def hand_over(self, block: Block, page: int) -> None:
         """Let a page in use take the place of the block's own, which its last lease gave up; `page`
         stays in use."""
-        self.replace_page(block, page)
+        self._pool.free([block.page])
+        block.page = page
         self.num_in_use -= 1
+
+    def use(self, blocks: Iterable[Block], num_uses: int) -> None:
+        """Note that blocks are used now, `num_uses` times more than before."""
+        for block in blocks:
+            block.last_use = self.now_s
+            block.credit = self._queue.clock
+            block.num_uses += num_uses
 
     # For blocks -----------------------------------------------------------------------------------
 
@@ -101,8 +117,8 @@ class PageAllocator:
         self._index.extend(block, until_s, promised=promised)
 
     def curtail(self, block: Block, until_s: float, promised_until_s: float) -> None:
-        """Keep a block that was kept longer only so long, or as long as what hangs on it.
-        `promised_until_s` is what the entries that end in it were promised."""
+        """Shorten the life of a block to `until_s`, or to that of its children and entries.
+        `promised_until_s` is the expiry of the last entry that ends in it."""
         children = block.children.values()
         block.promised_until_s = max(
             [promised_until_s, *(child.promised_until_s for child in children)]
@@ -111,8 +127,8 @@ class PageAllocator:
             [block.promised_until_s, until_s, *(child.expires_at_s for child in children)]
         )
         block.expires_at_s = min(block.expires_at_s, longest_s)
-        self._queue.renew(block, self.now_s)
-        self._index.reschedule(block)
+        self._queue.add(block, self.now_s)
+        self._index.schedule(block)
 
     def drop(self, block: Block) -> int:
         """Remove an unpinned block and everything under it; the number of blocks removed."""
@@ -121,6 +137,7 @@ class PageAllocator:
         for node in doomed:
             assert not node.pins
             self._index.remove(node)
+            self._queue.discard(node)
         self._pool.free([node.page for node in doomed])
         if parent is not None:
             self._offer(parent)
@@ -136,7 +153,7 @@ class PageAllocator:
             self._counters.num_expired_blocks += 1
         return max_blocks
 
-    def empty_device(self) -> None:
+    def evict_all(self) -> None:
         """Let every block that may leave the device go."""
         while (block := self._queue.pop(self.now_s)) is not None:
             self._evict(block)
@@ -165,7 +182,7 @@ class PageAllocator:
         return self._pool.allocate(num_pages, after, room)
 
     def _evict(self, block: Block) -> None:
-        """Free the block's page. What a lower tier has of it is there to be found."""
+        """Free the block's page. A copy of it in a lower tier can still be found."""
         if block.live(self.now_s):
             self._before_evict(block)
         if block.stored:

@@ -1,6 +1,6 @@
-"""How what a lease computed becomes the tree's, and how the lease lets go of it.
+"""Inserting the computed tokens of a lease into the tree, and releasing its blocks.
 
-Knows no plans, no tiers, no reports.
+Knows no tiers and no reports.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from engine.cache.allocator import PageAllocator
 from engine.cache.lease import Lease
-from engine.cache.stats import CacheCounters
 from engine.cache.tree.block import Block, pack
 from engine.cache.tree.entries import Entry
+from engine.cache.tree.geometry import cut
 from engine.cache.tree.radix import RadixIndex
+from engine.cache.tree.stats import CacheCounters
 
 
 class TreeInserter:
@@ -25,20 +26,24 @@ class TreeInserter:
     more pages than its block table.
     """
 
-    def __init__(self, index: RadixIndex, supply: PageAllocator, counters: CacheCounters) -> None:
+    def __init__(
+        self, index: RadixIndex, allocator: PageAllocator, counters: CacheCounters
+    ) -> None:
         self._index = index
-        self._supply = supply
+        self._allocator = allocator
         self._counters = counters
         self._shadows: dict[Block, list[Lease]] = {}
 
-    def put(self, lease: Lease, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Put the lease's first `num_tokens` computed tokens into the tree, as far as they are to
-        be kept."""
+    def insert(self, lease: Lease, token_ids: Sequence[int], num_tokens: int) -> None:
+        """Insert the lease's first `num_tokens` computed tokens, as far as they are to be kept."""
         start = len(lease.held) * self._index.block_size
         end = min(num_tokens, lease.num_kept, len(token_ids))
         if lease.released or end <= start:
             return
-        ids = pack(token_ids[start:end])
+        ids = cut(lease.prompt.ids, start, end)
+        num_prompt = lease.prompt.num_prompt
+        if end > num_prompt:
+            ids += pack(token_ids[max(start, num_prompt) : end])
         span = self._index.span
         num_full = len(ids) // span
         for i in range(num_full):
@@ -54,32 +59,32 @@ class TreeInserter:
             num_full = entry.offset // self._index.block_size
             if num_full > len(lease.held):  # still on its way from a lower tier
                 return
-            ancestor = lease.held[num_full - 1] if num_full else lease.space.root
+            ancestor = lease.held[num_full - 1] if num_full else lease.tenant.root
             block = (
-                self._index.cover(ancestor, entry.tail, self._supply.now_s)
+                self._index.cover(ancestor, entry.tail, self._allocator.now_s)
                 if entry.tail
                 else ancestor
             )
             if block is None:
                 return
             entry.block = block
-        self._supply.extend(block, entry.expires_at_s, promised=True)
+        self._allocator.extend(block, entry.expires_at_s, promised=True)
 
-    def let_go(self, lease: Lease) -> None:
-        """Unpin every block of the lease and free every page that stays nobody's. What is not kept
-        leaves the tree."""
+    def release(self, lease: Lease) -> None:
+        """Unpin every block of the lease and free every page that no block has. Expired blocks
+        leave the tree."""
         table, num_held = lease.block_table, len(lease.held)
         num_shared = num_held
         if table:
-            self._supply.settle(table[-1])
+            self._allocator.settle(table[-1])
         if lease.tail is not None:
             num_shared += 1
             self._unpin(lease.tail)
             lease.tail = None
-        self._supply.give_back(table[num_shared:])
+        self._allocator.free(table[num_shared:])
         for i in reversed(range(num_held)):
-            self._let_go(lease, i)
-        self._supply.reserve(len(table) - lease.num_pages)
+            self._release(lease, i)
+        self._allocator.reserve(len(table) - lease.num_pages)
 
     def check(self, leases: Sequence[Lease], blocks: Sequence[Block]) -> list[int]:
         """Raise AssertionError unless all pins are those of `leases`; the pages that are theirs
@@ -88,7 +93,7 @@ class TreeInserter:
         private: list[int] = []
         num_shadows = 0
         for lease in leases:
-            parent = lease.space.root
+            parent = lease.tenant.root
             for i, block in enumerate(lease.held):
                 assert block.parent is parent, "held blocks are a path from the root"
                 assert len(block.ids) == self._index.span
@@ -119,12 +124,11 @@ class TreeInserter:
         kept_s = self._withdraw_tail(lease)
         block = parent.children.get(ids)
         if block is None:
-            block = self._add(parent, ids, page)
+            block = self._add(lease, ids, page)
         elif block.pins:
             self._shadows.setdefault(block, []).append(lease)
         else:
-            self._supply.replace_page(block, page)
-            block.pins = 1
+            self._allocator.adopt(block, page)
         lease.held.append(block)
         self._settle(lease, block, kept_s)
 
@@ -135,23 +139,27 @@ class TreeInserter:
             return
         parent = lease.last
         kept_s = self._withdraw_tail(lease)
-        block = self._index.cover(parent, ids, self._supply.now_s)
+        block = self._index.cover(parent, ids, self._allocator.now_s)
         if block is None:
             dead = parent.children.get(ids)
             if dead is not None:
-                self._supply.drop(dead)
-            block = lease.tail = self._add(parent, ids, lease.block_table[len(lease.held)])
+                self._allocator.drop(dead)
+            block = lease.tail = self._add(lease, ids, lease.block_table[len(lease.held)])
         self._settle(lease, block, kept_s)
 
-    def _add(self, parent: Block, ids: bytes, page: int) -> Block:
-        """A new pinned block whose page is a lease's. Shorter blocks that it makes needless are
-        dropped."""
-        block = self._index.add(parent, ids, page)
+    def _add(self, lease: Lease, ids: bytes, page: int) -> Block:
+        """A new pinned block after those held, with a page of the lease. Shorter blocks that it
+        makes needless are dropped."""
+        parent, prompt, key = lease.last, lease.prompt, None
+        end = parent.start + parent.num_tokens + self._index.block_size
+        if len(ids) == self._index.span and end <= prompt.num_prompt:
+            key = prompt.keys.ancestor(end)  # hashed once, for entries and blocks
+        block = self._index.add(parent, ids, page, key)
         block.pins = 1
         self._counters.num_inserted_blocks += 1
         for shorter in self._index.shorter(parent, ids):
-            self._supply.drop(shorter)
-            self._supply.extend(block, shorter.expires_at_s)
+            self._allocator.drop(shorter)
+            self._allocator.extend(block, shorter.expires_at_s)
         return block
 
     def _withdraw_tail(self, lease: Lease) -> float:
@@ -164,33 +172,33 @@ class TreeInserter:
         return tail.expires_at_s
 
     def _settle(self, lease: Lease, block: Block, kept_s: float) -> None:
-        """The block is now the lease's last: kept as long as what it replaced, and as the entries
-        that end in it."""
+        """The block is now the lease's last: kept as long as the one it replaced, and as the
+        entries that end in it."""
         lease.end = block
-        now_s = self._supply.now_s
-        self._supply.extend(block, kept_s)
-        for entry in lease.space.entries.covered_by(block):
+        now_s = self._allocator.now_s
+        self._allocator.extend(block, kept_s)
+        for entry in lease.tenant.entries.covered_by(block):
             if entry.live(now_s) and (entry.block is None or entry.block.parent is None):
                 entry.block = block
-                self._supply.extend(block, entry.expires_at_s, promised=True)
+                self._allocator.extend(block, entry.expires_at_s, promised=True)
 
     # Out of it ------------------------------------------------------------------------------------
 
-    def _let_go(self, lease: Lease, i: int) -> None:
+    def _release(self, lease: Lease, i: int) -> None:
         block, page = lease.held[i], lease.block_table[i]
         shadows = self._shadows.get(block)
         if block.page != page:
             assert shadows is not None
             shadows.remove(lease)
-            self._supply.give_back([page])
+            self._allocator.free([page])
         elif block.pins == 1 and shadows:
-            self._supply.hand_over(block, shadows.pop().block_table[i])
+            self._allocator.hand_over(block, shadows.pop().block_table[i])
         else:
             self._unpin(block)
         if shadows is not None and not shadows:
             del self._shadows[block]
 
     def _unpin(self, block: Block) -> None:
-        self._supply.unpin(block)
-        if not block.children and not block.live(self._supply.now_s):
-            self._supply.drop(block)
+        self._allocator.unpin(block)
+        if not block.children and not block.live(self._allocator.now_s):
+            self._allocator.drop(block)

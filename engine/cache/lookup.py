@@ -1,68 +1,38 @@
-"""What is cached for one tenant, and one prompt as it is looked up there.
-
-Data; knows no pages and no tiers.
-"""
+"""One look at the device for one prompt. Data; knows no pages and no tiers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from engine.cache.tiers.object_format import ObjectNamespace
-from engine.cache.tree.block import Block, PromptKeys
-from engine.cache.tree.entries import EntryTable
-from engine.prompt.rendered import RenderedPrompt
-from engine.prompt.types import Position
-from engine.types import CachePlan
+from engine.cache.tree.prompt import PlannedPrompt
+from engine.cache.tree.radix import Match
+from engine.cache.tree.tenant import TenantCache
+from engine.types import PlannedEntry
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class TenantCache:
-    """What is cached for one tenant: a tree and its entries."""
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Lookup:
+    """A prompt, packed and matched; made by `PrefixCache.lookup` when its request arrives.
 
-    root: Block
-    seal: ObjectNamespace
-    entries: EntryTable = field(default_factory=EntryTable)
+    `match` is the longest live prefix that the plan may read, when the tree had `version`.
+    `planned` are the entries that may come to exist. At most `max_kept` tokens of prompt and answer
+    may stay cached. The TTLs count from `started_at_s`.
+    """
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing would be forgotten with it."""
-        return not (self.root.children or len(self.entries) or self.entries.num_tombstones)
-
-
-@dataclass(frozen=True, slots=True)
-class CachePreview:
-    """What a prompt would find and leave: the first `num_found` tokens are there, its first
-    `num_kept` may be found later."""
-
-    num_found: int
-    num_kept: int
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class PromptLookup:
-    """One prompt under one plan, as entries are looked up for it. `ids` are its packed token
-    ids."""
-
-    rendered: RenderedPrompt
-    plan: CachePlan
-    ids: bytes
-    keys: PromptKeys
+    tenant: TenantCache
+    prompt: PlannedPrompt
+    started_at_s: float
+    planned: tuple[PlannedEntry, ...]
+    max_kept: int
+    match: Match
+    version: int
 
     @property
-    def num_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.rendered.token_ids)
+    def num_found(self) -> int:
+        """Tokens of the prompt that are on the device."""
+        return self.match.num_tokens
 
     @property
-    def limit(self) -> int:
-        """The last place a boundary may be: one token is always computed."""
-        return len(self.rendered.token_ids) - 1
-
-    def offset(self, position: Position) -> int:
-        """Tokens up to the end of `position`, at most `limit`; 0 for a position the prompt does not
-        have."""
-        return min(self.rendered.offsets.get(position, 0), self.limit)
-
-    def key(self, position: Position) -> bytes:
-        """Key of an entry at `position` under the plan's salt of its level."""
-        return self.keys.entry(self.offset(position), self.plan.salts.get(position.level, ""))
+    def num_kept(self) -> int:
+        """Tokens of the prompt that may be found later."""
+        return min(self.max_kept, self.prompt.num_prompt)

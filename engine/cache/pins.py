@@ -1,10 +1,10 @@
-"""Pinned entries: which one a key names, what they may take, and the two changes.
+"""Pinned entries: finding, pinning and unpinning one, within a budget.
 
 Knows no requests and no stores.
 
-A pin is an expiry that never comes, on the entry, on the blocks under it and on their objects below
-the device. Everything else follows from that: nothing is renewed, evictions see it, and it survives
-a restart as any expiry does.
+A pin is an expiry that never comes, on the entry, on the blocks under it and on their objects in
+the lower tiers. Everything else follows from that: nothing is renewed, evictions see it, and it
+survives a restart as any expiry does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from engine.cache.allocator import PageAllocator
-from engine.cache.lookup import TenantCache
-from engine.cache.lower_tiers import LowerTiers
 from engine.cache.tiers.object_format import stored_entry_key
+from engine.cache.tiers.tiers import Tiers
+from engine.cache.tiers.writeback import WriteBack
 from engine.cache.tree.block import Block
 from engine.cache.tree.entries import Entry
 from engine.cache.tree.geometry import Geometry
+from engine.cache.tree.tenant import TenantCache
 from engine.store.base import PINNED_UNTIL_S
 from engine.types import PinOutcome
 
@@ -29,18 +30,24 @@ class Pins:
     """All pinned entries of a cache together may take `budget_nbytes` of KV."""
 
     def __init__(
-        self, supply: PageAllocator, geometry: Geometry, below: LowerTiers, budget_nbytes: int
+        self,
+        allocator: PageAllocator,
+        geometry: Geometry,
+        tiers: Tiers,
+        write_back: WriteBack,
+        budget_nbytes: int,
     ) -> None:
         self.budget_nbytes = budget_nbytes
-        self._supply = supply
+        self._allocator = allocator
         self._geometry = geometry
-        self._below = below
+        self._tiers = tiers
+        self._write_back = write_back
 
-    def pin(self, spaces: Iterable[TenantCache], key: bytes) -> PinOutcome:
+    def pin(self, tenants: Iterable[TenantCache], key: bytes) -> PinOutcome:
         """Keep the live entry whose object has this key until it is unpinned."""
-        held = list(spaces)
-        space, entry = self._find(held, key)
-        if entry is None or space is None:
+        held = list(tenants)
+        tenant, entry = self._find(held, key)
+        if entry is None or tenant is None:
             return "unknown"
         if entry.is_pinned:
             return "done"
@@ -52,60 +59,63 @@ class Pins:
         if self.used_nbytes(held) + num_more * self._geometry.page_nbytes > self.budget_nbytes:
             return "over_budget"
         entry.expires_at_s = PINNED_UNTIL_S
-        self._supply.extend(last, PINNED_UNTIL_S, promised=True)
-        self._below.pin(space, entry, path)
+        self._allocator.extend(last, PINNED_UNTIL_S, promised=True)
+        self._write_back.spans(tenant, path)
+        self._write_back.entry(tenant, entry)
+        # At once: a kill must not leave a pinned entry whose KV expires.
+        self._tiers.tell_refreshes()
         return "done"
 
-    def unpin(self, spaces: Iterable[TenantCache], key: bytes) -> PinOutcome:
-        """Let the entry expire again, its own time from now, and what only it kept."""
-        space, entry = self._find(spaces, key)
-        if entry is None or space is None:
+    def unpin(self, tenants: Iterable[TenantCache], key: bytes) -> PinOutcome:
+        """Let the entry expire again, its own TTL from now, and the blocks that only it kept."""
+        tenant, entry = self._find(tenants, key)
+        if entry is None or tenant is None:
             return "unknown"
         if not entry.is_pinned:
             return "done"
         last = entry.block
         if last is None or last.parent is None:
             return "absent"
-        until_s = entry.expires_at_s = self._supply.now_s + entry.ttl_s
-        space.entries.reschedule(entry)
+        until_s = entry.expires_at_s = self._allocator.now_s + entry.ttl_s
+        tenant.entries.reschedule(entry)
         path = _path(last)
         for block in reversed(path):
-            promises = [other.expires_at_s for other in space.entries.covered_by(block)]
-            self._supply.curtail(block, until_s, max(promises, default=0.0))
-        self._below.unpin(space, entry, path, until_s)
+            promises = [other.expires_at_s for other in tenant.entries.covered_by(block)]
+            self._allocator.curtail(block, until_s, max(promises, default=0.0))
+        self._write_back.curtail(tenant, entry, path, until_s)
         return "done"
 
-    def used_nbytes(self, spaces: Iterable[TenantCache]) -> int:
+    def used_nbytes(self, tenants: Iterable[TenantCache]) -> int:
         """Bytes of KV under pinned entries: those this cache knows, or more where a tier holds more
         from before."""
         pages: set[Block] = set()
         elsewhere_nbytes = 0
-        for entry in self.entries(spaces):
+        for entry in self.entries(tenants):
             if entry.block is None or entry.block.parent is None:
                 elsewhere_nbytes += self._geometry.nbytes(0, entry.offset)
             else:
                 pages.update(_path(entry.block))
         known_nbytes = len(pages) * self._geometry.page_nbytes + elsewhere_nbytes
         return max(
-            [known_nbytes, *(tier.gauges.pinned_nbytes for tier in self._below.stats().values())]
+            [known_nbytes, *(tier.gauges.pinned_nbytes for tier in self._tiers.stats().values())]
         )
 
     @staticmethod
-    def entries(spaces: Iterable[TenantCache]) -> list[Entry]:
+    def entries(tenants: Iterable[TenantCache]) -> list[Entry]:
         """Every pinned entry this cache knows."""
-        return [entry for space in spaces for entry in space.entries if entry.is_pinned]
+        return [entry for tenant in tenants for entry in tenant.entries if entry.is_pinned]
 
     def _find(
-        self, spaces: Iterable[TenantCache], key: bytes
+        self, tenants: Iterable[TenantCache], key: bytes
     ) -> tuple[TenantCache | None, Entry | None]:
-        for space in spaces:
-            if key.startswith(space.seal.namespace):
-                for entry in space.entries:
+        for tenant in tenants:
+            if key.startswith(tenant.seal.namespace):
+                for entry in tenant.entries:
                     if (
-                        entry.live(self._supply.now_s)
-                        and stored_entry_key(space.seal, entry.key) == key
+                        entry.live(self._allocator.now_s)
+                        and stored_entry_key(tenant.seal, entry.key) == key
                     ):
-                        return space, entry
+                        return tenant, entry
         return None, None
 
 

@@ -1,8 +1,9 @@
-"""What a request's plan finds and leaves among the entries, and what is said of it.
+"""The entries of a running request: those it reads and renews, those it writes, and its report.
 
 Knows no pages and reads no tier.
 
-Reading is use: what is read is refreshed. What is planned is written once its tokens are computed.
+Reading is use: an entry that is read is renewed. A planned entry is written once its tokens are
+computed.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from engine.cache.explain import explain, is_best, refuse
 from engine.cache.hit import HitResult, boundaries, find_hit, is_too_old, live_entries
 from engine.cache.inserter import TreeInserter
 from engine.cache.lease import Lease
-from engine.cache.lower_tiers import LowerTiers
-from engine.cache.stats import CacheCounters
 from engine.cache.tiers.fetch import Fetch
+from engine.cache.tiers.tiers import Tiers
+from engine.cache.tiers.writeback import WriteBack
 from engine.cache.tree.entries import Entry
 from engine.cache.tree.radix import RadixIndex
+from engine.cache.tree.stats import CacheCounters
 from engine.store.base import PINNED_UNTIL_S
 from engine.types import CacheReport, Hit, Miss, PlannedEntry
 
@@ -28,59 +30,56 @@ DEVICE: Final = "device"
 
 
 class Promises:
-    """Reads, renews and writes the entries of leases. `below` is told what changed."""
+    """Reads, renews and writes the entries of leases. `renew` alone refreshes a TTL."""
 
     def __init__(
         self,
         index: RadixIndex,
-        supply: PageAllocator,
-        sharing: TreeInserter,
+        allocator: PageAllocator,
+        inserter: TreeInserter,
         counters: CacheCounters,
-        below: LowerTiers,
+        tiers: Tiers,
+        write_back: WriteBack,
     ) -> None:
         self._index = index
-        self._supply = supply
-        self._sharing = sharing
+        self._allocator = allocator
+        self._inserter = inserter
         self._counters = counters
-        self._below = below
+        self._tiers = tiers
+        self._write_back = write_back
 
     def report(self, lease: Lease, fetch: Fetch | None, num_known: int | None) -> CacheReport:
-        """What the plan found, counted once. Reading is use: the entries up to the hit are
-        refreshed.
+        """The plan's finds, counted once. The entries up to the hit are renewed.
 
-        Where what another request computed meanwhile is billed as written, nothing past `num_known`
-        counts as found.
+        Where tokens that another request computed meanwhile are billed as written, nothing past
+        `num_known` counts as found.
         """
-        view, entries, skipped = lease.view, lease.space.entries, lease.num_cached
+        prompt, entries, skipped = lease.prompt, lease.tenant.entries, lease.num_cached
         lost = fetch is not None and fetch.cause is not None
         shared = 0 if num_known is None else max(0, skipped - num_known)
-        readable = skipped - shared if view.plan.single_flight == "write" else skipped
-        reading = find_hit(view, entries, skipped, self._supply.now_s, readable)
-        found = boundaries(view, lease.planned, entries, self._supply.now_s, readable)
-        miss = refuse(view)
+        readable = skipped - shared if prompt.plan.single_flight == "write" else skipped
+        hit = find_hit(prompt, entries, skipped, self._allocator.now_s, readable)
+        found = boundaries(prompt, lease.planned, entries, self._allocator.now_s, readable)
+        miss = refuse(prompt)
         if miss is None and readable < skipped:
             miss = Miss("cold")
-        elif miss is None and not is_best(view, reading):
+        elif miss is None and not is_best(prompt, hit):
             miss = explain(
-                view, entries, reading, self._index.reach(lease.space.root, view.ids), lost=lost
+                prompt, entries, hit, self._index.reach(lease.tenant.root, prompt.ids), lost=lost
             )
-        for entry in live_entries(view, entries, reading.offset, self._supply.now_s):
+        for entry in live_entries(prompt, entries, hit.offset, self._allocator.now_s):
             if entry.refresh_on_read:
-                entry.renew(lease.started_at_s)
-                self._sharing.keep(entry, lease)
+                self.renew(lease, entry)
                 self._counters.num_refreshed_entries += 1
-                self._below.write(lease, entry)
         tiers = {DEVICE: skipped - sum(lease.loaded.values()), **lease.loaded}
         report = CacheReport(
-            num_prompt=view.num_prompt,
+            num_prompt=prompt.num_prompt,
             skipped=skipped,
-            hit=self._hit(lease, reading),
+            hit=_reported(lease, hit),
             boundaries=found,
             tiers={tier: num_tokens for tier, num_tokens in tiers.items() if num_tokens},
             miss=miss,
-            broken_tokens=0
-            if reading.broken is None
-            else view.offset(reading.broken) - reading.offset,
+            broken_tokens=prompt.offset(hit.broken) - hit.offset if hit.broken else 0,
             shared=shared,
         )
         self._count(report, fetch)
@@ -90,18 +89,18 @@ class Promises:
         """Make the planned entry, or take the longer class and the later expiry where it is there
         already.
 
-        What was found is renewed within its own end; what was written anew begins a new life.
+        An entry that was found is renewed within its own end; one written anew begins a new life.
         """
-        view, entries = lease.view, lease.space.entries
-        key, offset = view.key(planned.position), view.offset(planned.position)
-        entry = entries.find_live(key, self._supply.now_s)
+        prompt, entries = lease.prompt, lease.tenant.entries
+        key, offset = prompt.key(planned.position), prompt.offset(planned.position)
+        entry = entries.find_live(key, self._allocator.now_s)
         ends_at_s = lease.started_at_s + (
             math.inf if planned.max_age_s is None else planned.max_age_s
         )
         ttl_s = planned.ttl_s if planned.upgrade or not existed else 0.0
         if entry is None:
             expires_at_s = min(lease.started_at_s + planned.ttl_s, ends_at_s)
-            place = view.keys.ancestor(offset), view.keys.tail(offset)
+            place = prompt.keys.ancestor(offset), prompt.keys.tail(offset)
             entry = Entry(
                 key,
                 *place,
@@ -117,43 +116,32 @@ class Promises:
         elif existed and not entry.refresh_on_read and ttl_s <= entry.ttl_s:
             return
         else:
-            too_old = is_too_old(entry, view.plan, lease.started_at_s)
+            too_old = is_too_old(entry, prompt.plan, lease.started_at_s)
             if too_old:
                 entry.written_at_s = lease.started_at_s
             entry.ends_at_s = (
                 min(entry.ends_at_s, ends_at_s) if existed and not too_old else ends_at_s
             )
             entry.refresh_on_read |= planned.refresh_on_read
-            entry.renew(lease.started_at_s, ttl_s)
-        self._sharing.keep(entry, lease)
-        self._below.write(lease, entry)
+        self.renew(lease, entry, ttl_s)
+
+    def renew(self, lease: Lease, entry: Entry, ttl_s: float = 0.0) -> None:
+        """Refresh the TTL of an entry that the lease used: its clock starts again at the request's
+        start, its KV is kept as long, here and in the lower tiers."""
+        entry.renew(lease.started_at_s, ttl_s)
+        self._inserter.keep(entry, lease)
+        for span in lease.arrivals:
+            if span.start < entry.offset and span.expires_at_s < entry.expires_at_s:
+                span.expires_at_s = entry.expires_at_s
+                self._tiers.refresh(span.label.key, entry.expires_at_s)
+        self._write_back.entry(lease.tenant, entry)
 
     def touch(self, lease: Lease, used_at_s: float) -> None:
         """Keep the lease's path as long after its use as the plan says."""
-        until_s = used_at_s + lease.view.plan.unmarked_ttl_s
-        self._supply.extend(lease.last, until_s)
+        until_s = used_at_s + lease.prompt.plan.unmarked_ttl_s
+        self._allocator.extend(lease.last, until_s)
         if lease.end is not None:
-            self._supply.extend(lease.end, until_s)
-
-    def _hit(self, lease: Lease, reading: HitResult) -> Hit | None:
-        if reading.position is None:
-            return None
-        entry = reading.entry
-        if entry is not None:
-            entry.hits += 1
-        assert lease.end is not None
-        if entry is not None:
-            return Hit(reading.position, reading.offset, entry.ttl_left_s(lease.started_at_s))
-        if lease.arrivals:
-            kept_s = lease.started_at_s + lease.view.plan.unmarked_ttl_s if lease.num_kept else 0.0
-            expires_at_s = max(lease.arrivals[-1].expires_at_s, kept_s)
-        else:
-            expires_at_s = lease.end.expires_at_s
-        if (
-            expires_at_s >= PINNED_UNTIL_S
-        ):  # under a pinned entry: what the request itself would keep it for
-            expires_at_s = lease.started_at_s + lease.view.plan.unmarked_ttl_s
-        return Hit(reading.position, reading.offset, max(0.0, expires_at_s - lease.started_at_s))
+            self._allocator.extend(lease.end, until_s)
 
     def _count(self, report: CacheReport, fetch: Fetch | None) -> None:
         counters = self._counters
@@ -172,3 +160,21 @@ class Promises:
                 counters.num_broken_corrupt_tokens += report.broken_tokens
             case None:
                 counters.num_broken_evicted_tokens += report.broken_tokens
+
+
+def _reported(lease: Lease, hit: HitResult) -> Hit | None:
+    """The hit with the time that is left for it."""
+    if hit.position is None:
+        return None
+    if hit.entry is not None:
+        return Hit(hit.position, hit.offset, hit.entry.ttl_left_s(lease.started_at_s))
+    assert lease.end is not None
+    unmarked_until_s = lease.started_at_s + lease.prompt.plan.unmarked_ttl_s
+    if lease.arrivals:
+        kept_s = unmarked_until_s if lease.num_kept else 0.0
+        expires_at_s = max(lease.arrivals[-1].expires_at_s, kept_s)
+    else:
+        expires_at_s = lease.end.expires_at_s
+    if expires_at_s >= PINNED_UNTIL_S:  # under a pinned entry: as long as the request keeps it
+        expires_at_s = unmarked_until_s
+    return Hit(hit.position, hit.offset, max(0.0, expires_at_s - lease.started_at_s))

@@ -10,7 +10,6 @@ copied for each sequence.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +26,7 @@ from engine.errors import BadFormat, BadTools, Overloaded
 from engine.prompt.speech import PLAIN, OutputSyntax
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Tool
+from engine.structures.lru import LruCache
 from engine.types import Sampling
 
 NUM_KEPT: Final = 64
@@ -61,7 +61,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self._trials = trials or Trials(lambda: described(tokenizer))
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._kept: LruCache[str, CompiledGrammar] = LruCache(KEPT_NBYTES, _kept_nbytes)
         self._live: WeakSet[CompiledGrammar] = WeakSet()
 
     def form(
@@ -109,7 +109,7 @@ class Grammars:
     def is_at_hand(self, grammar: str) -> bool:
         """Whether it is known what becomes of a grammar, so that nobody waits for it."""
         with self._lock:
-            return grammar in self._kept or self._trials.refusal(grammar) is not None
+            return self._kept.get(grammar) is not None or self._trials.refusal(grammar) is not None
 
     def constrained(self, grammar: str) -> GrammarConstraint:
         """See `GrammarForm.constraint`."""
@@ -123,9 +123,8 @@ class Grammars:
     def _compiled(self, grammar: str) -> CompiledGrammar:
         with self._lock:
             compiled = self._kept.get(grammar)
-            if compiled is not None:
-                self._kept.move_to_end(grammar)
-                return compiled
+        if compiled is not None:
+            return compiled
         try:
             nbytes = self._trials.nbytes(grammar)
         except BadFormat as error:
@@ -140,12 +139,7 @@ class Grammars:
         compiled = CompiledGrammar(matcher, nbytes)
         with self._lock:
             self._live.add(compiled)
-            self._kept[grammar] = compiled
-            while (
-                len(self._kept) > NUM_KEPT
-                or sum(kept.nbytes for kept in self._kept.values()) > KEPT_NBYTES
-            ):
-                self._kept.popitem(last=False)
+            self._kept.put(grammar, compiled)
         return compiled
 
 
@@ -169,6 +163,11 @@ class GrammarForm:
             return self.grammars.constrained(self.grammar)
         except BadFormat as error:
             raise (BadTools if self.of_tools else BadFormat)(str(error)) from None
+
+
+def _kept_nbytes(grammar: str, compiled: CompiledGrammar) -> int:
+    """Its share of `KEPT_NBYTES`, which also bounds how many are kept."""
+    return max(compiled.nbytes, KEPT_NBYTES // NUM_KEPT)
 
 
 class GrammarConstraint:

@@ -1,1 +1,1 @@
-"""The step loop and what a request waits for before and between steps."""
+"""The step loop, admission and the pages of running requests."""

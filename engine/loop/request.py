@@ -1,5 +1,4 @@
-"""One accepted request, with all that it has until its last event,
-and what the parts of the step loop share.
+"""One accepted request, from its acceptance to its last event, and the parts of the step loop.
 
 Data only.
 """
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.cache.lease import Lease
+from engine.cache.lookup import Lookup
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.tiers.fetch import Fetch
 from engine.inbox import RenderedJob
@@ -28,17 +28,20 @@ from engine.stats import Stats
 class EngineRequest:
     """Owned by the step loop; times are on the monotonic clock.
 
-    `lease` is None while it has no pages: before it is admitted, and while it is preempted, when
-    `last_lease` is the one it had. `num_found` are the prompt's tokens that were there before it
-    first waited for another request, None if it never did. `is_patient` until it has waited for
-    others as long as it may. `drafter` guesses what it will say, None where nothing is guessed.
+    `lookup` is its one look at the cache, kept until it is admitted. `lease` is None while it has
+    no pages: before it is admitted, and while it is preempted, when `last_lease` is the one it had.
+    `num_found` are the prompt's tokens that were there before it first waited for another request,
+    None if it never did. `is_patient` until it has waited for others as long as it may. `drafter`
+    guesses the next tokens, None where nothing is guessed. The cache spent `match_s` on finding its
+    prefix.
     """
 
     job: RenderedJob
     sequence: Sequence
     answer: OutputParser
+    lookup: Lookup | None = None
     fetch: Fetch | None = None
-    num_seeks: int = 0
+    num_fetches: int = 0
     beginning: Beginning | None = None
     num_found: int | None = None
     until_s: float | None = None
@@ -46,17 +49,13 @@ class EngineRequest:
     lease: Lease | None = None
     last_lease: Lease | None = None
     drafter: Drafter | None = None
+    match_s: float = 0.0
     started_s: float = 0.0
     first_token_s: float | None = None
 
     @property
     def request_id(self) -> str:
         return self.sequence.request_id
-
-    @property
-    def ids(self) -> bytes | None:
-        """Its prompt packed, if that has been done."""
-        return None if self.beginning is None else self.beginning.ids
 
     @property
     def pages(self) -> Lease:
@@ -67,8 +66,8 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoopParts:
-    """What the step loop and its parts work on; the engine thread owns all of it. `requests` are
-    the accepted ones by id."""
+    """The objects that the step loop and its parts share; the engine thread owns them. `requests`
+    are the accepted ones by id."""
 
     limits: StepLimits
     runner: Runner

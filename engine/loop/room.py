@@ -1,5 +1,4 @@
-"""Pages for what a step writes: taken from what was reserved, reserved when needed,
-freed by preemption.
+"""Pages for the tokens of a step: reserved when needed, freed by preemption.
 
 Knows no model.
 
@@ -8,7 +7,8 @@ as it grows. When there is no more, the youngest decoding sequence gives up its 
 until it can go on. The oldest running sequence is never the youngest of several, so it always gets
 on, and everybody becomes the oldest.
 
-Only decoding sequences are preempted: by then what their report calls skipped was skipped.
+Only decoding sequences are preempted: after the prefill, so that the report's count of skipped
+tokens stays true.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class PageReservations:
         return min(sequence.num_most, len(sequence.token_ids) + self._limits.answer_tokens)
 
     def spare_pages(self) -> int:
-        """Pages that running sequences are about to ask for: whoever is admitted leaves as many, or
-        would be preempted."""
+        """Pages that running sequences are about to ask for: a request that is admitted leaves as
+        many, or would be preempted."""
         size, ahead = self._limits.block_size, self._limits.answer_tokens
         running = [(s, self._requests[s.request_id].pages) for s in self._scheduler.running]
         return sum(
@@ -43,7 +43,7 @@ class PageReservations:
         )
 
     def num_reusable(self, sequence: Sequence, num_tokens: int) -> int:
-        """How many of a sequence's first `num_tokens` tokens have KV that prompts may share."""
+        """The number of a sequence's first `num_tokens` tokens whose KV prompts may share."""
         return num_tokens if self._runner.reuse_decode_kv else min(num_tokens, sequence.num_prompt)
 
     def resume(self, request: EngineRequest) -> bool:
@@ -54,7 +54,6 @@ class PageReservations:
         with self._stats.timed("engine_cache_seconds_total"):
             lease = self._cache.resume(
                 request.last_lease,
-                request.job.submit.tenant,
                 sequence.token_ids,
                 num_reserve=self.num_first(sequence),
                 num_reusable=self.num_reusable(sequence, len(sequence.token_ids)),
@@ -73,7 +72,7 @@ class PageReservations:
         return [part for part in slices if part.sequence.arrival in can]
 
     def num_drafts(self, part: Slice) -> int:
-        """How many tokens more than the slice's own could be written without asking for pages."""
+        """The number of tokens beyond the slice that could be written without asking for pages."""
         lease = self._requests[part.sequence.request_id].pages
         return min(lease.num_pages * self._limits.block_size, part.sequence.num_most) - part.end
 
@@ -108,8 +107,8 @@ class PageReservations:
         return True
 
     def _preempt(self, request: EngineRequest) -> None:
-        """Give a decoding request's pages back and queue it again. What it computed stays cached,
-        as long as there is room."""
+        """Give a decoding request's pages back and queue it again. Its KV stays cached, as long as
+        there is room."""
         sequence, lease = request.sequence, request.pages
         self._cache.release(
             lease, sequence.token_ids, self.num_reusable(sequence, sequence.num_computed)

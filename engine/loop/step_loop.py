@@ -1,11 +1,11 @@
 """The step loop: from rendered prompts to events, one model step at a time. Knows no threads,
 sockets or rendering.
 
-A request's life: `accept` (it fits the context) → it waits for what it needs and is admitted
+A request's life: `accept` (it fits the context) → it waits for room and is admitted
 (`engine/loop/admission.py`: `Started`) → prefilled in chunks, each committed to the cache → first
 token (the plan's entries are promised) → decoded, a token or a rightly guessed few per step →
 `Finished`, and its pages go back. When pages run out it may have to give them up and go on later
-(`engine/loop/room.py`): nobody can tell but by the time it takes.
+(`engine/loop/room.py`): its answer is the same, only later.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StepLoop:
     def wait_s(self) -> float | None:
         """Seconds after which `step` has something to do though nothing arrived; None if it never
         will."""
-        return self._cache.wait_s()
+        return self._cache.tiers.wait_s()
 
     @property
     def num_running(self) -> int:
@@ -104,7 +104,7 @@ class StepLoop:
         """Waiting requests whose prefix another request is computing."""
         return self._admission.num_following
 
-    # What others want -----------------------------------------------------------------------------
+    # Requests -------------------------------------------------------------------------------------
 
     def accept(self, job: RenderedJob) -> None:
         """Start a request or queue it, or answer `Failed` when it can never fit or the queue is
@@ -155,8 +155,7 @@ class StepLoop:
         self._admission.enter(request)
 
     def abort(self, request_id: str) -> None:
-        """End a request as `cancelled`, accepted or not yet; what was computed of it stays
-        cached."""
+        """End a request as `cancelled`, accepted or not yet; its computed KV stays cached."""
         self.stats.add("engine_aborted_total")
         request = self._requests.get(request_id)
         if request is None:
@@ -170,7 +169,7 @@ class StepLoop:
             self.abort(request_id)
 
     def tick(self, now_s: float) -> None:
-        """Tell the time; the cache's time is the largest ever told."""
+        """Advance the time; an earlier one changes nothing."""
         if now_s > self._now_s:
             self._now_s = now_s
             with self.stats.timed("engine_cache_seconds_total"):
@@ -191,13 +190,12 @@ class StepLoop:
             return self._cache.pin(key, pinned=pinned)
 
     def check(self) -> None:
-        """Raise AssertionError unless what is waiting, running and cached fits together. For
-        tests."""
+        """Raise AssertionError unless the queue, the schedule and the cache agree. For tests."""
         self._cache.check()
         self._admission.check()
 
     def close(self, timeout_s: float) -> None:
-        """With nothing in flight any more: write what the lower tiers should have, for so long at
+        """With nothing in flight any more: write what is due to the lower tiers, for so long at
         most."""
         if not self._cache.close(timeout_s):
             _log.warning("not everything was written to the lower tiers")
@@ -205,7 +203,7 @@ class StepLoop:
     # One step -------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Admit what fits, compute one step, send what came of it.
+        """Admit waiting requests, compute one step, send its events.
 
         An error of the model fails the sequences of that step and is otherwise survived, unless it
         follows another one or memory ran out: then it is raised and this loop is of no more use. So
@@ -213,8 +211,8 @@ class StepLoop:
         """
         self._admission.settle()
         self._admission.admit()
-        # With nothing running all pages can be had, and what is larger than the pool was refused:
-        # nobody waits for ever.
+        # With nothing running all pages can be had, and a request larger than the pool was refused:
+        # none waits for ever.
         num_patient = self._admission.num_loading + self._admission.num_following
         assert self._scheduler.num_running or self._scheduler.num_waiting == num_patient
         self._admission.restore()
@@ -227,11 +225,10 @@ class StepLoop:
             self._compute(slices)
         if self._cache.has_work:
             with self.stats.timed("engine_cache_seconds_total"):
-                self._cache.copy_out(COPY_NBYTES)
+                self._cache.write_back.copy(COPY_NBYTES)
 
     def _draft(self, slices: list[Slice]) -> list[Slice]:
-        """The slices, with guesses of what comes next where few sequences decode and guessing
-        pays."""
+        """The slices, with guessed next tokens where few sequences decode and guessing pays."""
         decoding = [part for part in slices if part.sequence.status is Status.DECODE]
         if not self.limits.speculation or len(decoding) > MAX_DRAFTING:
             return slices
@@ -266,13 +263,13 @@ class StepLoop:
             self._cache.prefilled(num_prefill, seconds)
 
     def _advance(self, request: EngineRequest, part: Slice, sampled: Sampled | None) -> None:
-        """Take in what the step computed of one sequence."""
+        """Take in the step's result for one sequence."""
         sequence = request.sequence
         if sequence.status is Status.PREFILL:
             self._count_prefill(part)
             sequence.num_computed += part.num_tokens
             with self.stats.timed("engine_cache_seconds_total"):
-                self._cache.commit(
+                self._cache.insert(
                     request.pages,
                     sequence.token_ids,
                     self._room.num_reusable(sequence, sequence.num_computed),
@@ -293,7 +290,7 @@ class StepLoop:
             self.stats.add("engine_accepted_tokens_total", len(sampled.token_ids) - 1)
         if self._take(request, sampled) and self._runner.reuse_decode_kv:
             with self.stats.timed("engine_cache_seconds_total"):
-                self._cache.commit(request.pages, sequence.token_ids, sequence.num_computed)
+                self._cache.insert(request.pages, sequence.token_ids, sequence.num_computed)
 
     def _count_prefill(self, part: Slice) -> None:
         sequence, end = part.sequence, part.start + part.num_tokens
@@ -310,12 +307,12 @@ class StepLoop:
         if request.first_token_s is None:
             request.first_token_s = time.perf_counter()
         with self.stats.timed("engine_cache_seconds_total"):
-            self._cache.promise(request.pages)
+            self._cache.write_entries(request.pages)
         request.sequence.move(Status.DECODE)
         self._admission.leave(request)
 
     def _take(self, request: EngineRequest, sampled: Sampled) -> bool:
-        """Append what was sampled, up to where the answer ends; whether it goes on."""
+        """Append the sampled tokens, up to the end of the answer; whether the answer goes on."""
         sequence = request.sequence
         for i, token_id in enumerate(sampled.token_ids):
             sequence.token_ids.append(token_id)

@@ -12,7 +12,6 @@ import copy
 import hashlib
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +22,7 @@ import tokenizers
 
 from engine.errors import ModelDamaged, ModelUnsupported
 from engine.prompt.neutral import SPACE_MARK, neutralise, steps
+from engine.structures.lru import LruCache
 
 MEMO_NBYTES: Final = 64 * 1024 * 1024
 
@@ -111,7 +111,7 @@ class HfTokenizer:
         self._inner = _load(parsed)
         self._keeps_bytes = _keeps_bytes(parsed)
         self._to_bytes = _TokenBytes(self._inner, parsed)
-        self._memo = _Memo(memo_nbytes)
+        self._memo: LruCache[str, tuple[int, ...]] = LruCache(memo_nbytes, _memo_nbytes)
         added = {token["content"]: int(token["id"]) for token in parsed.get("added_tokens", ())}
         named = {name: text for name in _NAMED_TOKENS if (text := settings.get(name)) is not None}
         special = {
@@ -189,13 +189,13 @@ class HfTokenizer:
     def for_any_thread(self) -> HfTokenizer:
         """The same vocabulary without a memo: its `encode` may be called from any thread."""
         other = copy.copy(self)
-        other._memo = _Memo(0)
+        other._memo = LruCache(0, _memo_nbytes)
         return other
 
     @property
     def memo_nbytes(self) -> int:
         """Estimated size of the pieces remembered now."""
-        return self._memo.nbytes
+        return self._memo.total
 
     def encode(self, text: str) -> tuple[int, ...]:
         known = self._memo.get(text)
@@ -247,35 +247,6 @@ class Detokenizer:
         return self._utf8.decode(b"".join(shown))
 
 
-class _Memo:
-    """Ids of pieces seen lately, at most `limit_nbytes` by estimate; least recently used goes
-    first."""
-
-    def __init__(self, limit_nbytes: int) -> None:
-        self._limit_nbytes = limit_nbytes
-        self.nbytes = 0
-        self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-
-    def get(self, text: str) -> tuple[int, ...] | None:
-        ids = self._ids.get(text)
-        if ids is not None:
-            self._ids.move_to_end(text)
-        return ids
-
-    def put(self, text: str, ids: tuple[int, ...]) -> None:
-        nbytes = self._cost(text, ids)
-        if nbytes > self._limit_nbytes:
-            return
-        self._ids[text] = ids
-        self.nbytes += nbytes
-        while self.nbytes > self._limit_nbytes:
-            self.nbytes -= self._cost(*self._ids.popitem(last=False))
-
-    @staticmethod
-    def _cost(text: str, ids: tuple[int, ...]) -> int:
-        return _PIECE_NBYTES + len(text) * (1 if text.isascii() else 4) + _TOKEN_NBYTES * len(ids)
-
-
 class _TokenBytes(dict[int, bytes]):
     """Token id -> the bytes it stands for, filled as ids are asked for."""
 
@@ -311,6 +282,11 @@ class _TokenBytes(dict[int, bytes]):
             )
         byte = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
         return bytes.fromhex(byte[1]) if byte else token.replace(SPACE_MARK, " ").encode()
+
+
+def _memo_nbytes(text: str, ids: tuple[int, ...]) -> int:
+    """About how much memory a piece takes in the memo."""
+    return _PIECE_NBYTES + len(text) * (1 if text.isascii() else 4) + _TOKEN_NBYTES * len(ids)
 
 
 def _bytes_of_characters() -> dict[str, int]:

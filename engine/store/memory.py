@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -12,6 +10,7 @@ from typing import Final, Self
 
 from engine.memory import Payload
 from engine.store.base import PINNED_UNTIL_S, Found, Item, StoreStats
+from engine.structures.lazy_heap import LazyHeap
 
 SWEEP: Final = 16
 """Expired items that one look or put drops at most."""
@@ -28,8 +27,7 @@ class MemoryStore:
         self.stats = StoreStats()
         self._lock = threading.Lock()
         self._items: OrderedDict[bytes, tuple[Payload, float]] = OrderedDict()
-        self._expiring: list[tuple[float, bytes]] = []
-        self._watched: dict[bytes, float] = {}
+        self._expiring: LazyHeap[bytes, float] = LazyHeap(lambda key: self._items[key][1])
         self._now_s = float("-inf")
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
@@ -106,7 +104,7 @@ class MemoryStore:
             self._items[item.key] = (held[0], item.expires_at_s)
             self._items.move_to_end(item.key)
             self._count_pinned(item.key, 1)
-            self._watch(item.key, item.expires_at_s)
+            self._expiring.add(item.key)
 
     def _put(self, item: Item, payload: Payload) -> None:
         self._remove(item.key)
@@ -121,7 +119,7 @@ class MemoryStore:
             self.stats.num_evictions += 1
         self._items[item.key] = (payload, item.expires_at_s)
         self._count_pinned(item.key, 1)
-        self._watch(item.key, item.expires_at_s)
+        self._expiring.add(item.key)
         self.stats.nbytes += nbytes
         self.stats.num_items += 1
         self.stats.num_puts += 1
@@ -129,16 +127,7 @@ class MemoryStore:
     def _sweep(self) -> int:
         """Drop some of what has expired by the latest time seen; how many."""
         num_dropped = 0
-        while self._expiring and self._expiring[0][0] <= self._now_s and num_dropped < SWEEP:
-            due_s, key = heapq.heappop(self._expiring)
-            if self._watched.get(key) == due_s:
-                del self._watched[key]
-            _, expires_at_s = self._items.get(key, (b"", None))
-            if expires_at_s is None:
-                continue
-            if expires_at_s > self._now_s:
-                self._watch(key, expires_at_s)
-                continue
+        while num_dropped < SWEEP and (key := self._expiring.pop(self._now_s)) is not None:
             self._remove(key)
             self.stats.num_expired += 1
             num_dropped += 1
@@ -156,16 +145,10 @@ class MemoryStore:
         if expires_at_s >= PINNED_UNTIL_S:
             self.stats.pinned_nbytes += times * (len(key) + len(payload))
 
-    def _watch(self, key: bytes, expires_at_s: float) -> None:
-        """Have `_sweep` look at the item by then; one record a key is enough, as it looks again
-        where it came too early."""
-        if expires_at_s < self._watched.get(key, math.inf):
-            self._watched[key] = expires_at_s
-            heapq.heappush(self._expiring, (expires_at_s, key))
-
     def _remove(self, key: bytes) -> None:
         self._count_pinned(key, -1)
         held = self._items.pop(key, None)
+        self._expiring.discard(key)
         if held is not None:
             self.stats.nbytes -= len(key) + len(held[0])
             self.stats.num_items -= 1

@@ -12,14 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from engine.cache.tiers.object_format import (
-    HEADER,
-    NAMESPACE_NBYTES,
-    StoredEntry,
-    decode_entry,
-    is_intact,
-    namespace,
-)
+from engine.cache.tiers.object_format import HEADER, StoredEntry, decode_entry, is_intact
+from engine.cache.tree.namespace import NAMESPACE_NBYTES, namespace
 from engine.memory import Payload
 from engine.store.base import PINNED_UNTIL_S
 from gateway.operate.tier_readers import ListedObject, ObjectReading, TierObjects

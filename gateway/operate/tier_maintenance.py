@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.cache.tiers.object_format import is_intact, namespace
+from engine.cache.tiers.object_format import is_intact
+from engine.cache.tree.namespace import namespace
 from engine.config import EngineConfig
 from engine.memory import Payload
 from engine.store.base import Item, NamedStore, delete_prefix

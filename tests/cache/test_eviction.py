@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.tree.block import Block
-from engine.cache.tree.eviction import SCORES, EvictionQueue, may_leave
+from engine.cache.tree.eviction import EvictionQueue, may_leave
 from engine.store.base import PINNED_UNTIL_S
+from engine.structures.scores import SCORES
 
 
 def blocks_with_pages(count: int) -> list[Block]:
@@ -33,7 +34,7 @@ def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
             st.sampled_from(["use", "promise", "keep", "curtail", "pin", "unpin", "time", "pop"])
         ):
             case "use":
-                block.last_used_s, block.credit = now_s, queue.clock
+                block.last_use, block.credit = now_s, queue.clock
                 block.num_uses += 1
             case "promise":
                 block.promised_until_s = max(
@@ -45,7 +46,7 @@ def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
                 block.promised_until_s = min(
                     block.promised_until_s, now_s + data.draw(st.integers(0, 5))
                 )
-                queue.renew(block, now_s)
+                queue.add(block, now_s)
             case "pin":
                 block.pins = 1
             case "unpin":
@@ -81,12 +82,12 @@ def test_stale_records_do_not_pile_up() -> None:
         now_s = float(i)
         block.promised_until_s = now_s + 0.5
         queue.add(block, now_s)
-        block.last_used_s = now_s
+        block.last_use = now_s
         block.pins = 1
         assert queue.pop(now_s) is None
         block.pins = 0
     queue.add(other, 0.0)
-    assert len(queue._plain) + len(queue._promised) + len(queue._lapses) < 200
+    assert len(queue._queue) + len(queue._lapses) < 200
 
 
 def test_cost_prefers_to_lose_what_is_cheap_to_compute_again() -> None:

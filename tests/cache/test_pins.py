@@ -24,7 +24,7 @@ OFFSETS = {turn(0): 18, turn(1): len(PROMPT)}
 
 def key_of(rig: Rig) -> bytes:
     """The key of the object of the prompt's entry."""
-    (space,) = rig.cache._spaces.values()
+    (space,) = rig.cache._tenants.values()
     (entry,) = (entry for entry in space.entries if entry.offset == 18)
     return stored_entry_key(space.seal, entry.key)
 
@@ -139,7 +139,7 @@ def test_every_object_under_it_is_pinned_below() -> None:
     rig = Rig(store=store)
     rig.run(PROMPT, PLAN, OFFSETS)
     pin(rig)
-    (space,) = rig.cache._spaces.values()
+    (space,) = rig.cache._tenants.values()
     (entry,) = space.entries
     assert entry.block is not None
     pinned = {key for key, found in store.scan() if found.expires_at_s >= PINNED_UNTIL_S}
@@ -164,7 +164,7 @@ def test_the_budget_is_not_passed() -> None:
         marked((turn(0), TTL_S), (turn(1), TTL_S)),
         {turn(0): 8, turn(1): 18, turn(2): len(PROMPT)},
     )
-    (space,) = rig.cache._spaces.values()
+    (space,) = rig.cache._tenants.values()
     short, long = sorted(space.entries, key=lambda entry: entry.offset)
     assert rig.cache.pin(stored_entry_key(space.seal, long.key), pinned=True) == (
         "done",
@@ -192,7 +192,7 @@ def test_a_prefix_of_a_pinned_one_stays_when_it_is_unpinned() -> None:
         marked((turn(0), TTL_S), (turn(1), TTL_S)),
         {turn(0): 8, turn(1): 18, turn(2): len(PROMPT)},
     )
-    (space,) = rig.cache._spaces.values()
+    (space,) = rig.cache._tenants.values()
     short, long = (
         stored_entry_key(space.seal, entry.key)
         for entry in sorted(space.entries, key=lambda entry: entry.offset)
@@ -217,7 +217,7 @@ def test_what_is_unpinned_counts_no_more_before_a_slow_tier_has_heard_of_it() ->
     rig.run(PROMPT, PLAN, OFFSETS)
     key = key_of(rig)
     rig.run(list(range(100, 121)), PLAN, OFFSETS)
-    (space,) = rig.cache._spaces.values()
+    (space,) = rig.cache._tenants.values()
     (other,) = (
         each
         for each in (stored_entry_key(space.seal, entry.key) for entry in space.entries)
@@ -285,7 +285,7 @@ def test_any_history(has_tier: bool, steps: list[tuple[str, int]]) -> None:
     for step, n in steps:
         if step == "run":
             rig.run(prompts[n], PLAN, OFFSETS)
-            (space,) = rig.cache._spaces.values()
+            (space,) = rig.cache._tenants.values()
             (entry,) = (entry for entry in space.entries if entry.tail == pack(prompts[n][16:18]))
             keys[n] = stored_entry_key(space.seal, entry.key)
         elif step == "pin" and n in keys:
@@ -321,7 +321,7 @@ def test_a_kill_right_after_a_pin_loses_nothing_of_it() -> None:
     rig.run(PROMPT, PLAN, OFFSETS)
     rig.settle()
     rig.cache.pin(key_of(rig), pinned=True)
-    rig.cache.copy_out(1 << 20)
+    rig.cache.write_back.copy(1 << 20)
     second = Rig(store=store)
     second.advance(YEAR_S)
     assert read(second) == (18, TTL_S)

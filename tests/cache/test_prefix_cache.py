@@ -136,7 +136,7 @@ def test_two_tenants_share_nothing() -> None:
     keys = {
         tenant: {block.key for block in rig.cache._index.walk(space.root)}
         | {e.key for e in space.entries}
-        for tenant, space in rig.cache._spaces.items()
+        for tenant, space in rig.cache._tenants.items()
     }
     assert len(keys["ada"]) == len(keys["bob"]) > 6
     assert not keys["ada"] & keys["bob"]
@@ -220,7 +220,7 @@ def test_an_aborted_request_keeps_what_it_prefilled_and_promises_nothing() -> No
     rig.compute(lease, DOCUMENT, 0, 10)
     rig.cache.release(lease, DOCUMENT, 10)
     rig.cache.release(lease, DOCUMENT, 10)
-    rig.cache.promise(lease)
+    rig.cache.write_entries(lease)
     rig.cache.check()
     report = rig.run(DOCUMENT, marked(turn(0)))
     assert (report.skipped, report.hit, report.boundaries[0].existed) == (10, None, False)

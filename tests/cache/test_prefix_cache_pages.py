@@ -21,7 +21,8 @@ def test_reserved_pages_can_always_be_had() -> None:
     first = rig.admit(other, UNMARKED, room=8)
     assert rig.cache.stats().gauges.num_blocks == 6, "nothing is evicted before it must be"
     rendered = RenderedPrompt(tuple(DOCUMENT), {}, 0)
-    assert rig.cache.admit("default", rendered, UNMARKED, rig.now_s, num_reserve=23) is None
+    lookup = rig.cache.lookup("default", rendered, UNMARKED, rig.now_s)
+    assert rig.cache.admit(lookup, num_reserve=23) is None
     assert rig.cache.stats().counters.num_refused == 1
     rig.cache.check()
     second = rig.admit(list(range(50, 60)), UNMARKED, room=6)
@@ -37,8 +38,10 @@ def test_reserved_pages_can_always_be_had() -> None:
 def test_what_can_never_fit_is_an_error(num_tokens: int, num_reserve: int) -> None:
     """More pages than the pool has, less room than the prompt, no prompt."""
     rendered = RenderedPrompt(tuple(range(num_tokens)), {}, 0)
+    cache = Rig(num_pages=10).cache
+    lookup = cache.lookup("default", rendered, UNMARKED, 0.0)
     with pytest.raises(ValueError, match="token"):
-        Rig(num_pages=10).cache.admit("default", rendered, UNMARKED, 0.0, num_reserve=num_reserve)
+        cache.admit(lookup, num_reserve=num_reserve)
 
 
 def test_a_long_prompt_gets_one_run_of_pages() -> None:

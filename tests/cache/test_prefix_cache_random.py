@@ -13,8 +13,8 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from engine.cache.stats import CacheCounters
-from engine.cache.tree.eviction import SCORES
+from engine.cache.tree.stats import CacheCounters
+from engine.structures.scores import SCORES
 from tests.fakes.life import Life
 
 ROOM = {"num_pages": 400}

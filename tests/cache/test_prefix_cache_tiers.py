@@ -110,16 +110,14 @@ def test_the_later_of_two_expiries_is_told_whoever_comes_last() -> None:
     asked = []
     for tokens, plan in ((hour, plans[3600.0]), (minutes, plans[300.0])):
         rendered = RenderedPrompt(tuple(tokens), {turn(0): len(tokens)}, 0)
-        asked.append((rendered, plan, rig.cache.seek("default", rendered, plan, rig.now_s)))
-    leases = [
-        rig.cache.admit("default", rendered, plan, rig.now_s, num_reserve=23, fetch=fetch)
-        for rendered, plan, fetch in asked
-    ]
+        lookup = rig.cache.lookup("default", rendered, plan, rig.now_s)
+        asked.append((lookup, rig.cache.fetch(lookup)))
+    leases = [rig.cache.admit(lookup, num_reserve=23, fetch=fetch) for lookup, fetch in asked]
     for lease in leases:
         assert lease is not None
         assert lease.report.skipped == 21
         rig.cache.restore(lease, 1 << 20)
-        rig.cache.release(lease, list(lease.view.rendered.token_ids), 21)
+        rig.cache.release(lease, list(lease.prompt.rendered.token_ids), 21)
     rig.settle()
     after = Rig(store=store)
     after.advance(4000)
@@ -135,10 +133,9 @@ def test_what_expires_while_a_request_waits_for_pages_is_not_used(
     plan = marked(turn(0), **NO_TAIL)
     rig.run(DOCUMENT, plan)
     rendered = RenderedPrompt(tuple(DOCUMENT), {turn(0): len(DOCUMENT)}, 0)
-    fetch = rig.cache.seek("default", rendered, plan, rig.now_s)
-    lease = rig.cache.admit(
-        "default", rendered, plan, rig.now_s + wait_s, num_reserve=23, fetch=fetch
-    )
+    fetch = rig.cache.fetch(rig.cache.lookup("default", rendered, plan, rig.now_s))
+    lookup = rig.cache.lookup("default", rendered, plan, rig.now_s + wait_s)
+    lease = rig.cache.admit(lookup, num_reserve=23, fetch=fetch)
     assert lease is not None
     assert lease.report.skipped == skipped
     rig.cache.release(lease, [], 0)
@@ -151,11 +148,12 @@ def test_what_was_refreshed_while_a_request_waits_for_pages_is_used() -> None:
     plan = marked(turn(0), **NO_TAIL)
     rig.run(DOCUMENT, plan)
     rendered = RenderedPrompt(tuple(DOCUMENT), {turn(0): len(DOCUMENT)}, 0)
-    fetch = rig.cache.seek("default", rendered, plan, rig.now_s)
+    fetch = rig.cache.fetch(rig.cache.lookup("default", rendered, plan, rig.now_s))
     rig.advance(200)
     rig.run(DOCUMENT, plan)
     rig.advance(200)
-    lease = rig.cache.admit("default", rendered, plan, rig.now_s, num_reserve=23, fetch=fetch)
+    lookup = rig.cache.lookup("default", rendered, plan, rig.now_s)
+    lease = rig.cache.admit(lookup, num_reserve=23, fetch=fetch)
     assert lease is not None
     assert (lease.report.hit, lease.report.broken_tokens) == (Hit(turn(0), 21, 300.0), 0)
     rig.cache.release(lease, [], 0)
@@ -213,7 +211,7 @@ def test_the_match_ends_at_the_span_that_was_lost() -> None:
     rig = Rig(store=store, force_store=True)
     offsets = {TOOLS: 8, SYSTEM: 22}
     rig.run([*DOCUMENT, 1], marked(TOOLS, SYSTEM), offsets)
-    space = rig.cache._spaces["default"]
+    space = rig.cache._tenants["default"]
     second = PromptKeys(space.root, pack(DOCUMENT), 4, []).ancestor(16)
     store.delete_many([span_key(space.seal, second)])
     report = rig.run([*DOCUMENT, 1], marked(TOOLS, SYSTEM), offsets)
@@ -242,8 +240,8 @@ def test_what_arrives_after_a_flush_is_not_kept() -> None:
     rig.run(tokens, plan)
     rig.run(list(range(100, 122)), CachePlan(store=False, read=False))
     rendered = RenderedPrompt(tuple(tokens), {turn(0): len(tokens)}, 0)
-    fetch = rig.cache.seek("default", rendered, plan, rig.now_s)
-    lease = rig.cache.admit("default", rendered, plan, rig.now_s, num_reserve=18, fetch=fetch)
+    lookup = rig.cache.lookup("default", rendered, plan, rig.now_s)
+    lease = rig.cache.admit(lookup, num_reserve=18, fetch=rig.cache.fetch(lookup))
     assert lease is not None
     assert lease.held
     assert lease.arrivals

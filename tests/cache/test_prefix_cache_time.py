@@ -210,7 +210,7 @@ def test_an_idle_tenant_leaves_nothing_behind() -> None:
     rig.advance(400)
     assert rig.cache.stats().gauges.num_tombstones == 1
     rig.advance(4000)
-    assert rig.cache._spaces == {}
+    assert rig.cache._tenants == {}
 
 
 def test_a_late_admission_refreshes_from_the_start_of_the_request() -> None:

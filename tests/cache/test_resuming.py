@@ -27,7 +27,7 @@ def started(rig: Rig, plan: CachePlan, answer: list[int] = ANSWER) -> Lease:
 
 def resumed(rig: Rig, lease: Lease, token_ids: list[int], *, num_reusable: int = 100) -> Lease:
     again = rig.cache.resume(
-        lease, "default", token_ids, num_reserve=len(token_ids) + 4, num_reusable=num_reusable
+        lease, token_ids, num_reserve=len(token_ids) + 4, num_reusable=num_reusable
     )
     assert again is not None
     rig.cache.check()
@@ -46,7 +46,7 @@ def test_a_resumed_lease_finds_what_it_left() -> None:
     assert again.num_cached == len(whole) - 1
     assert again.report is lease.report
     assert rig.cache.stats().counters.num_requests == counters.num_requests
-    rig.cache.promise(again)
+    rig.cache.write_entries(again)
     assert rig.cache.stats().counters.num_written_entries == counters.num_written_entries
     rig.compute(again, whole, again.num_cached, len(whole))
     rig.release(again, whole)
@@ -70,14 +70,11 @@ def test_a_resumed_lease_waits_for_room() -> None:
     lease = started(rig, marked(SYSTEM))
     rig.release(lease, whole)
     other = rig.admit([7] * 20, CachePlan())
-    assert rig.cache.resume(lease, "default", whole, num_reserve=31, num_reusable=100) is None
+    assert rig.cache.resume(lease, whole, num_reserve=31, num_reusable=100) is None
     rig.cache.check()
     rig.compute(other, [7] * 20, 0, 20)
     rig.release(other, [7] * 20)
-    assert (
-        rig.cache.resume(lease, "default", whole, num_reserve=31, num_reusable=100, spare_pages=5)
-        is None
-    )
+    assert rig.cache.resume(lease, whole, num_reserve=31, num_reusable=100, spare_pages=5) is None
     again = resumed(rig, lease, whole)
     rig.compute(again, whole, again.num_cached, len(whole))
     rig.release(again, whole)
@@ -119,15 +116,15 @@ def test_entries_are_written_as_far_as_the_prompt_is_computed() -> None:
     plan = marked(SYSTEM, turn(0))
     lease = rig.admit(PROMPT, plan, OFFSETS)
     rig.compute(lease, PROMPT, 0, 12)
-    rig.cache.promise(lease, 12)
-    rig.cache.promise(lease, 12)
+    rig.cache.write_entries(lease, 12)
+    rig.cache.write_entries(lease, 12)
     rig.cache.check()
     assert rig.cache.stats().counters.num_written_entries == 1
     early = rig.admit([*PROMPT[:10], 5, 6], marked(SYSTEM), {SYSTEM: 10, turn(0): 12})
     assert early.report.hit is not None
     assert early.report.hit.offset == 10
     rig.compute(lease, PROMPT, 12, 22)
-    rig.cache.promise(lease)
+    rig.cache.write_entries(lease)
     assert rig.cache.stats().counters.num_written_entries == 2
     rig.compute(early, [*PROMPT[:10], 5, 6], early.num_cached, 12)
     rig.release(early, [*PROMPT[:10], 5, 6])
@@ -140,12 +137,12 @@ def test_a_look_changes_nothing() -> None:
     rig.run(PROMPT, marked(SYSTEM), OFFSETS)
     rendered = RenderedPrompt(tuple(PROMPT), OFFSETS, 0)
     counters = rig.cache.stats()
-    ids = b"".join(token.to_bytes(4, "little") for token in PROMPT)
-    look = rig.cache.look("default", rendered, marked(SYSTEM), ids)
+    look = rig.cache.lookup("default", rendered, marked(SYSTEM), rig.now_s)
     assert (look.num_found, look.num_kept) == (21, 22)
-    look = rig.cache.look("default", rendered, marked(SYSTEM, unmarked_ttl_s=0.0, read=False), ids)
+    unread = marked(SYSTEM, unmarked_ttl_s=0.0, read=False)
+    look = rig.cache.lookup("default", rendered, unread, rig.now_s)
     assert (look.num_found, look.num_kept) == (0, 10)
-    look = rig.cache.look("other", rendered, marked(SYSTEM, store=False), ids)
+    look = rig.cache.lookup("other", rendered, marked(SYSTEM, store=False), rig.now_s)
     assert (look.num_found, look.num_kept) == (0, 0)
     assert rig.cache.stats() == counters
     rig.cache.check()

@@ -11,19 +11,18 @@ from engine.cache.tiers.object_format import (
     HEADER,
     KEY_NBYTES,
     ObjectKey,
-    ObjectNamespace,
     StoredEntry,
     decode_entry,
     decode_object,
     encode_entry,
     encode_object,
     is_intact,
-    namespace,
     span_key,
     stored_entry_key,
     tail_key,
 )
 from engine.cache.tree.block import pack
+from engine.cache.tree.namespace import ObjectNamespace, namespace
 
 SECRET = b"0123456789abcdef"
 SEAL = ObjectNamespace(namespace(SECRET, "ada"), b"r" * 32, b"model-bf16")

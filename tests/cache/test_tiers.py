@@ -62,7 +62,7 @@ class Host:
         )
 
     def seek(self, plan: CachePlan, now_s: float = 1000.0, *, offset: int = 50) -> Fetch:
-        fetch = self.cache.seek(self.tenant, rendered(offset), plan, now_s)
+        fetch = self.cache.fetch(self.cache.lookup(self.tenant, rendered(offset), plan, now_s))
         assert fetch is not None
         return fetch
 
@@ -74,9 +74,8 @@ class Host:
         offset: int = 50,
         fetch: Fetch | None = None,
     ) -> Lease:
-        lease = self.cache.admit(
-            self.tenant, rendered(offset), plan, now_s, num_reserve=LENGTH + 1, fetch=fetch
-        )
+        lookup = self.cache.lookup(self.tenant, rendered(offset), plan, now_s)
+        lease = self.cache.admit(lookup, num_reserve=LENGTH + 1, fetch=fetch)
         assert lease is not None
         while lease.arrivals:
             self.cache.restore(lease, 1)
@@ -90,12 +89,12 @@ class Host:
             plan,
             now_s,
             offset=offset,
-            fetch=self.cache.seek(self.tenant, rendered(offset), plan, now_s),
+            fetch=self.cache.fetch(self.cache.lookup(self.tenant, rendered(offset), plan, now_s)),
         )
         self.cache.grow(lease, LENGTH)
         self.device.compute(lease.block_table, TOKENS, lease.num_cached, LENGTH)
-        self.cache.commit(lease, list(TOKENS), LENGTH)
-        self.cache.promise(lease)
+        self.cache.insert(lease, list(TOKENS), LENGTH)
+        self.cache.write_entries(lease)
         self.cache.release(lease, list(TOKENS), LENGTH)
         self.cache.close(1.0)
         return lease
@@ -155,14 +154,14 @@ def test_the_patience_for_much_is_half_of_computing_it() -> None:
     host.cache.prefilled(100, 1.0)
     fetch = host.seek(marked(), offset=99)
     reader.run(1)
-    host.cache.poll()
+    host.cache.tiers.poll()
     for _ in range(4):
         clock.advance(0.11)
         reader.run(1)
-        host.cache.poll()
+        host.cache.tiers.poll()
     assert not fetch.is_over
     clock.advance(0.1)
-    host.cache.poll()
+    host.cache.tiers.poll()
     assert fetch.is_over
     assert host.admit(marked(), offset=99, fetch=fetch).num_cached == 64
 
@@ -175,12 +174,12 @@ def test_reads_wait_for_room_to_read_into(monkeypatch: pytest.MonkeyPatch) -> No
     first, second, third = (host.seek(marked()) for _ in range(3))
     assert (first.is_over, second.is_over, third.is_over) == (True, False, False)
     assert host.cache.stats().gauges.staged_nbytes <= 900
-    assert host.cache.wait_s() is None
+    assert host.cache.tiers.wait_s() is None
     host.cache.abandon(first)
-    host.cache.poll()
+    host.cache.tiers.poll()
     assert (second.is_over, third.is_over) == (True, False)
     host.cache.release(host.admit(marked(), fetch=second), list(TOKENS), 0)
-    host.cache.poll()
+    host.cache.tiers.poll()
     assert third.is_over
     host.cache.abandon(third)
     host.cache.abandon(third)
@@ -197,7 +196,7 @@ def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(
     monkeypatch.setattr(reads, "STAGED_NBYTES", 1)
     ssd, redis, clock = filled(marked(), offset=99), MemoryStore(1 << 20), StillClock()
     Host(inline_tiers(("redis", redis)), "u").answer(marked())
-    space = Host(inline_tiers(("ssd", ssd))).cache._space("t")
+    space = Host(inline_tiers(("ssd", ssd))).cache._tenants["t"]
     keys = PromptKeys(space.root, pack(TOKENS), BLOCK)
     elsewhere = [span_key(space.seal, keys.ancestor(n * SPAN)) for n in range(2, 2 + num_elsewhere)]
     redis.put_many([Item(key, ssd.get_many([key], 1000.0)[0], 1300.0) for key in elsewhere])
@@ -209,23 +208,23 @@ def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(
     first = host.seek(marked())
     for reader in readers:
         reader.run(1)
-    host.cache.poll()
+    host.cache.tiers.poll()
     host.tenant = "t"
     fetch = host.seek(marked(), offset=99)
     for reader in readers:
         reader.run(1)
-    host.cache.poll()
+    host.cache.tiers.poll()
     assert fetch.is_queued
     clock.advance(STALL_S)
-    host.cache.poll()
+    host.cache.tiers.poll()
     assert first.is_over
     host.cache.abandon(first)
     readers[0].jobs.reverse()
     readers[0].run(1)
-    host.cache.poll()
+    host.cache.tiers.poll()
     host.cache.check()
     readers[0].run()
-    host.cache.poll()
+    host.cache.tiers.poll()
     assert fetch.is_over
     lease = host.admit(marked(), offset=99, fetch=fetch)
     assert (lease.num_cached, lease.report.tiers) == (SPAN, {"ssd": SPAN})
@@ -254,7 +253,7 @@ def test_no_host_shortens_what_another_has_promised() -> None:
     )  # without asking: as if the tier had been late
     second.cache.grow(lease, LENGTH)
     second.device.compute(lease.block_table, TOKENS, 0, LENGTH)
-    second.cache.promise(lease)
+    second.cache.write_entries(lease)
     second.cache.release(lease, list(TOKENS), LENGTH)
     second.cache.close(1.0)
     assert [found.expires_at_s for _, found in store.scan()] == [4600.0] * 5
@@ -283,11 +282,11 @@ def test_trouble_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(5):
             fetch = host.seek(marked())
             clock.advance(STALL_S)
-            host.cache.poll()
+            host.cache.tiers.poll()
             assert fetch.is_over
             host.cache.abandon(fetch)
             reader.run()
-            host.cache.poll()
+            host.cache.tiers.poll()
     assert [record.getMessage() for record in caplog.records] == ["a tier does not answer in time"]
     assert host.cache.stats().tiers["redis"].counters.num_late == 5
 
@@ -299,7 +298,7 @@ def test_a_store_that_drops_is_counted_and_tried_again() -> None:
     tiers = inline_tiers(("ssd", store))
     host = Host(tiers)
     host.answer(marked())
-    host.cache.poll()
+    host.cache.tiers.poll()
     assert host.cache.stats().tiers["ssd"].counters.num_dropped_writes > 0
     store.drop_puts = False
     host.answer(marked())
@@ -342,7 +341,7 @@ def test_a_tier_is_told_what_each_object_saves() -> None:
     store.put_many = put  # type: ignore[method-assign]
     host = Host(inline_tiers(("ssd", store)))
     host.answer(marked())
-    space = host.cache._spaces["t"]
+    space = host.cache._tenants["t"]
     keys = PromptKeys(space.root, pack(TOKENS), BLOCK)
     spans = [worths[span_key(space.seal, keys.ancestor(end))] for end in range(SPAN, LENGTH, SPAN)]
     assert spans == sorted(set(spans))

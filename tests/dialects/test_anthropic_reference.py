@@ -152,15 +152,14 @@ def run(rig: Rig, asked: Asked, base: int) -> Usage:
     normal = dialects.normalize(request(asked), based)
     plan = dialects.plan(normal, based)
     prompt, cache = rendered(asked), rig.cache
-    lease = cache.admit(
-        "default", prompt, plan, rig.now_s, num_reserve=len(prompt.token_ids) + 1, fetch=None
-    )
+    lookup = cache.lookup("default", prompt, plan, rig.now_s)
+    lease = cache.admit(lookup, num_reserve=len(prompt.token_ids) + 1)
     assert lease is not None
     tokens = list(prompt.token_ids)
     cache.grow(lease, len(tokens))
     rig.device.compute(lease.block_table, tokens, lease.num_cached, len(tokens))
-    cache.commit(lease, tokens, len(tokens))
-    cache.promise(lease)
+    cache.insert(lease, tokens, len(tokens))
+    cache.write_entries(lease)
     cache.release(lease, tokens, len(tokens))
     return dialects.usage(lease.report, based, plan, 0)
 

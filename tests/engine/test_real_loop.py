@@ -99,9 +99,8 @@ def test_preempted_answers(model: RealModel, render: Renderer) -> None:
     engine = stepper(model, answer_tokens=16, speculation=False)
     num_first = sum(-(-(len(prompt) + 16) // model.block_size) for prompt in prompts)
     num_others = (model.runner.num_pages - num_first - len(prompts)) * model.block_size
-    others = engine.cache.admit(
-        "others", RenderedPrompt((1,), {}, 0), NO_CACHE, 1000.0, num_reserve=num_others
-    )
+    lookup = engine.cache.lookup("others", RenderedPrompt((1,), {}, 0), NO_CACHE, 1000.0)
+    others = engine.cache.admit(lookup, num_reserve=num_others)
     assert others is not None
     asked = list(zip(prompts, SAMPLINGS, strict=True))
     outcomes = [

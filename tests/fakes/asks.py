@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from engine.cache.lookup import Lookup
 from engine.cache.prefix_cache import Lease
 from engine.cache.tiers.fetch import Fetch
 from engine.prompt.rendered import RenderedPrompt
@@ -25,6 +26,7 @@ class Ask:
     plan: CachePlan
     started_at_s: float
     num_reserve: int
+    lookup: Lookup
     fetch: Fetch | None = None
 
 

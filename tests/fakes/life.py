@@ -115,20 +115,20 @@ class Life:
             tuple(prompt), {Position("messages", i): end for i, end in enumerate(ends)}, 0
         )
         started_at_s = self.now_s - dice.choice([0.0, 0.0, 1.0])
+        plan = any_plan(dice, len(ends))
         ask = Ask(
             tenant,
             rendered,
-            any_plan(dice, len(ends)),
+            plan,
             started_at_s,
             len(prompt) + dice.randint(1, 8),
+            self.cache.lookup(tenant, rendered, plan, started_at_s),
         )
         if -(-ask.num_reserve // BLOCK) > self.num_pages:
             with pytest.raises(ValueError, match="pages"):
-                self.cache.admit(
-                    tenant, rendered, ask.plan, started_at_s, num_reserve=ask.num_reserve
-                )
+                self.cache.admit(ask.lookup, num_reserve=ask.num_reserve)
             return
-        ask.fetch = self.cache.seek(tenant, rendered, ask.plan, started_at_s)
+        ask.fetch = self.cache.fetch(ask.lookup)
         if ask.fetch is None or ask.fetch.is_over:
             self.enter(ask)
         else:
@@ -137,14 +137,10 @@ class Life:
 
     def enter(self, ask: Ask) -> None:
         """Admit a request whose reads are settled; what was read may come onto the device later."""
-        lease = self.cache.admit(
-            ask.tenant,
-            ask.rendered,
-            ask.plan,
-            ask.started_at_s,
-            num_reserve=ask.num_reserve,
-            fetch=ask.fetch,
-        )
+        lookup = self.cache.current(ask.lookup)
+        fresh = self.cache.lookup(ask.tenant, ask.rendered, ask.plan, ask.started_at_s)
+        assert (lookup.match, lookup.tenant) == (fresh.match, fresh.tenant)
+        lease = self.cache.admit(ask.lookup, ask.num_reserve, fetch=ask.fetch)
         if lease is None:
             assert self.requests, "an idle cache always has room"
             if ask.fetch is not None and self.forgets and self.dice.random() < 0.5:
@@ -214,7 +210,7 @@ class Life:
         self.device.compute(request.lease.block_table, request.token_ids, request.num_computed, end)
         request.num_computed = end
         if dice.random() < 0.8:
-            self.cache.commit(request.lease, request.token_ids, end)
+            self.cache.insert(request.lease, request.token_ids, end)
             request.num_committed = int(min(end, request.num_kept))
         if end >= num_prompt and not request.promised:
             self.promise(request)
@@ -226,8 +222,8 @@ class Life:
         request.num_committed = max(
             request.num_committed, int(min(len(request.rendered.token_ids), request.num_kept))
         )
-        self.cache.promise(request.lease)
-        self.cache.promise(request.lease)
+        self.cache.write_entries(request.lease)
+        self.cache.write_entries(request.lease)
         if not request.flushed and request.num_kept:
             self.note_computed(request)
             self.note_promised(request)
@@ -267,7 +263,7 @@ class Life:
         self.reader.run(dice.randint(0, 4))
         self.writer.run(dice.randint(0, 4))
         self.clock.advance(dice.choice([0.0, 0.1, 0.2, 0.3]))
-        self.cache.poll()
+        self.cache.tiers.poll()
         self.cache.check()
         for ask in [ask for ask in self.waiting if ask.fetch is not None and ask.fetch.is_over]:
             self.waiting.remove(ask)
@@ -287,12 +283,12 @@ class Life:
 
     def copy_out(self) -> None:
         """The device has time for the tier."""
-        self.cache.copy_out(self.dice.randint(1, 20) * self.device.page_nbytes)
+        self.cache.write_back.copy(self.dice.randint(1, 20) * self.device.page_nbytes)
 
     def tick(self) -> None:
         """Time passes."""
         self.clock.advance(1.0)
-        self.cache.poll()  # new expiries go down
+        self.cache.tiers.poll()  # new expiries go down
         self.now_s += self.dice.choices([0.5, 2.0, 6.0, 30.0, 4000.0], [8, 6, 2, 0.3, 0.1])[0]
         self.cache.tick(self.now_s)
 
@@ -316,7 +312,7 @@ class Life:
     def note_refreshed(self, request: Request, position: Position, offset: int) -> None:
         """Copy what the cache says of an entry that was read; `verify_report` and the table tests
         pin how it got there."""
-        entry = request.lease.space.entries.find(request.lease.view.key(position))
+        entry = request.lease.tenant.entries.find(request.lease.prompt.key(position))
         plain, key = (
             self.plain[request.tenant],
             (tuple(request.token_ids[:offset]), request.plan.salts["messages"]),
@@ -344,7 +340,7 @@ class Life:
         for boundary in request.lease.report.boundaries:
             tokens = tuple(request.rendered.token_ids[: boundary.offset])
             key = (tokens, request.plan.salts["messages"])
-            entry = request.lease.space.entries.find(request.lease.view.key(boundary.position))
+            entry = request.lease.tenant.entries.find(request.lease.prompt.key(boundary.position))
             assert entry is not None
             if not entry.live(self.now_s):
                 assert request.started_at_s + boundary.ttl_s <= self.now_s
@@ -472,8 +468,8 @@ class Life:
             io.run()
         self.clock.advance(1.0)
         while self.cache.has_work:
-            self.cache.poll()
-            self.cache.copy_out(sys.maxsize)
+            self.cache.tiers.poll()
+            self.cache.write_back.copy(sys.maxsize)
         stats = self.cache.stats()
         gauges = stats.gauges
         assert (gauges.num_free_pages, gauges.num_blocks) == (self.num_pages, 0)

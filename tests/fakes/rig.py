@@ -83,11 +83,10 @@ class Rig:
         """Admit a request that there is room for, and restore what it reads. Without `offsets` the
         prompt is one message."""
         rendered = RenderedPrompt(tuple(token_ids), offsets or {turn(0): len(token_ids)}, preamble)
-        fetch = self.cache.seek(tenant, rendered, plan, self.now_s)
+        lookup = self.cache.lookup(tenant, rendered, plan, self.now_s)
+        fetch = self.cache.fetch(lookup)
         assert fetch is None or fetch.is_over
-        lease = self.cache.admit(
-            tenant, rendered, plan, self.now_s, num_reserve=len(token_ids) + room, fetch=fetch
-        )
+        lease = self.cache.admit(lookup, len(token_ids) + room, fetch=fetch)
         assert lease is not None
         self.cache.check()
         while lease.arrivals:
@@ -100,14 +99,14 @@ class Rig:
         """Compute and commit tokens `[start, end)`."""
         self.cache.grow(lease, end)
         self.device.compute(lease.block_table, token_ids, start, end)
-        self.cache.commit(lease, list(token_ids), end)
+        self.cache.insert(lease, list(token_ids), end)
         self.cache.check()
 
     def prefill(self, lease: Lease) -> None:
         """Compute the rest of the prompt and promise what was planned."""
-        token_ids = lease.view.rendered.token_ids
+        token_ids = lease.prompt.rendered.token_ids
         self.compute(lease, token_ids, lease.num_cached, len(token_ids))
-        self.cache.promise(lease)
+        self.cache.write_entries(lease)
         self.cache.check()
 
     def release(self, lease: Lease, token_ids: Sequence[int]) -> None:
@@ -139,9 +138,9 @@ class Rig:
 
     def settle(self) -> None:
         """Tell the tier everything it should know by now."""
-        self.cache.copy_out(sys.maxsize)
+        self.cache.write_back.copy(sys.maxsize)
         self.clock.advance(1.0)
-        self.cache.poll()
+        self.cache.tiers.poll()
         self.cache.check()
 
     def advance(self, seconds: float) -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from engine.cache.tiers.object_format import (
     ObjectKey,
-    ObjectNamespace,
     StoredEntry,
     encode_entry,
     encode_object,
-    namespace,
     span_key,
     stored_entry_key,
 )
+from engine.cache.tree.namespace import ObjectNamespace, namespace
 from engine.store.base import BlockStore, Item
 from engine.store.disk.store import DiskStore
 from engine.store.encrypted import EncryptedStore

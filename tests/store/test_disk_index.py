@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.store.base import PINNED_UNTIL_S
-from engine.store.disk.index import SCORES, DiskIndex, ObjectRecord
+from engine.store.disk.index import DiskIndex, ObjectRecord
+from engine.structures.scores import SCORES
 
 EXPIRIES = st.integers(0, 20) | st.just(PINNED_UNTIL_S)
 STEPS = st.lists(

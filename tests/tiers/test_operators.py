@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.soaking import watching
-from engine.cache.tiers.object_format import namespace
+from engine.cache.tree.namespace import namespace
 from tests.fakes.redis_server import RedisServer
 from tests.tiers.hosts import Host, hosts, manual
 

@@ -49,7 +49,8 @@ PLACES: Final = (
 
 METRIC_TIMES: Final = re.compile(
     r"(?m)^((?:\w*_seconds(?:_sum|_total|_bucket)?|\w+_created|process_\w+|python_\w+"
-    r"|pcg_engine_steps_total|pcg_event_loop_lag_seconds_count|\w+_per_second)(?:\{[^}\n]*\})?) \S+$"
+    r"|pcg_engine_steps_total|pcg_event_loop_lag_seconds_count"
+    r"|\w+_per_second)(?:\{[^}\n]*\})?) \S+$"
 )
 """Samples of Prometheus that are durations or tell of the process; of histograms of durations the
 counts stay."""

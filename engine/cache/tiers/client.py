@@ -15,15 +15,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from engine.cache.stats import TierCounters, TierGauges
 from engine.cache.tiers.io import CompletionQueue, InlineIo, Io, ThreadIo
-from engine.cache.tiers.object_format import (
-    ObjectKey,
-    ObjectNamespace,
-    StoredEntry,
-    decode_entry,
-    decode_object,
-)
+from engine.cache.tiers.object_format import ObjectKey, StoredEntry, decode_entry, decode_object
+from engine.cache.tree.namespace import ObjectNamespace
+from engine.cache.tree.stats import TierCounters, TierGauges
 from engine.memory import Payload
 from engine.store.base import Found, Item, NamedStore, delete_prefix
 from engine.store.memory import MemoryStore

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from engine.cache.lookup import PromptLookup, TenantCache
 from engine.cache.tiers.client import TierClient
 from engine.cache.tiers.object_format import ObjectKey, span_key, stored_entry_key, tail_key
 from engine.cache.tiers.pieces import SpanRead
 from engine.cache.tree.block import Block
 from engine.cache.tree.geometry import Geometry, cut
+from engine.cache.tree.prompt import PlannedPrompt
+from engine.cache.tree.tenant import TenantCache
 from engine.prompt.types import Position
 
 MAX_PLACES: Final = 64
@@ -48,7 +49,7 @@ class Fetch:
     """
 
     space: TenantCache
-    view: PromptLookup
+    view: PlannedPrompt
     now_s: float
     last: Block
     num_matched: int
@@ -183,7 +184,7 @@ def _promised(fetch: Fetch, live: dict[Position, int]) -> int:
     return next((live[position] for position in plan.readable if live.get(position, 0) >= least), 0)
 
 
-def _positions(view: PromptLookup) -> list[Position]:
+def _positions(view: PlannedPrompt) -> list[Position]:
     """At most `MAX_PLACES` of the prompt's positions, in the plan's order and then from the last to
     the first."""
     known = view.rendered.offsets

@@ -31,13 +31,13 @@ import msgspec
 import xxhash
 
 from engine.cache.tree.block import LAYOUT_VERSION
+from engine.cache.tree.namespace import NAMESPACE_NBYTES, ObjectNamespace
 from engine.memory import Payload, joined
 
 SPAN_TOKENS: Final = 256
 
 MAGIC: Final = b"pcg-kv\0\1"
 MAC_NBYTES: Final = 16
-NAMESPACE_NBYTES: Final = 8
 KEY_NBYTES: Final = 32
 HEADER: Final = struct.Struct(f"<8sHHIQQ{KEY_NBYTES}s{MAC_NBYTES}s")
 """Magic, layout version, bytes of fingerprint, bytes of token ids, bytes of body, xxh3_64 of all
@@ -50,15 +50,6 @@ class Kind(IntEnum):
     SPAN = 1
     TAIL = 2
     ENTRY = 3
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ObjectNamespace:
-    """What every object of one tenant under one model is bound to."""
-
-    namespace: bytes
-    root_key: bytes
-    fingerprint: bytes
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,15 +75,6 @@ class StoredEntry(msgspec.Struct, frozen=True, array_like=True):
     position: str
     offset: int
     ends_at_s: float = math.inf
-
-
-def namespace(root_secret: bytes, tenant: str) -> bytes:
-    """The first bytes of the key of all a tenant has in any tier, under any model. Nobody can tell
-    the tenant from it."""
-    name = tenant.encode("utf-8", "surrogatepass")
-    return hmac.digest(root_secret, b"stored\0" + len(name).to_bytes(8, "little") + name, "sha256")[
-        :NAMESPACE_NBYTES
-    ]
 
 
 def span_key(seal: ObjectNamespace, last_block: bytes) -> bytes:

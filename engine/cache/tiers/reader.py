@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
-from engine.cache.stats import CacheCounters
 from engine.cache.tiers.client import (
     STALL_S,
     Average,
@@ -29,6 +28,7 @@ from engine.cache.tiers.object_format import StoredEntry
 from engine.cache.tiers.pieces import SpanRead
 from engine.cache.tree.entries import Entry
 from engine.cache.tree.geometry import Geometry
+from engine.cache.tree.stats import CacheCounters
 from engine.memory import Payload
 from engine.prompt.types import Position
 

@@ -15,13 +15,14 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from engine.cache.stats import CacheCounters, TierStats
 from engine.cache.tiers.client import PendingWrite, TierClient, open_clients
 from engine.cache.tiers.fetch import Fetch
 from engine.cache.tiers.io import CompletionQueue
-from engine.cache.tiers.object_format import ObjectKey, ObjectNamespace, encode_object
+from engine.cache.tiers.object_format import ObjectKey, encode_object
 from engine.cache.tiers.reader import TierReader
 from engine.cache.tree.geometry import Geometry
+from engine.cache.tree.namespace import ObjectNamespace
+from engine.cache.tree.stats import CacheCounters, TierStats
 from engine.memory import Payload
 from engine.store.base import NamedStore
 

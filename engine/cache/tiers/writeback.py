@@ -12,9 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from engine.cache.device import PageDevice
-from engine.cache.lookup import TenantCache
-from engine.cache.stats import CacheCounters
 from engine.cache.tiers.object_format import (
     ObjectKey,
     StoredEntry,
@@ -25,9 +22,12 @@ from engine.cache.tiers.object_format import (
 )
 from engine.cache.tiers.tiers import ObjectSpec, Tiers
 from engine.cache.tree.block import Block
+from engine.cache.tree.device import PageDevice
 from engine.cache.tree.entries import Entry
 from engine.cache.tree.eviction import prefill_tokens
 from engine.cache.tree.geometry import Geometry
+from engine.cache.tree.stats import CacheCounters
+from engine.cache.tree.tenant import TenantCache
 from engine.store.base import PINNED_UNTIL_S
 
 MAX_WANTED: Final = 1024

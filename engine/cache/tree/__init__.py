@@ -1,1 +1,1 @@
-"""Blocks, entries and eviction on the device: knows no plan and no tier."""
+"""The bottom of the cache: blocks, entries and eviction on the device. Knows no tier."""

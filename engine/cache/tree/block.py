@@ -20,6 +20,10 @@ again."""
 TOKEN_NBYTES: Final = 4
 _CODE: Final = "I" if array("I").itemsize == TOKEN_NBYTES else "L"
 
+ATTENTION_TOKENS: Final = 4096
+"""Depth at which attention costs a token about as much prefill time as everything else (a 135M
+model on CPU)."""
+
 _FULL: Final = b"full\0"
 _PARTIAL: Final = b"partial\0"
 _ENTRY: Final = b"entry\0"
@@ -44,7 +48,7 @@ def unpack(ids: bytes) -> tuple[int, ...]:
 
 
 def root_key(root_secret: bytes, tenant: str, fingerprint: str, block_size: int) -> bytes:
-    """The key above a tenant's first block: 32 bytes nobody can compute without the secret.
+    """The key above a tenant's first block: 32 bytes that cannot be computed without the secret.
 
     Every part is tagged and length-prefixed, so that no two different inputs spell the same
     message.
@@ -92,8 +96,8 @@ class Block:
     `ids` are packed token ids; `start` is the number of tokens before them. `page` is the device
     page holding its KV (a root has none). `pins` counts the leases whose block table holds `page`.
     The block may be matched until `expires_at_s`; a live entry covers it until `promised_until_s <=
-    expires_at_s`. `num_uses` (its computation is the first) and `credit` (the eviction clock at the
-    last use) feed eviction scores.
+    expires_at_s`. `last_use` (the cache's time), `num_uses` (its computation is the first) and
+    `credit` (the eviction clock at the last use) feed eviction scores.
     """
 
     key: bytes
@@ -102,20 +106,16 @@ class Block:
     start: int
     page: int = -1
     pins: int = 0
-    last_used_s: float = 0.0
+    last_use: float = 0.0
     num_uses: int = 1
     credit: float = 0.0
     expires_at_s: float = 0.0
     promised_until_s: float = 0.0
     stored_until_s: float = 0.0
-    """Of the last block of a span: the expiry that the lower tiers were told; 0 when they do not
-    have the span."""
+    """Of the last block of a span: its expiry in the lower tiers; 0 when they do not have the
+    span."""
     stored: bool = False
     """Whether a span or a tail that covers it was given to a lower tier."""
-    queued: int = 0
-    """Serial of its valid record in the eviction queue, 0 if none."""
-    timed: bool = False
-    """Whether the index holds an expiry record for it."""
     children: dict[bytes, Block] = field(default_factory=dict)
     order: list[bytes] = field(default_factory=list)
     """The keys of `children`, sorted."""
@@ -124,6 +124,11 @@ class Block:
     def num_tokens(self) -> int:
         """Tokens of this block alone."""
         return len(self.ids) // TOKEN_NBYTES
+
+    @property
+    def worth(self) -> float:
+        """Prefill time of one of its tokens: a constant, and attention over all before it."""
+        return 1.0 + self.start / ATTENTION_TOKENS
 
     @property
     def token_ids(self) -> tuple[int, ...]:

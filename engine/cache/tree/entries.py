@@ -1,22 +1,23 @@
 """Entries: promises that a prefix is cached up to here until then, and the tombstones they leave.
-Knows no pages, no tiers."""
+
+Knows no pages and no tiers.
+"""
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from typing import Final
 
 from engine.cache.tree.block import TOKEN_NBYTES, Block
 from engine.prompt.types import Position
 from engine.store.base import PINNED_UNTIL_S
+from engine.structures.lazy_heap import LazyHeap
 
 TOMBSTONE_S: Final = 3600.0
-"""How long an expired entry is remembered, so that a miss can be explained."""
+"""Life of a tombstone: an expired entry is remembered, so that a miss can be explained."""
 
 MAX_TOMBSTONES: Final = 4096
 """Tombstones per tenant; the oldest go first."""
@@ -41,7 +42,6 @@ class Entry:
     ttl_s: float
     expires_at_s: float
     refresh_on_read: bool
-    hits: int = 0
     block: Block | None = None
     has_tail: bool = False
     written_at_s: float = -math.inf
@@ -57,7 +57,7 @@ class Entry:
         return self.expires_at_s >= PINNED_UNTIL_S
 
     def ttl_left_s(self, now_s: float) -> float:
-        """Seconds it lives if nobody reads it; a pinned one: those it would live if it were
+        """Seconds it lives if it is not read; a pinned one: those it would live if it were
         unpinned now."""
         return self.ttl_s if self.is_pinned else max(0.0, self.expires_at_s - now_s)
 
@@ -75,8 +75,7 @@ class EntryTable:
         self._live: dict[bytes, Entry] = {}
         self._tombstones: OrderedDict[bytes, Entry] = OrderedDict()
         self._places: dict[bytes, dict[bytes, list[Entry]]] = {}
-        self._expiring: list[tuple[float, int, Entry]] = []
-        self._serials = count()
+        self._expiring: LazyHeap[Entry, float] = LazyHeap(lambda entry: entry.expires_at_s)
 
     def __len__(self) -> int:
         """Entries that were live at the last sweep."""
@@ -119,26 +118,23 @@ class EntryTable:
         dead = self._live.pop(entry.key, None) or self._tombstones.pop(entry.key, None)
         if dead is not None:
             self._unplace(dead)
+            self._expiring.discard(dead)
         self._live[entry.key] = entry
         self._places.setdefault(entry.ancestor, {}).setdefault(entry.tail, []).append(entry)
-        heapq.heappush(self._expiring, (entry.expires_at_s, next(self._serials), entry))
+        self._expiring.add(entry)
 
     def reschedule(self, entry: Entry) -> None:
         """Have `sweep` look at an entry that expires sooner than it did."""
-        heapq.heappush(self._expiring, (entry.expires_at_s, next(self._serials), entry))
+        self._expiring.add(entry)
 
     def sweep(self, now_s: float, max_entries: int) -> None:
         """Turn up to `max_entries` expired entries into tombstones, and forget tombstones that are
         too old or too many."""
-        heap = self._expiring
         for _ in range(max_entries):
-            if not heap or heap[0][0] > now_s:
+            entry = self._expiring.pop(now_s)
+            if entry is None:
                 break
-            _, serial, entry = heapq.heappop(heap)
-            if entry.live(now_s):
-                heapq.heappush(heap, (entry.expires_at_s, serial, entry))
-            elif self._live.get(entry.key) is entry:
-                self._bury(entry)
+            self._bury(entry)
         stones = self._tombstones
         while stones:
             oldest = next(iter(stones.values()))

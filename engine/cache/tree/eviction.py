@@ -1,159 +1,78 @@
-"""Which block leaves the device next: scores by name, and a queue that finds the lowest cheaply.
-Frees nothing itself."""
+"""The blocks that may leave the device, and a queue that finds the one with the lowest score.
+
+Evicts nothing itself.
+"""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Mapping
-from itertools import count
-from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
-from engine.cache.tree.block import Block
+from engine.cache.tree.block import ATTENTION_TOKENS, Block
 from engine.store.base import PINNED_UNTIL_S
+from engine.structures.lazy_heap import LazyHeap
+from engine.structures.scores import score_named
 
-Rank: TypeAlias = tuple[bool, float, float]
-"""Pinned or not, then the score."""
-
-Score: TypeAlias = tuple[float, float]
-"""The lowest goes first. Using a block may only raise its score: the queue looks at a score again
-before it acts on it."""
-
-ATTENTION_TOKENS: Final = 4096
-"""Depth at which attention costs a token about as much prefill time as everything else (a 135M
-model on CPU)."""
-
-
-def lru(block: Block) -> Score:
-    """The block unused for longest."""
-    return (block.last_used_s, 0.0)
-
-
-def lfu(block: Block) -> Score:
-    """The block used least often; among equals the one unused for longest."""
-    return (float(block.num_uses), block.last_used_s)
-
-
-def cost(block: Block) -> Score:
-    """The block whose loss costs least prefill time per byte, counting how often it is used.
-
-    GreedyDual-Size-Frequency (Cherkasova, HP Labs 1998): uses x cost / size, on top of the queue's
-    clock at the last use, so that what was dear once ages. Pages have one size; a token's prefill
-    is a constant plus attention over all before it: 1 + start / ATTENTION_TOKENS.
-    """
-    return (
-        block.credit + block.num_uses * (1.0 + block.start / ATTENTION_TOKENS),
-        block.last_used_s,
-    )
+Rank: TypeAlias = tuple[bool, bool, float, float]
+"""Under a live entry or not, under a pinned one or not, then the score."""
 
 
 def prefill_tokens(start: int, end: int) -> float:
-    """What it costs to compute the KV of tokens `[start, end)`, in tokens at a prompt's begin; see
-    `cost`."""
+    """Prefill time of tokens `[start, end)`, in tokens at a prompt's begin; see `Block.worth`."""
     return (end - start) * (1.0 + (start + end) / 2 / ATTENTION_TOKENS)
-
-
-SCORES: Final[Mapping[str, Callable[[Block], Score]]] = MappingProxyType(
-    {"lru": lru, "lfu": lfu, "cost": cost}
-)
 
 
 class EvictionQueue:
     """Blocks that may leave the device: unpinned leaves of the tree.
 
     Blocks under no live entry come first, then the others, each by score; those under a pinned
-    entry last of all. A record is not moved when its block is used, pinned or promised: it is
-    looked at again when it comes up.
+    entry last of all. Uses, pins and promises are seen when a block comes up.
     """
 
     def __init__(self, score: str) -> None:
-        if score not in SCORES:
-            raise ValueError(f"unknown eviction score {score!r}; known: {', '.join(SCORES)}")
+        """Raises ValueError for a score of another name."""
         self.clock = 0.0
         """Never falls: the first number of the highest score evicted so far."""
-        self._score = SCORES[score]
-        self._plain: list[tuple[Rank, int, Block]] = []
-        self._promised: list[tuple[Rank, int, Block]] = []
-        self._lapses: list[tuple[float, int, Block]] = []
-        self._serials = count(1)
-        self._num_queued = 0
+        self._now_s = 0.0
+        self._score = score_named(score)
+        self._queue: LazyHeap[Block, Rank] = LazyHeap(self._rank)
+        self._lapses: LazyHeap[Block, float] = LazyHeap(lambda block: block.promised_until_s)
+        """Blocks of the queue under live entries, by when the last of those expires."""
 
     def add(self, block: Block, now_s: float) -> None:
-        """Let the block be popped, if it may leave the device; else, or if it is in the queue, do
-        nothing."""
-        if block.queued or not may_leave(block):
-            return
-        self._num_queued += 1
-        self._push(block, now_s)
-        if len(self._plain) + len(self._promised) + len(self._lapses) > 64 + 4 * self._num_queued:
-            self._compact()
+        """Let the block be popped, if it may leave the device. Needed again where it is promised
+        for less time than before."""
+        self._now_s = now_s
+        self._queue.add(block)
+
+    def discard(self, block: Block) -> None:
+        """Let a block not be popped that leaves the tree."""
+        self._queue.discard(block)
+        self._lapses.discard(block)
 
     def pop(self, now_s: float) -> Block | None:
         """Take out the block that should leave the device next; None if none may."""
-        self._lapse(now_s)
-        for heap in (self._plain, self._promised):
-            while heap:
-                rank, serial, block = heapq.heappop(heap)
-                if block.queued != serial:
-                    continue
-                if not may_leave(block):
-                    self._forget(block)
-                elif self._rank(block) > rank or (
-                    heap is self._plain and block.promised_until_s > now_s
-                ):
-                    self._push(block, now_s)
-                else:
-                    self._forget(block)
-                    self.clock = max(self.clock, rank[1])
-                    return block
-        return None
+        self._now_s = now_s
+        while (lapsed := self._lapses.pop(now_s)) is not None:
+            self._queue.add(lapsed)
+        block = self._queue.pop()
+        if block is not None:
+            self._lapses.discard(block)
+            self.clock = max(self.clock, self._score(block)[0])
+        return block
 
     def check(self, blocks: list[Block]) -> None:
         """Raise AssertionError unless every block that may leave the device has a record."""
-        records = {serial for heap in (self._plain, self._promised) for _, serial, _ in heap}
         for block in blocks:
-            assert block.queued or not may_leave(block), "a page nobody could ever reclaim"
-            assert not block.queued or block.queued in records
+            assert block in self._queue or not may_leave(block), "a page could not be reclaimed"
 
-    def renew(self, block: Block, now_s: float) -> None:
-        """Look at the block anew, if it is in the queue: it is promised for less time than
-        before."""
-        if block.queued:
-            self._push(block, now_s)
-
-    def _rank(self, block: Block) -> Rank:
-        return (block.promised_until_s >= PINNED_UNTIL_S, *self._score(block))
-
-    def _push(self, block: Block, now_s: float) -> None:
-        serial = block.queued = next(self._serials)
-        if block.promised_until_s > now_s:
-            heapq.heappush(self._promised, (self._rank(block), serial, block))
-            heapq.heappush(self._lapses, (block.promised_until_s, serial, block))
-        else:
-            heapq.heappush(self._plain, (self._rank(block), serial, block))
-
-    def _forget(self, block: Block) -> None:
-        block.queued = 0
-        self._num_queued -= 1
-
-    def _lapse(self, now_s: float) -> None:
-        """Move blocks whose last entry has expired to the others."""
-        while self._lapses and self._lapses[0][0] <= now_s:
-            _, serial, block = heapq.heappop(self._lapses)
-            if block.queued == serial:
-                self._push(block, now_s)
-
-    def _compact(self) -> None:
-        """Drop records that no longer count, and those of blocks that are pinned or gone."""
-        for _, serial, block in (*self._plain, *self._promised):
-            if block.queued == serial and not may_leave(block):
-                self._forget(block)
-        self._plain = [record for record in self._plain if record[2].queued == record[1]]
-        self._promised = [record for record in self._promised if record[2].queued == record[1]]
-        self._lapses = [record for record in self._lapses if record[2].queued == record[1]]
-        heapq.heapify(self._plain)
-        heapq.heapify(self._promised)
-        heapq.heapify(self._lapses)
+    def _rank(self, block: Block) -> Rank | None:
+        if not may_leave(block):
+            return None
+        promised_until_s = block.promised_until_s
+        if promised_until_s > self._now_s:
+            self._lapses.add(block)  # its rank falls then
+        is_pinned = promised_until_s >= PINNED_UNTIL_S
+        return (promised_until_s > self._now_s, is_pinned, *self._score(block))
 
 
 def may_leave(block: Block) -> bool:

@@ -1,4 +1,4 @@
-"""How tokens, blocks, spans and bytes relate. Arithmetic; knows no device."""
+"""The sizes of blocks, spans and pages, in tokens and bytes. Arithmetic; knows no device."""
 
 from __future__ import annotations
 

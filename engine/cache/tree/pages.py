@@ -18,8 +18,8 @@ else is as long."""
 class PagePool:
     """Pages `0 .. num_pages - 1`, each free or handed out once.
 
-    The lowest free run that is long enough is taken: what was used before is used again before
-    memory that nobody has touched yet, which costs many times as much to write.
+    The lowest free run that is long enough is taken: pages that were used before come before memory
+    that was never touched, which costs many times as much to write.
     """
 
     __slots__ = ("_states", "num_free", "num_pages")

@@ -9,15 +9,14 @@ from the leaves up.
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from typing import Final
 
 from engine.cache.tree.block import TOKEN_NBYTES, Block, full_key, partial_key
+from engine.structures.lazy_heap import LazyHeap
 
 _EVER: Final = -math.inf
 
@@ -35,8 +34,8 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefix:
-    """How far the tree knows a prompt, expired blocks included, and whether it knows another
-    continuation there."""
+    """The longest prefix of a prompt in the tree, expired blocks included; it `forks` where the
+    tree has another continuation."""
 
     num_tokens: int
     forks: bool
@@ -68,8 +67,10 @@ class RadixIndex:
         self.block_size = block_size
         self.span = block_size * TOKEN_NBYTES
         self.num_blocks = 0
-        self._expiring: list[tuple[float, int, Block]] = []
-        self._serials = count(1)
+        self.version = 0
+        """Rises whenever a match may become longer, or lose a block other than by its expiry."""
+        self._expiring: LazyHeap[Block, float] = LazyHeap(_due_s)
+        """The unpinned leaves."""
 
     # Looking --------------------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ class RadixIndex:
         return Match(path, tail, num_tail, num_full + num_tail)
 
     def reach(self, root: Block, ids: bytes) -> KnownPrefix:
-        """How far the tree knows `ids`, whether live or not."""
+        """The longest prefix of `ids` in the tree, live or not."""
         path = self._walk(root, ids, len(ids) // TOKEN_NBYTES, _EVER)
         parent = path[-1] if path else root
         num_full = len(path) * self.block_size
@@ -111,7 +112,7 @@ class RadixIndex:
 
     def shorter(self, parent: Block, ids: bytes) -> list[Block]:
         """The unpinned children of `parent` that are a proper prefix of `ids`: with a block of
-        `ids` nobody needs them."""
+        `ids` they are not needed."""
         children = parent.children
         if not children:
             return []
@@ -130,16 +131,19 @@ class RadixIndex:
 
     # Changing -------------------------------------------------------------------------------------
 
-    def add(self, parent: Block, ids: bytes, page: int) -> Block:
+    def add(self, parent: Block, ids: bytes, page: int, key: bytes | None = None) -> Block:
         """A new block of `ids` under `parent`, with its KV in `page`. It expires at once unless
-        pinned or extended."""
+        pinned or extended. `key` is its key, where that is at hand."""
         assert ids not in parent.children
-        key = full_key(parent.key, ids) if len(ids) == self.span else partial_key(parent.key, ids)
+        if key is None:
+            hashed = full_key if len(ids) == self.span else partial_key
+            key = hashed(parent.key, ids)
         block = Block(key, parent, ids, parent.start + parent.num_tokens, page)
         parent.children[ids] = block
         order = parent.order
         order.insert(bisect_left(order, ids), ids)
         self.num_blocks += 1
+        self.version += 1
         return block
 
     def remove(self, block: Block) -> None:
@@ -152,6 +156,8 @@ class RadixIndex:
         del parent.order[bisect_left(parent.order, block.ids)]
         block.parent = None
         self.num_blocks -= 1
+        self.version += 1
+        self._expiring.discard(block)
 
     def extend(self, block: Block, until_s: float, *, promised: bool = False) -> None:
         """Keep the block and all above it at least until `until_s`.
@@ -162,7 +168,9 @@ class RadixIndex:
         while (parent := node.parent) is not None:
             if node.expires_at_s >= until_s and not (promised and node.promised_until_s < until_s):
                 break
-            node.expires_at_s = max(node.expires_at_s, until_s)
+            if node.expires_at_s < until_s:
+                node.expires_at_s = until_s
+                self.version += 1  # it may have been expired
             if promised:
                 node.promised_until_s = max(node.promised_until_s, until_s)
             node = parent
@@ -171,29 +179,12 @@ class RadixIndex:
 
     def schedule(self, block: Block) -> None:
         """Let the block be found by `pop_expired` once it expires, if it is an unpinned leaf; else
-        do nothing."""
-        if block.parent is None or block.children or block.pins or block.timed:
-            return
-        block.timed = True
-        heapq.heappush(self._expiring, (block.expires_at_s, next(self._serials), block))
-
-    def reschedule(self, block: Block) -> None:
-        """As `schedule`, for a block that expires sooner than it did."""
-        block.timed = False
-        self.schedule(block)
+        do nothing. Needed again where it expires sooner than it did."""
+        self._expiring.add(block)
 
     def pop_expired(self, now_s: float) -> Block | None:
         """Some expired, unpinned leaf, which the caller must remove; None if there is none."""
-        heap = self._expiring
-        while heap and heap[0][0] <= now_s:
-            _, _, block = heapq.heappop(heap)
-            block.timed = False
-            if block.parent is None or block.children or block.pins:
-                continue
-            if not block.live(now_s):
-                return block
-            self.schedule(block)
-        return None
+        return self._expiring.pop(now_s)
 
     # Verifying ------------------------------------------------------------------------------------
 
@@ -206,7 +197,7 @@ class RadixIndex:
                 self._check_children(node)
                 num_blocks += len(node.children)
                 if node is not root and not node.children and not node.pins:
-                    assert node.timed, "an unpinned leaf would never expire"
+                    assert node in self._expiring, "an unpinned leaf would never expire"
         assert num_blocks == self.num_blocks
 
     def _check_children(self, node: Block) -> None:
@@ -262,3 +253,10 @@ class RadixIndex:
                     best, best_num = child, num
                     break
         return best, best_num
+
+
+def _due_s(block: Block) -> float | None:
+    """The time at which a block expires; None unless it is an unpinned leaf of the tree."""
+    if block.parent is None or block.children or block.pins:
+        return None
+    return block.expires_at_s

@@ -5,15 +5,15 @@ Knows no files and no locks.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from engine.store.base import PINNED_UNTIL_S
+from engine.structures.lazy_heap import LazyHeap
+from engine.structures.scores import score_named
 
 
 @dataclass(slots=True, eq=False)
@@ -39,21 +39,8 @@ class ObjectRecord:
         return self.expires_at_s >= PINNED_UNTIL_S
 
 
-Rank: TypeAlias = tuple[bool, float, int]
+Rank: TypeAlias = tuple[bool, float, float]
 """Pinned or not, then the score."""
-
-Score: TypeAlias = tuple[float, int]
-"""The lowest goes first. Using a record may only raise its score."""
-
-SCORES: Final[Mapping[str, Callable[[ObjectRecord], Score]]] = MappingProxyType(
-    {
-        "lru": lambda record: (0.0, record.last_use),
-        "lfu": lambda record: (float(record.num_uses), record.last_use),
-        "cost": lambda record: (record.credit + record.num_uses * record.worth, record.last_use),
-    }
-)
-"""As on the device, see `engine/cache/tree/eviction.py`: `cost` is uses x what it costs to make a
-byte again, on top of a clock."""
 
 
 class DiskIndex:
@@ -65,12 +52,12 @@ class DiskIndex:
 
     def __init__(self, eviction: str = "lru") -> None:
         """Raises ValueError for a score of another name."""
-        if eviction not in SCORES:
-            raise ValueError(f"unknown eviction score {eviction!r}; known: {', '.join(SCORES)}")
-        self._score = SCORES[eviction]
+        self._score = score_named(eviction)
         self._records: OrderedDict[bytes, ObjectRecord] = OrderedDict()
-        self._by_expiry: list[tuple[float, bytes]] = []
-        self._queue: list[tuple[Rank, int, ObjectRecord]] = []
+        self._by_expiry: LazyHeap[ObjectRecord, float] = LazyHeap(
+            lambda record: record.expires_at_s
+        )
+        self._queue: LazyHeap[ObjectRecord, Rank] = LazyHeap(self._rank)
         self._uses = count()
         self._clock = 0.0
         self.pinned_nbytes = 0
@@ -93,7 +80,7 @@ class DiskIndex:
         self._records[record.key] = record
         self.pinned_nbytes += record.is_pinned * record.allocated_nbytes
         record.last_use, record.credit = next(self._uses), self._clock
-        self._enqueue(record)
+        self._queue.add(record)
         self.expire_at(record, record.expires_at_s)
 
     def remove(self, record: ObjectRecord) -> None:
@@ -111,23 +98,16 @@ class DiskIndex:
     def expire_at(self, record: ObjectRecord, expires_at_s: float) -> None:
         """Its expiry is this."""
         was_pinned, record.expires_at_s = record.is_pinned, expires_at_s
-        if was_pinned != record.is_pinned and self._records.get(record.key) is record:
+        if self._records.get(record.key) is not record:
+            return
+        if was_pinned != record.is_pinned:
             self.pinned_nbytes += record.allocated_nbytes * (1 if record.is_pinned else -1)
-            self._enqueue(record)
-        heapq.heappush(self._by_expiry, (expires_at_s, record.key))
-        if len(self._by_expiry) > 2 * len(self._records) + 64:
-            self._by_expiry = [(held.expires_at_s, key) for key, held in self._records.items()]
-            heapq.heapify(self._by_expiry)
+            self._queue.add(record)
+        self._by_expiry.add(record)
 
     def next_to_expire(self) -> ObjectRecord | None:
         """The record with the earliest expiry."""
-        while self._by_expiry:
-            expires_at_s, key = self._by_expiry[0]
-            record = self._records.get(key)
-            if record is not None and record.expires_at_s == expires_at_s:
-                return record
-            heapq.heappop(self._by_expiry)
-        return None
+        return self._by_expiry.first()
 
     def victim(self, now_s: float) -> ObjectRecord | None:
         """What to give up next: what has expired, else what has the lowest score; never what is
@@ -135,20 +115,14 @@ class DiskIndex:
         first = self.next_to_expire()
         if first is not None and first.expires_at_s <= now_s and first.num_readers == 0:
             return first
-        victim, being_read = None, []
-        while self._queue and victim is None:
-            rank, _, record = heapq.heappop(self._queue)
-            if self._records.get(record.key) is not record:
-                continue
-            if record.num_readers:
-                being_read.append(record)
-            elif self._rank(record) > rank:
-                self._enqueue(record)
-            else:
-                victim = record
-                self._clock = max(self._clock, rank[1])
-        for record in (*being_read, *([] if victim is None else [victim])):
-            self._enqueue(record)
+        popped: list[ObjectRecord] = []
+        while (victim := self._queue.pop()) is not None:
+            popped.append(victim)
+            if not victim.num_readers:
+                self._clock = max(self._clock, self._score(victim)[0])
+                break
+        for record in popped:
+            self._queue.add(record)
         return victim
 
     def _rank(self, record: ObjectRecord) -> Rank:
@@ -158,11 +132,5 @@ class DiskIndex:
         held = self._records.pop(key, None)
         if held is not None:
             self.pinned_nbytes -= held.is_pinned * held.allocated_nbytes
-
-    def _enqueue(self, record: ObjectRecord) -> None:
-        heapq.heappush(self._queue, (self._rank(record), next(self._uses), record))
-        if len(self._queue) > 2 * len(self._records) + 64:
-            self._queue = [
-                (self._rank(held), next(self._uses), held) for held in self._records.values()
-            ]
-            heapq.heapify(self._queue)
+            self._by_expiry.discard(held)
+            self._queue.discard(held)

@@ -1,4 +1,4 @@
-"""What the cache asks of the device: moving pages.
+"""The cache's contract with the device: moving pages.
 
 A part of the runner's contract; knows no tensors.
 """
@@ -21,5 +21,5 @@ class PageDevice(Protocol):
         ...
 
     def write_pages(self, pages: Sequence[int], body: memoryview) -> None:
-        """Put what `read_pages` returned, or whole pages of it, into pages."""
+        """Put the bytes of `read_pages`, or whole pages of them, into pages."""
         ...

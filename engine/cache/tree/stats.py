@@ -1,4 +1,4 @@
-"""What the cache counts. Data only."""
+"""The counters and gauges of the cache. Data only."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class CacheCounters:
     num_broken_late_tokens: int = 0
     """The same because a lower tier did not answer in time."""
     num_broken_corrupt_tokens: int = 0
-    """The same because what a lower tier gave back was damaged or foreign."""
+    """The same because an object of a lower tier was damaged or foreign."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGauges:
-    """What the cache holds now. Pages are free, pinned (in a running request's block table) or
+    """The state of the cache now. Pages are free, pinned (in a running request's block table) or
     evictable."""
 
     num_pages: int
@@ -98,7 +98,7 @@ class TierCounters:
 
 @dataclass(frozen=True, slots=True)
 class TierGauges:
-    """One lower tier now. Averages are running ones of what was measured."""
+    """The state of one lower tier now. Averages are running ones of measurements."""
 
     nbytes: int
     num_items: int

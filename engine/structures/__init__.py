@@ -1,0 +1,1 @@
+"""Data structures that several rooms share. They know nothing of tokens, bytes or tiers."""
