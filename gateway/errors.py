@@ -15,7 +15,6 @@ GatewayError
 ├── MethodNotAllowed       405
 ├── BodyLate               408  the rest of the request's body does not come
 ├── BodyTooLarge           413
-├── RateLimited            429  a limit of the tenant; `retry_after_s` if known
 ├── Overloaded             529  (503 in OpenAI's format) the engine is full or restarting
 ├── EngineFailed           500  the engine could not finish this request
 ├── UpstreamFailed         502  the upstream cannot be reached, broke off, or refuses this gateway
@@ -102,10 +101,6 @@ class BodyLate(GatewayError):
 
 class BodyTooLarge(GatewayError):
     """The body exceeds `server.max_body`."""
-
-
-class RateLimited(GatewayError):
-    """The tenant is over a limit."""
 
 
 class Overloaded(GatewayError):

@@ -31,7 +31,6 @@ ANTHROPIC: Final = {
     "MethodNotAllowed": (405, "invalid_request_error"),
     "BodyLate": (408, "timeout_error"),
     "BodyTooLarge": (413, "request_too_large"),
-    "RateLimited": (429, "rate_limit_error"),
     "Overloaded": (529, "overloaded_error"),
     "EngineFailed": (500, "api_error"),
     "UpstreamFailed": (502, "api_error"),
@@ -51,7 +50,6 @@ OPENAI: Final = {
     "MethodNotAllowed": (405, "invalid_request_error", "method_not_supported"),
     "BodyLate": (408, "invalid_request_error", "request_timeout"),
     "BodyTooLarge": (413, "invalid_request_error", "request_too_large"),
-    "RateLimited": (429, "requests", "rate_limit_exceeded"),
     "Overloaded": (503, "server_error", "server_is_overloaded"),
     "EngineFailed": (500, "server_error", None),
     "UpstreamFailed": (502, "server_error", None),
@@ -131,9 +129,9 @@ def test_an_unforeseen_error_is_a_500() -> None:
 def test_retry_headers(wire: AnthropicWire | OpenAIWire) -> None:
     """`Retry-After` in whole seconds where it is known, and never 0; a full engine says that a
     retry is welcome."""
-    limited = wire.encode_error(errors.RateLimited("x", retry_after_s=1.2), request_id="r")
+    limited = wire.encode_error(errors.TimedOut("x", retry_after_s=1.2), request_id="r")
     assert dict(limited.headers) == {"Retry-After": "2"}
-    assert dict(wire.encode_error(errors.RateLimited("x"), request_id="r").headers) == {}
+    assert dict(wire.encode_error(errors.TimedOut("x"), request_id="r").headers) == {}
     full = wire.encode_error(errors.Overloaded("x", retry_after_s=0.0), request_id="r")
     assert dict(full.headers) == {"Retry-After": "1", "x-should-retry": "true"}
 

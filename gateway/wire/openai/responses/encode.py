@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from engine.types import FinishReason, TokenLogprobs
-from gateway.errors import GatewayError, InvalidRequest, RateLimited
+from gateway.errors import GatewayError, InvalidRequest
 from gateway.request import Request
 from gateway.wire.base import Answer, AnswerRun, ToolCall
 from gateway.wire.openai import errors
@@ -28,7 +28,6 @@ two."""
 
 ERROR_CODES: Final[Mapping[type[GatewayError], str]] = {
     InvalidRequest: "invalid_prompt",
-    RateLimited: "rate_limit_exceeded",
 }
 """Source: openai 3.57 `types/responses/response_error.py`."""
 
