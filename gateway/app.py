@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
 from gateway.backends.router import Router
-from gateway.bill.record import Ledger, Record
+from gateway.bill.record import Record
 from gateway.calls.catalog import ModelCatalog
 from gateway.clock import Clock
 from gateway.http.batch_routes import BatchRoutes
@@ -71,7 +71,6 @@ class Gateway:
     admin: Admin
     in_flight: InFlight
     metrics: Metrics
-    ledger: Ledger
     background: Background
     batches: BatchRoutes | None = None
     upstreams: tuple[HttpUpstream, ...] = ()
@@ -94,12 +93,11 @@ def build_app(
     `inventory` is what its tiers hold, `batches` the folder of message batches; without it there
     are none.
     """
-    metrics, ledger = metrics or Metrics(), Ledger()
+    metrics = metrics or Metrics()
     in_flight = InFlight(_most_requests(policy))
     upstreams = {backend.name: HttpUpstream(backend) for backend in policy.backends}
 
     def record(finished: Record) -> None:
-        ledger.add(finished)
         metrics.add(finished)
         on_record(finished)
 
@@ -147,7 +145,6 @@ def build_app(
         admin,
         in_flight,
         metrics,
-        ledger,
         background,
         later,
         tuple(upstreams.values()),
