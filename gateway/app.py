@@ -31,6 +31,7 @@ from gateway.operate.inventory import Inventory
 from gateway.operate.logs import KindAndPlace, log_record
 from gateway.operate.metrics import Metrics
 from gateway.operate.tier_maintenance import open_inventory
+from gateway.serve.delivery import AnswerDelivery
 from gateway.serve.handler import Handler
 from gateway.serve.limits import InFlight
 from gateway.signals import stop_signals
@@ -39,6 +40,7 @@ from gateway.state.background import Background
 from gateway.state.batches import BatchStore
 from gateway.state.response_cache import ResponseCache
 from gateway.upstream.http import HttpUpstream
+from gateway.upstream.proxy import UpstreamProxy
 from gateway.waits import first_of
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Wire
@@ -108,16 +110,18 @@ def build_app(
         "compact": CompactWire(),
         "completions": CompletionsWire(),
     }
+    catalog = ModelCatalog(policy, backends, upstreams)
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     responses, background = ResponseCache(policy.caching.responses), Background(clock)
     handler = Handler(
         policy,
-        ModelCatalog(policy, backends, upstreams),
+        catalog,
         in_flight,
         record,
         archive,
-        responses,
+        AnswerDelivery(policy.server.sse, archive, responses),
         background,
+        UpstreamProxy(policy, catalog) if policy.backends else None,
     )
     limits = policy.server.batches
     later = None

@@ -51,10 +51,11 @@ _RESPONSE_FORWARD: Final[Mapping[Outcome, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """One request's cache report and what was made of it. `final`: the answer is whole, so
+    """One request's cache report, tokens and price. `final`: the answer is whole, so
     `charge.output` is known.
 
-    `lookup` and `kept_s` are what the cache of whole answers made of it, None where it is off.
+    `lookup` is its result in the cache of whole answers, None where that is off; its answer is kept
+    there for `kept_s`, None where it is not.
     """
 
     plan: CachePlan
@@ -69,9 +70,9 @@ class Bill:
 
     @property
     def replayed(self) -> bool:
-        """Nothing was computed: the answer had been given before. Usage is that of then, and it
-        costs nothing now."""
-        return self.lookup is not None and self.lookup.given is not None
+        """A cached answer was given again: nothing was computed, and it costs nothing. `usage` is
+        that of the request it was generated for."""
+        return self.lookup is not None and self.lookup.cached is not None
 
 
 def billing_headers(

@@ -57,29 +57,28 @@ class EventFeed(Generic[E]):
 
 
 class Keepalive:
-    """How long a client has heard nothing: events of which it is told nothing, and pieces of
-    events, do not break it."""
+    """Sends a ping to a client that has been sent nothing for `interval_s`; None: never."""
 
-    def __init__(self, longest_s: float | None) -> None:
-        """It begins now, and lasts no longer than `longest_s`; None: for ever."""
-        self._longest_s = longest_s
-        self._began_s = _now_s()
+    def __init__(self, interval_s: float | None) -> None:
+        self._interval_s = interval_s
+        self._last_sent_s = _now_s()
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until a sign of life is due, 0 when it is; None: never."""
-        return (
-            None
-            if self._longest_s is None
-            else max(0.0, self._began_s + self._longest_s - _now_s())
-        )
+        """Seconds until a ping is due, 0 when it is; None: never."""
+        if self._interval_s is None:
+            return None
+        return max(0.0, self._last_sent_s + self._interval_s - _now_s())
 
-    def broken(self, data: bytes, sign: bytes) -> bytes:
-        """What the client is to hear now: `data`, or `sign` where there is none and one is due."""
+    def next_chunk(self, data: bytes, ping: bytes) -> bytes:
+        """The bytes to send now: `data`, or `ping` where there is none and one is due.
+
+        An event of which the client gets nothing, or a piece of one, is no data.
+        """
         due = self.left_s == 0
         if data or due:
-            self._began_s = _now_s()
-        return data or (sign if due else b"")
+            self._last_sent_s = _now_s()
+        return data or (ping if due else b"")
 
 
 @asynccontextmanager

@@ -22,7 +22,8 @@ from gateway.clock import Clock
 from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
 from gateway.ids import id_headers, native_id, request_id
 from gateway.serve.auth import authenticate
-from gateway.serve.handler import BATCHED, JSON_HEADERS, Handler
+from gateway.serve.delivery import JSON_HEADERS
+from gateway.serve.handler import BATCHED, Handler
 from gateway.state.batches import (
     LIFETIME_S,
     OUTCOMES,

@@ -1,309 +1,322 @@
-"""What one request has come to so far, from arrival to its record.
+"""The stages of one request, each a value with all that is known by then.
 
-Decides nothing and sends nothing.
+Sends nothing and asks no policy.
+
+    Received    who asks, and the body
+    Admitted    parsed, normalized and planned, with the backend that is to answer
+    Answering   the events so far; the prompt's bill, and at the end the final one
+    Ended       how the request ended
+    Record      all of it, as it is remembered
+
+A request may end at any stage. `RecordDraft` collects the facts that its record then has.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Final, NamedTuple, TypeAlias
 
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
-from engine.types import FinishReason, TokenLogprobs
+from engine.types import CacheReport, FinishReason
 from gateway import dialects
-from gateway.bill.headers import Bill
-from gateway.bill.lookup import ResponseLookup
+from gateway.backends.base import Backend, Event
+from gateway.bill.headers import Bill, billing_headers, headers_without_counts
+from gateway.bill.lookup import CachedAnswer, ResponseLookup
 from gateway.bill.merged import merged
 from gateway.bill.record import Outcome, Record
 from gateway.calls.catalog import MAX_MODEL_ID
 from gateway.calls.exchange import Call
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, NotCached
 from gateway.request import REST_OF_CONTEXT, Request
-from gateway.state.response_cache import RecordedEvents
-from gateway.upstream.reported import Note, ReportedBill, UpstreamUsage
-from gateway.wire.base import Answer, AnswerRun, ToolCall
+from gateway.serve.answer_builder import AnswerBuilder
+from gateway.serve.timings import Timings, now_s
+from gateway.state.response_cache import RecordedEvents, ResponseCache
+from gateway.upstream.reported import UpstreamUsage
+from gateway.wire.base import Answer
 from policies.pricing import NOTHING, Prices, Usage, charge, sum_usage
 from policies.rules import DialectRules
 
-CLIENT_GONE = 499
-"""The status recorded, never sent, when the client left before its answer."""
+CLIENT_GONE: Final = 499
+"""The status that is recorded, and never sent, when the client left before its answer."""
 
+UPSTREAM_REFUSED: Final = "UpstreamRefused"
+"""The error that is recorded where the upstream's own error was passed on."""
 
-UPSTREAM_REFUSED = "UpstreamRefused"
-"""The error recorded where the upstream's own error was passed on."""
-
-CLAMPED = "max_tokens-clamped-to-context"
+CLAMPED: Final = "max_tokens-clamped-to-context"
 """The answer may end earlier than the client allowed, because prompt and answer share the
 context."""
 
 
-@dataclass(slots=True)
-class RunBuilder:
-    """What was said of one kind without a break, in pieces."""
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request whose tenant is known and whose body has been read."""
 
-    kind: Literal["thinking", "text", "call"]
-    pieces: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class ChoiceBuilder:
-    """One of a request's answers, in the making. `num_output` counts its tokens, `num_thinking`
-    those of reasoning."""
-
-    runs: list[RunBuilder] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_output: int = 0
-    num_thinking: int = 0
-    finished: Finished | None = None
-
-    def add(self, event: TextDelta | ToolCallDelta) -> None:
-        self.num_output += len(event.token_ids)
-        self.logprobs += event.logprobs
-        if isinstance(event, TextDelta):
-            self.num_thinking += len(event.token_ids) if event.thinking else 0
-            self._say(event)
-        elif event.name is not None:
-            self.runs.append(RunBuilder("call"))
-            self.calls.append(ToolCall(event.name, event.arguments))
-        else:
-            call = self.calls[event.index]
-            self.calls[event.index] = ToolCall(call.name, call.arguments + event.arguments)
-
-    def _say(self, event: TextDelta) -> None:
-        """Goes on with the last run, or begins another."""
-        kind: Literal["thinking", "text"] = "thinking" if event.thinking else "text"
-        if not (event.text or event.logprobs):
-            return
-        if not self.runs or self.runs[-1].kind != kind:
-            self.runs.append(RunBuilder(kind))
-        self.runs[-1].pieces.append(event.text)
-        self.runs[-1].logprobs += event.logprobs
-
-    def answer(self, usage: Usage, *, reason: FinishReason | None = None) -> Answer:
-        """The whole answer; only once it is finished. `reason` is told instead of the engine's."""
-        assert self.finished is not None
-        said = tuple(
-            AnswerRun(run.kind, "".join(run.pieces), tuple(run.logprobs)) for run in self.runs
-        )
-        return Answer(
-            text="".join(run.text for run in said if run.kind == "text"),
-            reason=reason or self.finished.reason,
-            stop=self.finished.stop,
-            usage=usage,
-            thinking="".join(run.text for run in said if run.kind == "thinking"),
-            calls=tuple(self.calls),
-            logprobs=tuple(self.logprobs),
-            num_thinking=self.num_thinking,
-            said=said,
-        )
+    call: Call
+    tenant: str
+    body: bytes
 
 
-@dataclass(slots=True)
-class Progress:
-    """Filled in step by step by the handler; `bill` and `record` may be asked for at any time.
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request as the backend is to serve it: no later stage asks the policy.
 
-    A request that is passed to an upstream has `passing` and no `request`. `lookup` is what became
-    of the request in the cache of whole answers, `tape` its events where they may be kept there,
-    and `kept_s` for how long they were.
+    `served_by` is the policy's name of the model that answers, `context` the length of that model's
+    context, None while it is not loaded.
     """
 
     call: Call
-    tenant: str | None = None
-    request: Request | None = None
-    passing: UpstreamUsage | None = None
-    rules: DialectRules | None = None
-    prices: Prices | None = None
-    served_by: str | None = None
-    context: int | None = None
-    lookup: ResponseLookup | None = None
-    tape: RecordedEvents | None = None
-    kept_s: float | None = None
-    started: dict[int, Started] = field(default_factory=dict)
-    choices: list[ChoiceBuilder] = field(default_factory=lambda: [ChoiceBuilder()])
-    ttft_s: float | None = None
-    phases: dict[str, float] = field(default_factory=dict)
-    outcome: Outcome = "cancelled"
-    status: int = CLIENT_GONE
-    failure: GatewayError | None = None
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a step that is not computing tokens."""
-        begin_s = _now_s()
-        yield
-        self.phases[name] = _now_s() - begin_s
+    request: Request
+    rules: DialectRules
+    prices: Prices
+    served_by: str
+    backend: Backend
+    context: int | None
 
     @property
-    def replays(self) -> bool:
-        """An answer that was given before is given again."""
-        return self.lookup is not None and self.lookup.given is not None
+    def model_identity(self) -> str:
+        """The name of the model and the fingerprint of its weights, once they are loaded."""
+        model = self.backend.model
+        return f"{self.served_by} {model.fingerprint if model is not None else ''}"
 
-    def on_started(self, event: Started, choice: int = 0) -> None:
-        """`choice` is the first answer to the prompt that has started."""
-        self.started[choice] = event
-        if choice == 0 and not self.replays:
-            self.phases |= {
-                "render": event.render_s,
-                "match": event.match_s,
-                "queue": event.queue_s,
-            }
 
-    def on_delta(self, event: TextDelta | ToolCallDelta, choice: int = 0) -> None:
-        self.began()
-        if not self._prewarms:
-            self.choices[choice].add(event)
+class _StartedPrompt(NamedTuple):
+    """The cache report of one prompt, and its tokens in the dialect's terms."""
 
-    def on_finished(self, event: Finished, choice: int = 0) -> None:
-        done = self.choices[choice]
-        done.finished = event
-        done.num_output = 0 if self._prewarms else event.num_output
+    report: CacheReport
+    usage: Usage
+
+
+@dataclass(slots=True)
+class Answering:
+    """A request while its answer is generated; only `note` adds to it.
+
+    `lookup` is the result of the look-up among whole answers, None where that cache is off.
+    `recorded` are the events so far where the answer may be kept there. `prompt_bill` is None until
+    every prompt has started, and is then the exact bill of all prompts without output.
+    """
+
+    admitted: Admitted
+    timings: Timings
+    lookup: ResponseLookup | None
+    cached: CachedAnswer | None
+    recorded: RecordedEvents | None
+    answers: list[AnswerBuilder]
+    prompt_bill: Bill | None = None
+    _prompts: dict[int, _StartedPrompt] = field(default_factory=dict)
+    _final_bill: Bill | None = None
+
+    @classmethod
+    def begin(
+        cls, admitted: Admitted, lookup: ResponseLookup | None, timings: Timings
+    ) -> Answering:
+        """The stage before the first event."""
+        cached = None if lookup is None else lookup.cached
+        kept = lookup is not None and lookup.key is not None and cached is None
+        answers = [AnswerBuilder() for _ in range(admitted.request.num_answers)]
+        return cls(admitted, timings, lookup, cached, [] if kept else None, answers)
+
+    def note(self, event: Event, choice: int) -> None:
+        """Take in an event of answer number `choice`.
+
+        Raises `NotCached` where the last prompt has started, nothing of any is cached, and the
+        request says only-if-cached.
+        """
+        if self.recorded is not None:
+            self.recorded.append((choice, event))
+        prewarms = self.admitted.request.prewarm  # its one sampled token is not the client's
+        match event:
+            case Started():
+                self._start(event, choice)
+            case TextDelta() | ToolCallDelta():
+                self.timings.first_token()
+                if not prewarms:
+                    self.answers[choice].add(event)
+            case Finished():
+                answer = self.answers[choice]
+                answer.finished = event
+                answer.num_output = 0 if prewarms else event.num_output
 
     @property
     def finished(self) -> bool:
         """Whether every answer is whole."""
-        return all(choice.finished is not None for choice in self.choices)
+        return all(answer.finished is not None for answer in self.answers)
 
-    @property
-    def all_started(self) -> bool:
-        """Every prompt's bill is known."""
-        return self.request is not None and len(self.started) == self.request.num_prompts
+    def usage(self) -> Usage:
+        """Tokens of the prompts that have started; of a cached answer, those it had used."""
+        if self.prompt_bill is not None:
+            return self.prompt_bill.usage
+        if self.cached is not None:
+            return self.cached.usage
+        return sum_usage([prompt.usage for prompt in self._prompts.values()])
 
-    @property
-    def _prewarms(self) -> bool:
-        """The request wants its prompt cached and no answer: the one token that is always sampled
-        is nobody's."""
-        return self.request is not None and self.request.prewarm
+    def final_bill(self) -> Bill | None:
+        """The bill of the prompts that have started and of the output so far; None before that.
 
-    def answered(self) -> None:
-        """The client has its whole answer."""
-        self.outcome, self.status = "answered", 200
-
-    def passed(self, status: int) -> None:
-        """The client has the upstream's answer, or its refusal: whole, as it came."""
-        assert self.passing is not None
-        self.status = status
-        self.outcome = "failed" if status >= 400 or self.passing.failed else "answered"
-
-    def began(self) -> None:
-        """The first of the answer has come."""
-        if self.ttft_s is None:
-            self.ttft_s = _now_s() - self.call.arrived_s
-
-    def failed(self, error: GatewayError, status: int) -> None:
-        """The client was told of `error`, with `status` (200 where a stream had already begun)."""
-        self.outcome, self.status, self.failure = "failed", status, error
-
-    def bill(self) -> Bill | None:
-        """What is owed for the prompts that have started and the output so far; None before the
-        engine started."""
-        if not self.started:
-            return None
-        assert self.request is not None
-        assert self.rules is not None
-        assert self.prices is not None
-        plan, rules, reports = (
-            self.request.plan,
-            self.rules,
-            [self.started[i].report for i in sorted(self.started)],
-        )
-        if self.lookup is not None and self.lookup.given is not None:
-            usage = self.lookup.given.usage
-            owed = replace(NOTHING, saved=self.lookup.given.cost_usd)
-        else:
-            parts = [dialects.usage(report, rules, plan, 0) for report in reports]
-            usage = replace(
-                sum_usage(parts), output=sum(choice.num_output for choice in self.choices)
-            )
-            owed = charge(usage, self.prices)
-        return Bill(
-            plan=plan,
-            report=merged(reports),
-            rules=rules,
-            usage=usage,
-            charge=owed,
-            price_version=self.prices.version,
-            final=self.finished or self.replays,
-            lookup=self.lookup,
-            kept_s=self.kept_s,
-        )
+        It is made at the first call and stays: call it once no more events come.
+        """
+        if self._final_bill is None and self._prompts:
+            bill = self.prompt_bill or self._bill_prompts()
+            if self.cached is None:
+                num_output = sum([answer.num_output for answer in self.answers])
+                usage = replace(bill.usage, output=num_output)
+                owed = charge(usage, self.admitted.prices)
+                bill = replace(bill, usage=usage, charge=owed, final=self.finished)
+            self._final_bill = bill
+        return self._final_bill
 
     def answer(self) -> Answer:
-        """The whole answer; only when `finished`."""
-        bill = self.bill()
-        assert bill is not None
-        reason: FinishReason | None = "length" if self._prewarms else None
-        first, *others = (choice.answer(bill.usage, reason=reason) for choice in self.choices)
+        """All answers, whole, with the tokens of the final bill; only once `finished`."""
+        bill = self.final_bill()
+        if bill is None:
+            raise RuntimeError("the answer ended before its prompt started")
+        reason: FinishReason | None = "length" if self.admitted.request.prewarm else None
+        first, *others = [answer.build(bill.usage, reason=reason) for answer in self.answers]
         return replace(first, others=tuple(others)) if others else first
 
-    def warnings(self) -> tuple[str, ...]:
-        """What was changed on the client's behalf, as `pcg-warning` names it."""
-        assert self.request is not None
-        wanted = self.request.sampling.max_tokens
-        if not self.started or self.context is None or wanted == REST_OF_CONTEXT:
-            return self.request.warnings
-        clamped = wanted > self.context - max(
-            started.report.num_prompt for started in self.started.values()
-        )
-        return (*self.request.warnings, CLAMPED) if clamped else self.request.warnings
+    def keep(self, responses: ResponseCache) -> None:
+        """Keep the whole answer for requests that ask the same, where it may be kept; the final
+        bill then says for how long."""
+        bill = self.final_bill()
+        if self.recorded is not None and self.lookup is not None and bill is not None:
+            kept_s = responses.keep(
+                self.lookup, self.admitted.request, self.recorded, bill.usage, bill.charge.total
+            )
+            self._final_bill = replace(bill, kept_s=kept_s)
 
-    def timings(self) -> dict[str, float]:
-        """Seconds by the short names of `Server-Timing`."""
-        timings = dict(self.phases)
-        first = self.choices[0].finished
-        if first is not None and not self.replays:
-            timings |= {"prefill": first.prefill_s, "decode": first.decode_s}
-        if self.ttft_s is not None:
-            timings["ttft"] = self.ttft_s
-        return timings
+    def warnings(self) -> tuple[str, ...]:
+        """Names of the changes made on the client's behalf, as `pcg-warning` shows them."""
+        request, context = self.admitted.request, self.admitted.context
+        wanted = request.sampling.max_tokens
+        if not self._prompts or context is None or wanted == REST_OF_CONTEXT:
+            return request.warnings
+        longest = max([prompt.report.num_prompt for prompt in self._prompts.values()])
+        return (*request.warnings, CLAMPED) if wanted > context - longest else request.warnings
+
+    def headers(self) -> dict[str, str]:
+        """Headers about cache and cost: exact once every prompt has started, before without
+        counts."""
+        last = None if self.cached is not None else self.answers[0].finished
+        engine_s = {} if last is None else {"prefill": last.prefill_s, "decode": last.decode_s}
+        timings = self.timings.shown(**engine_s)
+        bill = self._final_bill or self.prompt_bill
+        if bill is None:
+            return headers_without_counts(timings=timings, warnings=self.warnings())
+        return billing_headers(bill, timings=timings, warnings=self.warnings())
+
+    def _start(self, event: Started, choice: int) -> None:
+        """The prompt whose first answer has number `choice` has started."""
+        admitted = self.admitted
+        request, report = admitted.request, event.report
+        if self.cached is None:
+            usage = dialects.usage(report, admitted.rules, request.plan, 0)
+        else:
+            usage = self.cached.usage
+        self._prompts[choice] = _StartedPrompt(report, usage)
+        if choice == 0 and self.cached is None:
+            self.timings.phases |= {
+                "render": event.render_s,
+                "match": event.match_s,
+                "queue": event.queue_s,
+            }
+        if len(self._prompts) < request.num_prompts:
+            return
+        self.prompt_bill = bill = self._bill_prompts()
+        if request.only_if_cached and not bill.usage.cache_read and self.cached is None:
+            raise NotCached("nothing of this prompt is cached, and the request says only-if-cached")
+
+    def _bill_prompts(self) -> Bill:
+        """The bill of the prompts that have started."""
+        admitted = self.admitted
+        prompts = [self._prompts[choice] for choice in sorted(self._prompts)]
+        if self.cached is None:
+            usage = sum_usage([prompt.usage for prompt in prompts])
+            owed = charge(usage, admitted.prices)
+        else:
+            usage, owed = self.cached.usage, replace(NOTHING, saved=self.cached.cost_usd)
+        return Bill(
+            plan=admitted.request.plan,
+            report=merged([prompt.report for prompt in prompts]),
+            rules=admitted.rules,
+            usage=usage,
+            charge=owed,
+            price_version=admitted.prices.version,
+            final=self.cached is not None,
+            lookup=self.lookup,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a request ended. `status` is 200 for a stream that had begun, whatever came then.
+
+    `error` is the one of this gateway that its client was sent.
+    """
+
+    outcome: Outcome
+    status: int
+    error: GatewayError | None = None
+
+
+ANSWERED: Final = Ended("answered", 200)
+CANCELLED: Final = Ended("cancelled", CLIENT_GONE)
+
+Work: TypeAlias = Answering | UpstreamUsage
+"""The part of a request that costs money, on an engine or on an upstream."""
+
+
+@dataclass(slots=True)
+class RecordDraft:
+    """The facts that the record of a request has, whenever it ends; None: not known yet.
+
+    Owned by `Handler.recorded`. `ended` is set as soon as the client has its whole answer: a client
+    that leaves later has been answered.
+    """
+
+    call: Call
+    timings: Timings
+    tenant: str | None = None
+    request: Request | None = None
+    served_by: str | None = None
+    work: Work | None = None
+    ended: Ended | None = None
 
     def record(self) -> Record:
-        """The request as it is remembered. A failed request owes nothing, but what an upstream told
-        of it."""
-        passing = self.passing
-        bill: Bill | ReportedBill | None = None if self.outcome == "failed" else self.bill()
-        model, stream = (
-            (self.request.model, self.request.stream) if self.request is not None else (None, False)
-        )
-        notes: tuple[Note, ...] = ()
-        if passing is not None:
-            told, model, stream = passing.bill(), passing.model, passing.stream
-            bill, notes = (
-                told,
-                () if told is None and self.outcome == "failed" else passing.notes(told),
-            )
-        return Record(
+        """The request as it is remembered. One that failed owes nothing, except for usage that an
+        upstream reported."""
+        ended, request = self.ended or CANCELLED, self.request
+        failed = ended.outcome == "failed"
+        refused = UPSTREAM_REFUSED if failed else None
+        record = Record(
             request_id=self.call.id,
             route=self.call.route,
             wire=self.call.wire.name,
-            outcome=self.outcome,
-            status=self.status,
+            outcome=ended.outcome,
+            status=ended.status,
             at_s=self.call.started_at_s,
-            total_s=_now_s() - self.call.arrived_s,
-            stream=stream,
+            total_s=now_s() - self.timings.arrived_s,
+            stream=request is not None and request.stream,
             tenant=self.tenant,
-            model=None if model is None else model[:MAX_MODEL_ID],
+            model=None if request is None else request.model[:MAX_MODEL_ID],
             served_by=self.served_by,
-            error=self._error(),
-            bill=bill,
-            ttft_s=self.ttft_s,
-            phases=self.phases,
-            warnings=self.warnings() if self.request is not None else (),
-            notes=notes,
-            upstream=None if passing is None else passing.upstream,
-            upstream_id=None if passing is None else passing.upstream_id,
+            error=refused if ended.error is None else type(ended.error).__name__,
+            ttft_s=self.timings.ttft_s,
+            phases=self.timings.phases,
+            warnings=() if request is None else request.warnings,
         )
-
-    def _error(self) -> str | None:
-        """The name of what went wrong."""
-        if self.failure is not None:
-            return type(self.failure).__name__
-        return UPSTREAM_REFUSED if self.outcome == "failed" else None
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+        match self.work:
+            case Answering() as answering:
+                bill = None if failed else answering.final_bill()
+                return replace(record, bill=bill, warnings=answering.warnings())
+            case UpstreamUsage() as usage:
+                reported = usage.final_bill()
+                unbilled = failed and reported is None
+                return replace(
+                    record,
+                    stream=usage.stream,
+                    model=usage.model[:MAX_MODEL_ID],
+                    bill=reported,
+                    notes=() if unbilled else usage.notes(reported),
+                    upstream=usage.upstream,
+                    upstream_id=usage.upstream_id,
+                )
+        return record
