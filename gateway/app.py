@@ -99,10 +99,6 @@ def build_app(
     in_flight = InFlight(_most_requests(policy))
     upstreams = {backend.name: HttpUpstream(backend) for backend in policy.backends}
 
-    def record(finished: Record) -> None:
-        metrics.add(finished)
-        on_record(finished)
-
     wires: dict[WireKey, Wire] = {
         "anthropic": AnthropicWire(),
         "openai": OpenAIWire(),
@@ -117,9 +113,9 @@ def build_app(
         policy,
         catalog,
         in_flight,
-        record,
+        (metrics.add, on_record),
         archive,
-        AnswerDelivery(policy.server.sse, archive, responses),
+        AnswerDelivery(policy.server.sse, archive, responses if responses.enabled else None),
         background,
         UpstreamProxy(policy, catalog) if policy.backends else None,
     )

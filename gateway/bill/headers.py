@@ -19,14 +19,13 @@ from http_sf.types import BareItemType
 
 from engine.types import CachePlan, CacheReport
 from gateway.bill.lookup import Outcome, ResponseLookup
-from gateway.upstream.reported import ReportedBill
+from gateway.upstream.reported import ReportedBill, ReportedWord
 from policies.pricing import Charge, Usage, format_usd
 from policies.rules import DialectRules
 
 CacheWord: TypeAlias = Literal[
     "hit", "partial", "miss", "expired", "bypass", "below-min", "response"
 ]
-ReportedWord: TypeAlias = Literal["hit", "partial", "miss", "unknown"]
 
 CACHE_NAME: Final = "pcg-kv"
 RESPONSE_CACHE_NAME: Final = "pcg-resp"
@@ -74,6 +73,30 @@ class Bill:
         that of the request it was generated for."""
         return self.lookup is not None and self.lookup.cached is not None
 
+    @property
+    def word(self) -> CacheWord:
+        """One word for humans and metrics.
+
+        `bypass`: nothing was looked up, because the client forbade it or nothing was marked.
+        `below-min`: marked, but shorter than the model's minimum. `hit`: every planned boundary was
+        read. `partial`: some boundary had to be written. `response`: a cached answer was given
+        again.
+        """
+        if self.replayed:
+            return "response"
+        plan, report, usage = self.plan, self.report, self.usage
+        if not plan.read:
+            return "bypass"
+        if usage.cache_read > 0:
+            new = any(boundary.offset > usage.cache_read for boundary in report.boundaries)
+            return "partial" if new else "hit"
+        if not (plan.readable or plan.writable or plan.any_prefix):
+            return "bypass"
+        cause = None if report.miss is None else report.miss.cause
+        if usage.num_written == 0 and (cause == "below_min" or report.num_prompt < plan.min_tokens):
+            return "below-min"
+        return "expired" if cause == "expired" else "miss"
+
 
 def billing_headers(
     bill: Bill, *, timings: Mapping[str, float], warnings: Iterable[str] = ()
@@ -86,9 +109,13 @@ def billing_headers(
     `pcg-cost-saved-usd` is negative where writing cost more than reading saved.
     """
     usage, charge = bill.usage, bill.charge
+    # The cache nearest to the model comes first (RFC 9211); one that was not asked has no member.
+    caches = [] if bill.replayed else [cache_status(bill)]
+    if bill.lookup is not None:
+        caches.append(response_status(bill, bill.lookup))
     headers = {
-        "Cache-Status": ", ".join(_cache_statuses(bill)),
-        "pcg-cache": cache_word(bill),
+        "Cache-Status": ", ".join(caches),
+        "pcg-cache": bill.word,
         "pcg-cache-read-tokens": str(usage.cache_read),
         "pcg-cache-write-tokens": str(usage.num_written),
     }
@@ -121,7 +148,7 @@ def reported_headers(
     What it did not say is absent. Nothing is known of its tiers, of time left, and of work that was
     really skipped.
     """
-    word: ReportedWord = "unknown" if bill is None else reported_word(bill)
+    word: ReportedWord = "unknown" if bill is None else bill.word
     parameters: dict[str, BareItemType] = {"fwd": Token("bypass"), "detail": Token("usage-unknown")}
     headers: dict[str, str] = {"pcg-cache": word}
     if bill is not None and bill.cache_known:
@@ -172,59 +199,17 @@ def headers_without_counts(
     return headers
 
 
-def cache_word(bill: Bill) -> CacheWord:
-    """One word for humans and metrics.
-
-    `bypass`: nothing was looked up, because the client forbade it or nothing was marked.
-    `below-min`: marked, but shorter than the model's minimum. `hit`: every planned boundary was
-    read. `partial`: some boundary had to be written. `response`: the whole answer had been given
-    before.
-    """
+def response_status(bill: Bill, lookup: ResponseLookup) -> str:
+    """The member of the cache of whole answers. `stored` and `ttl` are known once the answer is
+    whole."""
     if bill.replayed:
-        return "response"
-    plan, cause = bill.plan, bill.report.miss.cause if bill.report.miss is not None else None
-    if not plan.read:
-        return "bypass"
-    if bill.usage.cache_read > 0:
-        new = any(boundary.offset > bill.usage.cache_read for boundary in bill.report.boundaries)
-        return "partial" if new else "hit"
-    if not (plan.readable or plan.writable or plan.any_prefix):
-        return "bypass"
-    if bill.usage.num_written == 0 and (
-        cause == "below_min" or bill.report.num_prompt < plan.min_tokens
-    ):
-        return "below-min"
-    return "expired" if cause == "expired" else "miss"
-
-
-def response_status(bill: Bill) -> str | None:
-    """The member of the cache of whole answers, None where it is off. `stored` and `ttl` are known
-    once the answer is whole."""
-    if bill.lookup is None:
-        return None
-    if bill.replayed:
-        return _member({"hit": True, "ttl": int(bill.lookup.ttl_left_s)}, RESPONSE_CACHE_NAME)
-    parameters: dict[str, BareItemType] = {"fwd": Token(_RESPONSE_FORWARD[bill.lookup.outcome])}
+        return _member({"hit": True, "ttl": int(lookup.ttl_left_s)}, RESPONSE_CACHE_NAME)
+    parameters: dict[str, BareItemType] = {"fwd": Token(_RESPONSE_FORWARD[lookup.outcome])}
     if bill.kept_s is not None:
         parameters |= {"stored": True, "ttl": int(bill.kept_s)}
-    if bill.lookup.detail is not None:
-        parameters["detail"] = Token(bill.lookup.detail)
+    if lookup.detail is not None:
+        parameters["detail"] = Token(lookup.detail)
     return _member(parameters, RESPONSE_CACHE_NAME)
-
-
-def reported_word(bill: ReportedBill) -> ReportedWord:
-    """`hit`: something was read and nothing written. `unknown`: the upstream did not say, which is
-    not a miss."""
-    if not bill.cache_known:
-        return "unknown"
-    if bill.usage.cache_read == 0:
-        return "miss"
-    return "partial" if bill.usage.num_written else "hit"
-
-
-def any_word(bill: Bill | ReportedBill) -> CacheWord | ReportedWord:
-    """The word of a bill, whoever made it."""
-    return reported_word(bill) if isinstance(bill, ReportedBill) else cache_word(bill)
 
 
 def cache_status(bill: Bill) -> str:
@@ -235,7 +220,7 @@ def cache_status(bill: Bill) -> str:
     something new does; `collapsed` that some of it was computed by another request while this one
     waited.
     """
-    plan, report, usage, word = bill.plan, bill.report, bill.usage, cache_word(bill)
+    plan, report, usage, word = bill.plan, bill.report, bill.usage, bill.word
     if word == "bypass" and not plan.store:
         return _member({"fwd": Token("bypass"), "detail": Token("no-store")})
     if word == "below-min" or (word == "bypass" and plan.read):
@@ -263,14 +248,6 @@ def ttl_name(ttl_s: float, rules: DialectRules) -> str:
     return next(
         (name for name, class_s in rules.ttl_classes.items() if class_s == ttl_s), f"{ttl_s:g}s"
     )
-
-
-def _cache_statuses(bill: Bill) -> list[str]:
-    """The members of `Cache-Status`, the cache nearest to the model first; one that was not asked
-    has none."""
-    prefix = [] if bill.replayed else [cache_status(bill)]
-    response = response_status(bill)
-    return prefix if response is None else [*prefix, response]
 
 
 def _member(parameters: Mapping[str, BareItemType], name: str = CACHE_NAME) -> str:

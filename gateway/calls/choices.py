@@ -64,7 +64,7 @@ class _Merged:
             step.cancel()
         await asyncio.gather(*self.steps, return_exceptions=True)  # seen: nobody is left to tell
         for reader in self.feeds.values():
-            await reader.close()
+            await reader.aclose()
 
 
 async def merge_choices(backend: Backend, request: Request) -> AsyncGenerator[ChoiceEvent, None]:
@@ -91,7 +91,7 @@ async def merge_choices(backend: Backend, request: Request) -> AsyncGenerator[Ch
                     begun.add(first)
                     merged.ready.extendleft(reversed(range(first + 1, first + size)))
                 if isinstance(event, Finished):
-                    await merged.feeds.pop(index).close()
+                    await merged.feeds.pop(index).aclose()
                 else:
                     merged.await_next(index)
                 merged.begin()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from gateway.errors import EngineFailed
@@ -38,7 +37,7 @@ class EventFeed(Generic[E]):
         step, self._step = self._step, None
         return step.result()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """The backend has been told to stop when this returns. Idempotent."""
         if self._step is not None:
             self._step.cancel()
@@ -61,14 +60,15 @@ class Keepalive:
 
     def __init__(self, interval_s: float | None) -> None:
         self._interval_s = interval_s
-        self._last_sent_s = _now_s()
+        self._now_s = asyncio.get_running_loop().time
+        self._last_sent_s = self._now_s()
 
     @property
     def left_s(self) -> float | None:
         """Seconds until a ping is due, 0 when it is; None: never."""
         if self._interval_s is None:
             return None
-        return max(0.0, self._last_sent_s + self._interval_s - _now_s())
+        return max(0.0, self._last_sent_s + self._interval_s - self._now_s())
 
     def next_chunk(self, data: bytes, ping: bytes) -> bytes:
         """The bytes to send now: `data`, or `ping` where there is none and one is due.
@@ -77,19 +77,5 @@ class Keepalive:
         """
         due = self.left_s == 0
         if data or due:
-            self._last_sent_s = _now_s()
+            self._last_sent_s = self._now_s()
         return data or (ping if due else b"")
-
-
-@asynccontextmanager
-async def feed(events: AsyncIterator[E]) -> AsyncIterator[EventFeed[E]]:
-    """An `EventFeed` that is closed at the end of the block, however it ends."""
-    reader = EventFeed(events)
-    try:
-        yield reader
-    finally:
-        await reader.close()
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

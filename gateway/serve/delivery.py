@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -18,7 +19,7 @@ from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from gateway.backends.base import Event
 from gateway.calls.choices import ChoiceEvent, merge_choices
 from gateway.calls.exchange import Call, Client, Reply
-from gateway.calls.feed import EventFeed, Keepalive, feed
+from gateway.calls.feed import EventFeed, Keepalive
 from gateway.errors import EngineFailed, GatewayError
 from gateway.ids import id_headers
 from gateway.serve.stages import ANSWERED, Admitted, Answering, Ended, RecordDraft
@@ -40,22 +41,25 @@ _log = structlog.get_logger("pcg.handler")
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelivery:
-    """Generates the answer to an admitted request and sends it."""
+    """Generates the answer to an admitted request and sends it. `responses` is None where whole
+    answers are not cached."""
 
     sse: SsePolicy
     archive: Archive
-    responses: ResponseCache
+    responses: ResponseCache | None
 
     async def deliver(self, draft: RecordDraft, admitted: Admitted, client: Client) -> None:
         """Afterwards the client has its whole answer, and `draft` how it ended."""
         call, request = admitted.call, admitted.request
-        lookup = self.responses.look_up(call, request, admitted.model_identity)
+        lookup = None
+        if self.responses is not None:
+            lookup = self.responses.look_up(call, request, admitted.model_identity)
         draft.work = answering = Answering.begin(admitted, lookup, draft.timings)
-        async with feed(_events(answering)) as events:
+        async with aclosing(EventFeed(_events(answering))) as events:
             if request.stream:
                 await self._stream(draft, answering, events, client)
                 return
-            while not answering.finished:
+            while answering.num_open:
                 await _next(answering, events)
             answer = self._finish(answering)
             body = call.wire.encode_answer(request, answer, created_at_s=call.started_at_s)
@@ -74,7 +78,7 @@ class AnswerDelivery:
         await client.open(dict(SSE_HEADERS) | ids | answering.headers())
         keepalive = Keepalive(self.sse.keepalive)
         try:
-            while not answering.finished:
+            while answering.num_open:
                 data = _encode(answering, choice, event, encoder)
                 await client.write(keepalive.next_chunk(data, encoder.keepalive()))
                 choice, event = await _next(answering, events, keepalive.left_s)
@@ -95,7 +99,8 @@ class AnswerDelivery:
         if isinstance(call.wire, RememberingWire):
             kept = call.wire.keep(request, answer, created_at_s=call.started_at_s)
             self.archive.put(request.tenant, kept, call.started_at_s)
-        answering.keep(self.responses)
+        if self.responses is not None:
+            answering.keep(self.responses)
         return answer
 
 
@@ -147,7 +152,7 @@ def _encode(
     """One event as the stream shows it; None is silence."""
     match event:
         case Started():
-            return encoder.start(answering.usage()) if choice == 0 else b""
+            return encoder.start(answering.usage) if choice == 0 else b""
         case TextDelta():
             return encoder.delta(
                 event.text, thinking=event.thinking, logprobs=event.logprobs, choice=choice

@@ -58,14 +58,14 @@ BATCH_MULTIPLIER: Final = Decimal("0.5")
 class Handler:
     """Serves every provider-compatible route.
 
-    `record` gets the record of each request once, when that has ended. `proxy` is None where the
-    policy has no upstreams.
+    Each of `recorders` gets the record of each request once, when that has ended. `proxy` is None
+    where the policy has no upstreams.
     """
 
     policy: Policy
     catalog: ModelCatalog
     in_flight: InFlight
-    record: Callable[[Record], None]
+    recorders: tuple[Callable[[Record], None], ...]
     archive: Archive
     delivery: AnswerDelivery
     background: Background
@@ -101,10 +101,10 @@ class Handler:
                 )
                 served = self.catalog.find(request.model)
                 draft.request, draft.served_by = request, served.name
-                request = dialects.normalize(
-                    self._resume(received, request),
-                    self.policy.rules_for(request.model, request.wire),
-                )
+                if isinstance(call.wire, RememberingWire):
+                    request = self._resume(call.wire, received, request)
+                rules = self.policy.rules_for(request.model, request.wire)
+                request = dialects.normalize(request, rules)
                 num_prompt = await served.backend.count(request.prompt)
             await send(call, client, call.wire.encode_count(num_prompt))
 
@@ -154,7 +154,9 @@ class Handler:
             headers = dict(JSON_HEADERS) | ids | dict(reply.headers)
             await client.send(Reply(reply.status, reply.body, headers))
         finally:
-            self.record(draft.record())
+            record = draft.record()
+            for add in self.recorders:
+                add(record)
 
     def identify(self, draft: RecordDraft) -> str:
         """The name of the tenant that asks, which the record then has. Raises `Unauthenticated`."""
@@ -199,7 +201,8 @@ class Handler:
             )
         served = self.catalog.find(request.model)
         draft.served_by = served.name
-        request = self._resume(received, request)
+        if isinstance(call.wire, RememberingWire):
+            request = self._resume(call.wire, received, request)
         with draft.timings.phase("plan"):
             rules = self.policy.rules_for(request.model, request.wire)
             dialects.check_abilities(request, rules)
@@ -225,14 +228,10 @@ class Handler:
         context = None if model is None else model.context
         return Admitted(call, request, rules, prices, served.name, served.backend, context)
 
-    def _resume(self, received: Received, request: Request) -> Request:
-        """The request with the conversation it refers to, where its format can refer to one."""
-        call, tenant = received.call, received.tenant
-        if not isinstance(call.wire, RememberingWire):
-            return request
-        return call.wire.resume(
-            request, lambda name: self.archive.find(tenant, name, call.started_at_s)
-        )
+    def _resume(self, memory: RememberingWire, received: Received, request: Request) -> Request:
+        """The request with the conversation it refers to."""
+        tenant, now_s = received.tenant, received.call.started_at_s
+        return memory.resume(request, lambda name: self.archive.find(tenant, name, now_s))
 
     # Answers in the background --------------------------------------------------------------------
 

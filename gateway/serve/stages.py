@@ -14,7 +14,7 @@ A request may end at any stage. `RecordDraft` collects the facts that its record
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from engine.types import CacheReport, FinishReason
@@ -29,7 +29,7 @@ from gateway.calls.exchange import Call
 from gateway.errors import GatewayError, NotCached
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.serve.answer_builder import AnswerBuilder
-from gateway.serve.timings import Timings, now_s
+from gateway.serve.timings import Timings
 from gateway.state.response_cache import RecordedEvents, ResponseCache
 from gateway.upstream.reported import UpstreamUsage
 from gateway.wire.base import Answer
@@ -79,20 +79,15 @@ class Admitted:
         return f"{self.served_by} {model.fingerprint if model is not None else ''}"
 
 
-class _StartedPrompt(NamedTuple):
-    """The cache report of one prompt, and its tokens in the dialect's terms."""
-
-    report: CacheReport
-    usage: Usage
-
-
 @dataclass(slots=True)
 class Answering:
     """A request while its answer is generated; only `note` adds to it.
 
     `lookup` is the result of the look-up among whole answers, None where that cache is off.
     `recorded` are the events so far where the answer may be kept there. `prompt_bill` is None until
-    every prompt has started, and is then the exact bill of all prompts without output.
+    every prompt has started, and is then the exact bill of all prompts without output. `usage` are
+    the tokens of the prompts that have started; of a cached answer, those it had used. `num_open`
+    answers are not whole yet.
     """
 
     admitted: Admitted
@@ -101,8 +96,10 @@ class Answering:
     cached: CachedAnswer | None
     recorded: RecordedEvents | None
     answers: list[AnswerBuilder]
+    usage: Usage
+    num_open: int
     prompt_bill: Bill | None = None
-    _prompts: dict[int, _StartedPrompt] = field(default_factory=dict)
+    _reports: dict[int, CacheReport] = field(default_factory=dict)
     _final_bill: Bill | None = None
 
     @classmethod
@@ -113,7 +110,11 @@ class Answering:
         cached = None if lookup is None else lookup.cached
         kept = lookup is not None and lookup.key is not None and cached is None
         answers = [AnswerBuilder() for _ in range(admitted.request.num_answers)]
-        return cls(admitted, timings, lookup, cached, [] if kept else None, answers)
+        usage = Usage(0) if cached is None else cached.usage
+        recorded: RecordedEvents | None = [] if kept else None
+        return cls(
+            admitted, timings, lookup, cached, recorded, answers, usage, num_open=len(answers)
+        )
 
     def note(self, event: Event, choice: int) -> None:
         """Take in an event of answer number `choice`.
@@ -135,37 +136,25 @@ class Answering:
                 answer = self.answers[choice]
                 answer.finished = event
                 answer.num_output = 0 if prewarms else event.num_output
-
-    @property
-    def finished(self) -> bool:
-        """Whether every answer is whole."""
-        return all(answer.finished is not None for answer in self.answers)
-
-    def usage(self) -> Usage:
-        """Tokens of the prompts that have started; of a cached answer, those it had used."""
-        if self.prompt_bill is not None:
-            return self.prompt_bill.usage
-        if self.cached is not None:
-            return self.cached.usage
-        return sum_usage([prompt.usage for prompt in self._prompts.values()])
+                self.num_open -= 1
 
     def final_bill(self) -> Bill | None:
         """The bill of the prompts that have started and of the output so far; None before that.
 
         It is made at the first call and stays: call it once no more events come.
         """
-        if self._final_bill is None and self._prompts:
+        if self._final_bill is None and self._reports:
             bill = self.prompt_bill or self._bill_prompts()
             if self.cached is None:
                 num_output = sum([answer.num_output for answer in self.answers])
                 usage = replace(bill.usage, output=num_output)
                 owed = charge(usage, self.admitted.prices)
-                bill = replace(bill, usage=usage, charge=owed, final=self.finished)
+                bill = replace(bill, usage=usage, charge=owed, final=not self.num_open)
             self._final_bill = bill
         return self._final_bill
 
     def answer(self) -> Answer:
-        """All answers, whole, with the tokens of the final bill; only once `finished`."""
+        """All answers, whole, with the tokens of the final bill; once none is open."""
         bill = self.final_bill()
         if bill is None:
             raise RuntimeError("the answer ended before its prompt started")
@@ -187,9 +176,9 @@ class Answering:
         """Names of the changes made on the client's behalf, as `pcg-warning` shows them."""
         request, context = self.admitted.request, self.admitted.context
         wanted = request.sampling.max_tokens
-        if not self._prompts or context is None or wanted == REST_OF_CONTEXT:
+        if not self._reports or context is None or wanted == REST_OF_CONTEXT:
             return request.warnings
-        longest = max([prompt.report.num_prompt for prompt in self._prompts.values()])
+        longest = max(report.num_prompt for report in self._reports.values())
         return (*request.warnings, CLAMPED) if wanted > context - longest else request.warnings
 
     def headers(self) -> dict[str, str]:
@@ -206,19 +195,18 @@ class Answering:
     def _start(self, event: Started, choice: int) -> None:
         """The prompt whose first answer has number `choice` has started."""
         admitted = self.admitted
-        request, report = admitted.request, event.report
+        request = admitted.request
+        self._reports[choice] = event.report
         if self.cached is None:
-            usage = dialects.usage(report, admitted.rules, request.plan, 0)
-        else:
-            usage = self.cached.usage
-        self._prompts[choice] = _StartedPrompt(report, usage)
-        if choice == 0 and self.cached is None:
-            self.timings.phases |= {
-                "render": event.render_s,
-                "match": event.match_s,
-                "queue": event.queue_s,
-            }
-        if len(self._prompts) < request.num_prompts:
+            usage = dialects.usage(event.report, admitted.rules, request.plan, 0)
+            self.usage = sum_usage([self.usage, usage])
+            if choice == 0:
+                self.timings.phases |= {
+                    "render": event.render_s,
+                    "match": event.match_s,
+                    "queue": event.queue_s,
+                }
+        if len(self._reports) < request.num_prompts:
             return
         self.prompt_bill = bill = self._bill_prompts()
         if request.only_if_cached and not bill.usage.cache_read and self.cached is None:
@@ -227,17 +215,15 @@ class Answering:
     def _bill_prompts(self) -> Bill:
         """The bill of the prompts that have started."""
         admitted = self.admitted
-        prompts = [self._prompts[choice] for choice in sorted(self._prompts)]
         if self.cached is None:
-            usage = sum_usage([prompt.usage for prompt in prompts])
-            owed = charge(usage, admitted.prices)
+            owed = charge(self.usage, admitted.prices)
         else:
-            usage, owed = self.cached.usage, replace(NOTHING, saved=self.cached.cost_usd)
+            owed = replace(NOTHING, saved=self.cached.cost_usd)
         return Bill(
             plan=admitted.request.plan,
-            report=merged([prompt.report for prompt in prompts]),
+            report=merged([self._reports[choice] for choice in sorted(self._reports)]),
             rules=admitted.rules,
-            usage=usage,
+            usage=self.usage,
             charge=owed,
             price_version=admitted.prices.version,
             final=self.cached is not None,
@@ -293,7 +279,7 @@ class RecordDraft:
             outcome=ended.outcome,
             status=ended.status,
             at_s=self.call.started_at_s,
-            total_s=now_s() - self.timings.arrived_s,
+            total_s=self.timings.elapsed_s(),
             stream=request is not None and request.stream,
             tenant=self.tenant,
             model=None if request is None else request.model[:MAX_MODEL_ID],

@@ -26,16 +26,20 @@ class Timings:
 
         A phase that is entered again adds up, and one that raises has its time too.
         """
-        begin_s = now_s()
+        begin_s = self.elapsed_s()
         try:
             yield
         finally:
-            self.phases[name] = self.phases.get(name, 0.0) + now_s() - begin_s
+            self.phases[name] = self.phases.get(name, 0.0) + self.elapsed_s() - begin_s
 
     def first_token(self) -> None:
         """Note the time to the first token; later calls change nothing."""
         if self.ttft_s is None:
-            self.ttft_s = now_s() - self.arrived_s
+            self.ttft_s = self.elapsed_s()
+
+    def elapsed_s(self) -> float:
+        """Seconds since the request arrived."""
+        return asyncio.get_running_loop().time() - self.arrived_s
 
     def shown(self, **engine_s: float) -> dict[str, float]:
         """All measurements, and those of the engine, as `Server-Timing` shows them."""
@@ -43,8 +47,3 @@ class Timings:
         if self.ttft_s is not None:
             timings["ttft"] = self.ttft_s
         return timings
-
-
-def now_s() -> float:
-    """The time on the event loop's monotonic clock."""
-    return asyncio.get_running_loop().time()

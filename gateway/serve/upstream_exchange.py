@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -11,7 +12,7 @@ import orjson
 from gateway.backends.base import Head, Tail
 from gateway.bill.headers import headers_without_counts, reported_headers
 from gateway.calls.exchange import Client, Reply
-from gateway.calls.feed import EventFeed, Keepalive, feed
+from gateway.calls.feed import EventFeed, Keepalive
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.ids import id_headers, native_id
 from gateway.serve.stages import Ended, RecordDraft
@@ -47,7 +48,8 @@ class UpstreamExchange:
         the client's answer began."""
         usage = self.route.usage
         self.draft.work, self.draft.served_by = usage, usage.upstream
-        async with feed(self.route.upstream.exchange(self.route.outgoing)) as events:
+        answer = EventFeed(self.route.upstream.exchange(self.route.outgoing))
+        async with aclosing(answer) as events:
             first = await events.next(self.sse.early_headers_after if usage.stream else None)
             if first is None:
                 await self.client.open(dict(SSE_HEADERS) | self._ids() | self._timing({}))

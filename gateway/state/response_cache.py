@@ -73,14 +73,11 @@ class ResponseCache:
     def enabled(self) -> bool:
         return self._policy.enabled
 
-    def look_up(self, call: Call, request: Request, model: str) -> ResponseLookup | None:
-        """The cached answer to a request that `model` would answer, or why there is none; None when
-        the cache is off.
+    def look_up(self, call: Call, request: Request, model: str) -> ResponseLookup:
+        """The cached answer to a request that `model` would answer, or why there is none.
 
         `model` distinguishes a model from every other one, and from other weights of its name.
         """
-        if not self._policy.enabled:
-            return None
         reason = self._bypass_reason(request)
         if reason is not None:
             return ResponseLookup("bypass", reason)

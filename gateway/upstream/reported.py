@@ -17,6 +17,7 @@ from policies.pricing import Charge, Prices, Usage, charge
 from policies.rules import DialectRules
 from policies.ttl import parse_duration
 
+ReportedWord: TypeAlias = Literal["hit", "partial", "miss", "unknown"]
 Note: TypeAlias = Literal[
     "usage_unknown", "cache_usage_unknown", "price_estimated", "usage_anomaly"
 ]
@@ -42,6 +43,16 @@ class ReportedBill:
     charge: Charge
     price_version: str
     notes: tuple[Note, ...] = ()
+
+    @property
+    def word(self) -> ReportedWord:
+        """`hit`: something was read and nothing written. `unknown`: the upstream did not report it,
+        which is not a miss."""
+        if not self.cache_known:
+            return "unknown"
+        if self.usage.cache_read == 0:
+            return "miss"
+        return "partial" if self.usage.num_written else "hit"
 
 
 def reported_bill(

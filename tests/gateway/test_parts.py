@@ -8,6 +8,7 @@ import io
 import json
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from decimal import Decimal
 
 import pytest
@@ -21,7 +22,7 @@ from gateway.backends.base import Event
 from gateway.bill.headers import Bill
 from gateway.bill.record import Record
 from gateway.calls.catalog import ModelCatalog
-from gateway.calls.feed import feed
+from gateway.calls.feed import EventFeed
 from gateway.cli.startup_banner import startup_banner
 from gateway.errors import EngineFailed, Overloaded, UnknownModel
 from gateway.http.server import wire_for
@@ -165,7 +166,7 @@ async def test_a_deadline_does_not_disturb_the_backend() -> None:
         await gate.wait()
         yield Finished("r", "stop", 0)
 
-    async with feed(events()) as reader:
+    async with aclosing(EventFeed(events())) as reader:
         assert await reader.next(0.0) is None
         assert await reader.next(0.001) is None
         gate.set()
@@ -186,7 +187,7 @@ async def test_closing_a_feed_closes_the_backend() -> None:
             closed.set()
             raise ValueError
 
-    async with feed(events()) as reader:
+    async with aclosing(EventFeed(events())) as reader:
         assert await reader.next(0.001) is None
     assert closed.is_set()
 
