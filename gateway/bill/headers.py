@@ -1,4 +1,4 @@
-"""What the cache did and what it cost, as response headers.
+"""The headers of an answer about cache and cost.
 
 Knows the bill, not the body, and no HTTP server.
 
@@ -17,7 +17,7 @@ import http_sf
 from http_sf import Token
 from http_sf.types import BareItemType
 
-from engine.types import CachePlan, CacheReport
+from engine.types import CachePlan, CacheReport, Miss
 from gateway.bill.lookup import Outcome, ResponseLookup
 from gateway.upstream.reported import ReportedBill, ReportedWord
 from policies.pricing import Charge, Usage, format_usd
@@ -131,7 +131,7 @@ def billing_headers(
     headers["pcg-cost-saved-usd"] = format_usd(charge.saved)
     headers["pcg-price-version"] = bill.price_version
     if bill.report.miss is not None and not bill.replayed:
-        headers["pcg-miss-reason"] = _miss_reason(bill.report)
+        headers["pcg-miss-reason"] = _miss_reason(bill.report.miss)
     return headers | headers_without_counts(timings=timings, warnings=warnings)
 
 
@@ -142,11 +142,9 @@ def reported_headers(
     timings: Mapping[str, float],
     warnings: Iterable[str],
 ) -> dict[str, str]:
-    """Every header of a whole answer that `upstream` gave. `bill` is None where it did not say what
-    it used.
+    """Every header of a whole answer of `upstream`. `bill` is None where it reported no usage.
 
-    What it did not say is absent. Nothing is known of its tiers, of time left, and of work that was
-    really skipped.
+    A count that was not reported is absent. Tiers, time left and skipped work are never reported.
     """
     word: ReportedWord = "unknown" if bill is None else bill.word
     parameters: dict[str, BareItemType] = {"fwd": Token("bypass"), "detail": Token("usage-unknown")}
@@ -187,7 +185,7 @@ def reported_headers(
 def headers_without_counts(
     *, timings: Mapping[str, float], warnings: Iterable[str] = ()
 ) -> dict[str, str]:
-    """The headers of an answer that must begin before its counts are known: what is unknown is
+    """The headers of an answer that begins before its counts are known: headers of counts are
     absent."""
     headers: dict[str, str] = {}
     if warnings := list(warnings):
@@ -284,7 +282,7 @@ def _ttl_left_s(bill: Bill) -> float | None:
 
 
 def _detail(bill: Bill, word: CacheWord) -> str | None:
-    """Where most of what was read came from, or why nothing was."""
+    """The tier that most of the cached tokens came from, or the reason why none was read."""
     if not bill.plan.read:
         return "no-cache"
     if word == "expired":
@@ -294,12 +292,11 @@ def _detail(bill: Bill, word: CacheWord) -> str | None:
     return max(bill.report.tiers, key=lambda tier: bill.report.tiers[tier], default=None)
 
 
-def _miss_reason(report: CacheReport) -> str:
+def _miss_reason(miss: Miss) -> str:
     """`tools_changed; at=tools/3; token=512`."""
-    assert report.miss is not None
     parameters: dict[str, BareItemType] = {}
-    if report.miss.position is not None:
-        parameters["at"] = Token(str(report.miss.position))
-    if report.miss.token is not None:
-        parameters["token"] = report.miss.token
-    return http_sf.ser((Token(report.miss.cause), parameters)).replace(";", "; ")
+    if miss.position is not None:
+        parameters["at"] = Token(str(miss.position))
+    if miss.token is not None:
+        parameters["token"] = miss.token
+    return http_sf.ser((Token(miss.cause), parameters)).replace(";", "; ")

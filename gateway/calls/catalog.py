@@ -1,4 +1,4 @@
-"""Which model answers for a requested model id, and with what backend. Knows no wire format."""
+"""The models and upstreams that answer for requested model ids. Knows no wire format."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class ModelCatalog:
         return self._upstreams[name]
 
     def listed(self, api: WireName) -> dict[str, ModelInfo | UpstreamModel]:
-        """Ids to show to clients of the format `api`, with who answers to each: own names in the
-        policy's order, then aliases that are no patterns, then those of upstreams.
+        """The ids to show to clients of the format `api`, with the model that answers to each: own
+        names in the policy's order, then aliases that are no patterns, then those of upstreams.
 
         Models that have not been loaded yet are left out.
         """

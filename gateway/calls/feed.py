@@ -1,5 +1,4 @@
-"""Waiting for a backend's next event, no longer than its client can,
-without disturbing the backend.
+"""Waits for a backend's next event with a deadline, which does not disturb the backend.
 
 Knows no wire format.
 """
@@ -27,8 +26,8 @@ class EventFeed(Generic[E]):
         self._step: asyncio.Task[E] | None = None
 
     async def next(self, within_s: float | None = None) -> E | None:
-        """The next event, or None when there was none within `within_s` seconds. Raises what the
-        backend raises."""
+        """The next event, or None where none came within `within_s` seconds. Raises the backend's
+        errors."""
         if self._step is None:
             self._step = asyncio.create_task(self._advance())
         done, _ = await asyncio.wait((self._step,), timeout=within_s)
@@ -38,12 +37,12 @@ class EventFeed(Generic[E]):
         return step.result()
 
     async def aclose(self) -> None:
-        """The backend has been told to stop when this returns. Idempotent."""
+        """Stop the backend. It has begun to stop when this returns. Idempotent."""
         if self._step is not None:
             self._step.cancel()
             await asyncio.wait((self._step,))
             if not self._step.cancelled():
-                self._step.exception()  # seen: nobody is left to tell
+                self._step.exception()  # nothing else reads it
             self._step = None
         if isinstance(self._events, AsyncGenerator):
             await self._events.aclose()

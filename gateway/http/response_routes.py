@@ -28,7 +28,7 @@ class ResponseRoutes:
     async def show(
         self, call: Call, client: Client, response_id: str, query: Mapping[str, str]
     ) -> None:
-        """GET /v1/responses/{id}: the answer as it was given, or is so far; with `stream=true` its
+        """GET /v1/responses/{id}: the whole answer, or its state so far; with `stream=true` its
         events."""
         async with self.handler.recorded(call, client) as draft:
             tenant = self.handler.identify(draft)
@@ -42,7 +42,7 @@ class ResponseRoutes:
     async def items(
         self, call: Call, client: Client, response_id: str, query: Mapping[str, str]
     ) -> None:
-        """GET /v1/responses/{id}/input_items: what it was asked."""
+        """GET /v1/responses/{id}/input_items: the input of the request."""
         async with self.handler.recorded(call, client) as draft:
             tenant = self.handler.identify(draft)
             page = _wire(call).encode_items(self._kept(call, tenant, response_id), query)
@@ -86,7 +86,6 @@ class ResponseRoutes:
             self._kept(call, tenant, response_id)
             message = (
                 "Unsupported parameter: 'stream' is for responses made in the background, "
-                ""
                 "for a while after their end."
             )
             raise InvalidRequest(message, path="stream", code="unsupported_parameter")
@@ -98,7 +97,7 @@ class ResponseRoutes:
             await self.handler.background.cancel(job)
 
     def _kept(self, call: Call, tenant: str, response_id: str) -> StoredResponse:
-        """Raises `UnknownResponse` also for what was kept without its text."""
+        """Raises `UnknownResponse`, also for a response that was kept without its text."""
         kept = self.handler.archive.find(tenant, response_id, call.started_at_s)
         if kept is None or kept.body is None:
             raise UnknownResponse(f"Response with id '{response_id[:64]}' not found.")

@@ -1,8 +1,10 @@
 """Takes a backend's events to the client, whole or as a stream. Knows no policy but its timing.
 
-look up among whole answers -> the events of that answer, else the backend's
--> headers and body, or headers and a stream
--> kept for later requests, before the client has all of it
+One answer passes through these steps:
+
+    look up among whole answers -> the events of that answer, else the backend's
+    -> headers and body, or headers and a stream
+    -> kept for later requests, before the client has all of it
 """
 
 from __future__ import annotations
@@ -92,8 +94,8 @@ class AnswerDelivery:
             await client.write(encoder.error(shown))
 
     def _finish(self, answering: Answering) -> Answer:
-        """The whole answer, which later requests may refer to, or be given again: it is kept before
-        its client knows its name."""
+        """The whole answer, kept for later requests: for those that refer to it, before its client
+        knows its name, and for those that ask the same."""
         call, request = answering.admitted.call, answering.admitted.request
         answer = answering.answer()
         if isinstance(call.wire, RememberingWire):

@@ -96,9 +96,10 @@ class Handler:
                 received = await self._receive(draft, client)
                 if await self._proxied(draft, received, client, billed=False):
                     return
-                request = call.wire.parse_count(
-                    received.body, call.headers, request_id=native_id(call.wire.name, call.id)
-                )
+                with draft.timings.phase("parse"):
+                    request = call.wire.parse_count(
+                        received.body, call.headers, request_id=native_id(call.wire.name, call.id)
+                    )
                 served = self.catalog.find(request.model)
                 draft.request, draft.served_by = request, served.name
                 if isinstance(call.wire, RememberingWire):

@@ -6,7 +6,7 @@ Sends nothing and asks no policy.
     Admitted    parsed, normalized and planned, with the backend that is to answer
     Answering   the events so far; the prompt's bill, and at the end the final one
     Ended       how the request ended
-    Record      all of it, as it is remembered
+    Record      the facts of it that are logged and counted
 
 A request may end at any stage. `RecordDraft` collects the facts that its record then has.
 """
@@ -267,7 +267,7 @@ class RecordDraft:
     ended: Ended | None = None
 
     def record(self) -> Record:
-        """The request as it is remembered. One that failed owes nothing, except for usage that an
+        """The record of the request. One that failed owes nothing, except for usage that an
         upstream reported."""
         ended, request = self.ended or CANCELLED, self.request
         failed = ended.outcome == "failed"

@@ -1,8 +1,8 @@
-"""Chooses the upstream that serves a request, and what it is sent: the client's own bytes.
+"""Chooses the upstream that serves a request, and prepares the request to it.
 
 Knows no HTTP library.
 
-    body -> the model it names -> an upstream -> the same body there, with the upstream's key
+    the client's body -> the model it names -> an upstream -> the same bytes there, with its key
     its answer -> the client as it comes, while usage is read from a copy
     -> bill, and headers where they have not left yet
 

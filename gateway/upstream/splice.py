@@ -17,7 +17,7 @@ from gateway.errors import InvalidRequest
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN: Final = re.compile(rb"(%b|[{}\[\],:])" % _TEXT, re.DOTALL)
 _BRACKET: Final = re.compile(rb'[^"{}\[\]]*+(?:%b[^"{}\[\]]*+)*+([{}\[\]])' % _TEXT, re.DOTALL)
-"""The next bracket that is in no text: of what lies deeper only its end matters."""
+"""The next bracket outside of texts: of a deeper level only its end matters."""
 
 _KEY: Final = b'"model"'
 _ESCAPED_LETTER: Final = b"\\u006"

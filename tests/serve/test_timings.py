@@ -60,3 +60,14 @@ async def test_a_refused_request_has_its_phase(body: bytes) -> None:
         async with served.http.post("/v1/messages", data=body, headers=ANTHROPIC) as response:
             assert response.status == 400
         assert list(served.records[-1].phases) == ["read", "parse"]
+
+
+async def test_counting_has_its_phases() -> None:
+    """Also of a request whose tokens are only counted."""
+    async with serving(ScriptedBackend()) as served:
+        body = {"model": "claude-sonnet-5", "messages": [{"role": "user", "content": "Hi"}]}
+        async with served.http.post(
+            "/v1/messages/count_tokens", json=body, headers=ANTHROPIC
+        ) as response:
+            assert response.status == 200
+        assert list(served.records[-1].phases) == ["read", "parse"]
