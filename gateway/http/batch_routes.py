@@ -20,9 +20,9 @@ import structlog
 from gateway.calls.exchange import Call, Client, Reply
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
-from gateway.ids import id_headers, native_id, request_id
+from gateway.ids import native_id, request_id
 from gateway.serve.auth import authenticate
-from gateway.serve.delivery import JSON_HEADERS
+from gateway.serve.delivery import send
 from gateway.serve.handler import BATCHED, Handler
 from gateway.state.batches import (
     LIFETIME_S,
@@ -106,11 +106,11 @@ class BatchRoutes:
                 "there is no room for further batches; delete some", retry_after_s=60.0
             ) from None
         self._wake.set()
-        await self._send(call, client, as_json(batch, base_url(call)))
+        await send(call, client, orjson.dumps(as_json(batch, base_url(call))))
 
     async def show(self, call: Call, client: Client, batch_id: str) -> None:
         """GET /v1/messages/batches/{id}."""
-        await self._send(call, client, as_json(self._find(call, batch_id), base_url(call)))
+        await send(call, client, orjson.dumps(as_json(self._find(call, batch_id), base_url(call))))
 
     async def list(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
         """GET /v1/messages/batches."""
@@ -118,11 +118,8 @@ class BatchRoutes:
         page = read_page(query, [batch.id for batch in self.store.of(tenant)])
         found = [as_json(self._find(call, name), base_url(call)) for name in page.ids]
         first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
-        await self._send(
-            call,
-            client,
-            {"data": found, "has_more": page.has_more, "first_id": first, "last_id": last},
-        )
+        body = {"data": found, "has_more": page.has_more, "first_id": first, "last_id": last}
+        await send(call, client, orjson.dumps(body))
 
     async def results(self, call: Call, client: Client, batch_id: str) -> None:
         """GET /v1/messages/batches/{id}/results."""
@@ -131,12 +128,8 @@ class BatchRoutes:
             raise InvalidRequest(
                 f"Batch {batch.id} has not ended; its results are not available yet."
             )
-        headers = (
-            dict(JSON_HEADERS)
-            | {"Content-Type": "application/x-jsonl"}
-            | id_headers(call.wire.name, call.id)
-        )
-        await client.send(Reply(200, await asyncio.to_thread(self.store.results, batch), headers))
+        lines = await asyncio.to_thread(self.store.results, batch)
+        await send(call, client, lines, {"Content-Type": "application/x-jsonl"})
 
     async def cancel(self, call: Call, client: Client, batch_id: str) -> None:
         """POST /v1/messages/batches/{id}/cancel: running requests end, others do not begin.
@@ -146,7 +139,7 @@ class BatchRoutes:
             batch.cancelled_at_s = call.started_at_s
             self.store.save(batch)
             self._wake.set()
-        await self._send(call, client, as_json(batch, base_url(call)))
+        await send(call, client, orjson.dumps(as_json(batch, base_url(call))))
 
     async def delete(self, call: Call, client: Client, batch_id: str) -> None:
         """DELETE /v1/messages/batches/{id}: of one that has ended."""
@@ -156,18 +149,14 @@ class BatchRoutes:
                 f"Batch {batch.id} cannot be deleted while it is being processed; cancel it first."
             )
         self.store.delete(batch)
-        await self._send(call, client, {"id": batch.id, "type": "message_batch_deleted"})
+        body = orjson.dumps({"id": batch.id, "type": "message_batch_deleted"})
+        await send(call, client, body)
 
     def _find(self, call: Call, batch_id: str) -> Batch:
         batch = self.store.find(authenticate(self.handler.policy, call.headers).name, batch_id)
         if batch is None:
             raise UnknownPath(f"batch: {batch_id[:80]}")
         return batch
-
-    async def _send(self, call: Call, client: Client, body: dict[str, Any]) -> None:
-        await client.send(
-            Reply(200, orjson.dumps(body), dict(JSON_HEADERS) | id_headers(call.wire.name, call.id))
-        )
 
     # The work -------------------------------------------------------------------------------------
 

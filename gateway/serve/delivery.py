@@ -27,7 +27,7 @@ from gateway.ids import id_headers
 from gateway.serve.stages import ANSWERED, Admitted, Answering, Ended, RecordDraft
 from gateway.state.archive import Archive
 from gateway.state.response_cache import ResponseCache, replay
-from gateway.wire.base import Answer, RememberingWire, StreamEncoder, ToolCall
+from gateway.wire.base import Answer, StreamEncoder, ToolCall
 from gateway.wire.sse import SSE_HEADERS
 from policies.sections import SsePolicy
 
@@ -96,11 +96,11 @@ class AnswerDelivery:
     def _finish(self, answering: Answering) -> Answer:
         """The whole answer, kept for later requests: for those that refer to it, before its client
         knows its name, and for those that ask the same."""
-        call, request = answering.admitted.call, answering.admitted.request
-        answer = answering.answer()
-        if isinstance(call.wire, RememberingWire):
-            kept = call.wire.keep(request, answer, created_at_s=call.started_at_s)
-            self.archive.put(request.tenant, kept, call.started_at_s)
+        admitted, answer = answering.admitted, answering.answer()
+        if admitted.memory is not None:
+            request, now_s = admitted.request, admitted.call.started_at_s
+            kept = admitted.memory.keep(request, answer, created_at_s=now_s)
+            self.archive.put(request.tenant, kept, now_s)
         if self.responses is not None:
             answering.keep(self.responses)
         return answer

@@ -82,8 +82,8 @@ class Handler:
                 if await self._proxied(draft, received, client):
                     return
                 admitted = self._admit(draft, received)
-                memory = call.wire if admitted.request.wire_options.get("background") else None
-                if not isinstance(memory, RememberingWire):
+                memory = admitted.memory
+                if memory is None or not admitted.request.wire_options.get("background"):
                     await self.delivery.deliver(draft, admitted, client)
                     return
             await self._defer(draft, admitted, memory, client)
@@ -202,8 +202,9 @@ class Handler:
             )
         served = self.catalog.find(request.model)
         draft.served_by = served.name
-        if isinstance(call.wire, RememberingWire):
-            request = self._resume(call.wire, received, request)
+        memory = call.wire if isinstance(call.wire, RememberingWire) else None
+        if memory is not None:
+            request = self._resume(memory, received, request)
         with draft.timings.phase("plan"):
             rules = self.policy.rules_for(request.model, request.wire)
             dialects.check_abilities(request, rules)
@@ -227,7 +228,7 @@ class Handler:
         draft.request = request
         model = served.backend.model
         context = None if model is None else model.context
-        return Admitted(call, request, rules, prices, served.name, served.backend, context)
+        return Admitted(call, request, rules, prices, served.name, served.backend, context, memory)
 
     def _resume(self, memory: RememberingWire, received: Received, request: Request) -> Request:
         """The request with the conversation it refers to."""

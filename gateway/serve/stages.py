@@ -32,7 +32,7 @@ from gateway.serve.answer_builder import AnswerBuilder
 from gateway.serve.timings import Timings
 from gateway.state.response_cache import RecordedEvents, ResponseCache
 from gateway.upstream.reported import UpstreamUsage
-from gateway.wire.base import Answer
+from gateway.wire.base import Answer, RememberingWire
 from policies.pricing import NOTHING, Prices, Usage, charge, sum_usage
 from policies.rules import DialectRules
 
@@ -61,7 +61,8 @@ class Admitted:
     """A request as the backend is to serve it: no later stage asks the policy.
 
     `served_by` is the policy's name of the model that answers, `context` the length of that model's
-    context, None while it is not loaded.
+    context, None while it is not loaded. `memory` is the format of the call, where its requests may
+    refer to earlier ones.
     """
 
     call: Call
@@ -71,6 +72,7 @@ class Admitted:
     served_by: str
     backend: Backend
     context: int | None
+    memory: RememberingWire | None
 
     @property
     def model_identity(self) -> str:
