@@ -24,7 +24,9 @@ from gateway.calls.exchange import Call, Client, Reply
 from gateway.calls.feed import EventFeed, Keepalive
 from gateway.errors import EngineFailed, GatewayError
 from gateway.ids import id_headers
-from gateway.serve.stages import ANSWERED, Admitted, Answering, Ended, RecordDraft
+from gateway.serve.answering import Answering
+from gateway.serve.record_draft import RecordDraft
+from gateway.serve.stages import ANSWERED, Admitted, Ended
 from gateway.state.archive import Archive
 from gateway.state.response_cache import ResponseCache, replay
 from gateway.wire.base import Answer, StreamEncoder, ToolCall

@@ -32,7 +32,8 @@ from gateway.request import Request
 from gateway.serve.auth import authenticate
 from gateway.serve.delivery import JSON_HEADERS, AnswerDelivery, client_error, send
 from gateway.serve.limits import InFlight
-from gateway.serve.stages import ANSWERED, Admitted, Ended, Received, RecordDraft
+from gateway.serve.record_draft import RecordDraft
+from gateway.serve.stages import ANSWERED, Admitted, Ended, Received
 from gateway.serve.timings import Timings
 from gateway.serve.upstream_exchange import UpstreamExchange
 from gateway.session import routing_key

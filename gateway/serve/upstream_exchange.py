@@ -15,7 +15,8 @@ from gateway.calls.exchange import Client, Reply
 from gateway.calls.feed import EventFeed, Keepalive
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.ids import id_headers, native_id
-from gateway.serve.stages import Ended, RecordDraft
+from gateway.serve.record_draft import RecordDraft
+from gateway.serve.stages import Ended
 from gateway.upstream.header_filter import to_client
 from gateway.upstream.proxy import UpstreamRoute
 from gateway.wire.plain import plain_headers
