@@ -22,7 +22,7 @@ from gateway.backends.base import Backend
 from gateway.backends.local import WORKER, LocalBackend
 from gateway.backends.poison import Poison
 from gateway.backends.router import Router
-from gateway.bill.record import Ledger, Record
+from gateway.bill.record import Record
 from gateway.budget import ByteBudget
 from gateway.calls.catalog import ModelCatalog
 from gateway.clock import Clock
@@ -37,6 +37,7 @@ from gateway.operate.logs import KindAndPlace, log_record
 from gateway.operate.loop_lag import watching_the_loop
 from gateway.operate.metrics import Metrics
 from gateway.operate.tier_maintenance import open_inventory
+from gateway.serve.delivery import AnswerDelivery
 from gateway.serve.handler import Handler
 from gateway.serve.limits import InFlight
 from gateway.signals import stop_signals
@@ -45,6 +46,7 @@ from gateway.state.background import Background
 from gateway.state.batches import BatchStore
 from gateway.state.response_cache import ResponseCache
 from gateway.upstream.http import HttpUpstream
+from gateway.upstream.proxy import UpstreamProxy
 from gateway.waits import first_of
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Wire
@@ -77,7 +79,6 @@ class Gateway:
     admin: Admin
     in_flight: InFlight
     metrics: Metrics
-    ledger: Ledger
     background: Background
     connections: Connections
     batches: BatchRoutes | None = None
@@ -102,14 +103,9 @@ def build_app(
     `inventory` is what its tiers hold, `batches` the folder of message batches; without it there
     are none. Large bodies are worked on `aside`.
     """
-    metrics, ledger = metrics or Metrics(), Ledger()
+    metrics = metrics or Metrics()
     in_flight = InFlight(_most_requests(policy))
     upstreams = {backend.name: HttpUpstream(backend) for backend in policy.backends}
-
-    def record(finished: Record) -> None:
-        ledger.add(finished)
-        metrics.add(finished)
-        on_record(finished)
 
     wires: dict[WireKey, Wire] = {
         "anthropic": AnthropicWire(),
@@ -118,11 +114,20 @@ def build_app(
         "compact": CompactWire(),
         "completions": CompletionsWire(),
     }
+    catalog = ModelCatalog(policy, backends, upstreams)
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     responses, background = ResponseCache(policy.caching.responses), Background(clock)
-    catalogue, aside = ModelCatalog(policy, backends, upstreams), aside or OffloadThread()
+    aside = aside or OffloadThread()
     handler = Handler(
-        policy, catalogue, in_flight, record, archive, responses, background, aside=aside
+        policy,
+        catalog,
+        in_flight,
+        (metrics.add, on_record),
+        archive,
+        AnswerDelivery(policy.server.sse, archive, responses if responses.enabled else None, aside),
+        background,
+        UpstreamProxy(policy, catalog) if policy.backends else None,
+        offload=aside,
     )
     limits = policy.server.batches
     later = None
@@ -155,7 +160,6 @@ def build_app(
         admin,
         in_flight,
         metrics,
-        ledger,
         background,
         connections,
         later,

@@ -56,7 +56,7 @@ class BackendPolicy(Section):
     """One upstream. Prices and rules are those of the model id that is sent to it."""
 
     name: BackendName = Field(
-        default="upstream", description="Name in metrics, ledger, log and Cache-Status."
+        default="upstream", description="Name in metrics, log and Cache-Status."
     )
     api: Api = Field(
         default="openai",

@@ -91,7 +91,7 @@ class Policy(Section):
                 return model
         return None
 
-    def passage_for(self, model_id: str, api: Api) -> UpstreamMatch | None:
+    def upstream_for(self, model_id: str, api: Api) -> UpstreamMatch | None:
         """The upstream that serves a requested id in the format `api`; None where a model of this
         gateway does, or nothing.
 

@@ -601,7 +601,7 @@ class EvictionPolicy(Section):
 class TenantPolicy(Section):
     name: TenantName = Field(
         default="default",
-        description="Name in the log, the ledger and `pcg cache`. Tenants never share a cache.",
+        description="Name in the log and in `pcg cache`. Tenants never share a cache.",
     )
     keys: tuple[ApiKey, ...] = Field(
         default=(), description="API keys, best as ${ENV:NAME} or ${FILE:/run/secrets/x}."

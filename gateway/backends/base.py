@@ -99,7 +99,7 @@ class Tail:
 class Upstream(Protocol):
     """Serves requests of its own wire format. Called on the event loop only."""
 
-    def exchange(self, sent: Outgoing) -> AsyncIterator[Head | bytes | Tail]:
+    def exchange(self, outgoing: Outgoing) -> AsyncIterator[Head | bytes | Tail]:
         """`Head`, then the body in pieces as they come, then `Tail`. Errors of the upstream's own
         are answers too.
 

@@ -1,4 +1,4 @@
-"""What the cache did and what it cost, as response headers.
+"""The headers of an answer about cache and cost.
 
 Knows the bill, not the body, and no HTTP server.
 
@@ -17,16 +17,15 @@ import http_sf
 from http_sf import Token
 from http_sf.types import BareItemType
 
-from engine.types import CachePlan, CacheReport
+from engine.types import CachePlan, CacheReport, Miss
 from gateway.bill.lookup import Outcome, ResponseLookup
-from gateway.upstream.reported import ReportedBill
+from gateway.upstream.reported import ReportedBill, ReportedWord
 from policies.pricing import Charge, Usage, format_usd
 from policies.rules import DialectRules
 
 CacheWord: TypeAlias = Literal[
     "hit", "partial", "miss", "expired", "bypass", "below-min", "response"
 ]
-ReportedWord: TypeAlias = Literal["hit", "partial", "miss", "unknown"]
 
 CACHE_NAME: Final = "pcg-kv"
 RESPONSE_CACHE_NAME: Final = "pcg-resp"
@@ -51,10 +50,11 @@ _RESPONSE_FORWARD: Final[Mapping[Outcome, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """One request's cache report and what was made of it. `final`: the answer is whole, so
+    """One request's cache report, tokens and price. `final`: the answer is whole, so
     `charge.output` is known.
 
-    `lookup` and `kept_s` are what the cache of whole answers made of it, None where it is off.
+    `lookup` is its result in the cache of whole answers, None where that is off; its answer is kept
+    there for `kept_s`, None where it is not.
     """
 
     plan: CachePlan
@@ -69,9 +69,33 @@ class Bill:
 
     @property
     def replayed(self) -> bool:
-        """Nothing was computed: the answer had been given before. Usage is that of then, and it
-        costs nothing now."""
-        return self.lookup is not None and self.lookup.given is not None
+        """A cached answer was given again: nothing was computed, and it costs nothing. `usage` is
+        that of the request it was generated for."""
+        return self.lookup is not None and self.lookup.cached is not None
+
+    @property
+    def word(self) -> CacheWord:
+        """One word for humans and metrics.
+
+        `bypass`: nothing was looked up, because the client forbade it or nothing was marked.
+        `below-min`: marked, but shorter than the model's minimum. `hit`: every planned boundary was
+        read. `partial`: some boundary had to be written. `response`: a cached answer was given
+        again.
+        """
+        if self.replayed:
+            return "response"
+        plan, report, usage = self.plan, self.report, self.usage
+        if not plan.read:
+            return "bypass"
+        if usage.cache_read > 0:
+            new = any(boundary.offset > usage.cache_read for boundary in report.boundaries)
+            return "partial" if new else "hit"
+        if not (plan.readable or plan.writable or plan.any_prefix):
+            return "bypass"
+        cause = None if report.miss is None else report.miss.cause
+        if usage.num_written == 0 and (cause == "below_min" or report.num_prompt < plan.min_tokens):
+            return "below-min"
+        return "expired" if cause == "expired" else "miss"
 
 
 def billing_headers(
@@ -85,9 +109,13 @@ def billing_headers(
     `pcg-cost-saved-usd` is negative where writing cost more than reading saved.
     """
     usage, charge = bill.usage, bill.charge
+    # The cache nearest to the model comes first (RFC 9211); one that was not asked has no member.
+    caches = [] if bill.replayed else [cache_status(bill)]
+    if bill.lookup is not None:
+        caches.append(response_status(bill, bill.lookup))
     headers = {
-        "Cache-Status": ", ".join(_cache_statuses(bill)),
-        "pcg-cache": cache_word(bill),
+        "Cache-Status": ", ".join(caches),
+        "pcg-cache": bill.word,
         "pcg-cache-read-tokens": str(usage.cache_read),
         "pcg-cache-write-tokens": str(usage.num_written),
     }
@@ -103,7 +131,7 @@ def billing_headers(
     headers["pcg-cost-saved-usd"] = format_usd(charge.saved)
     headers["pcg-price-version"] = bill.price_version
     if bill.report.miss is not None and not bill.replayed:
-        headers["pcg-miss-reason"] = _miss_reason(bill.report)
+        headers["pcg-miss-reason"] = _miss_reason(bill.report.miss)
     return headers | headers_without_counts(timings=timings, warnings=warnings)
 
 
@@ -114,13 +142,11 @@ def reported_headers(
     timings: Mapping[str, float],
     warnings: Iterable[str],
 ) -> dict[str, str]:
-    """Every header of a whole answer that `upstream` gave. `bill` is None where it did not say what
-    it used.
+    """Every header of a whole answer of `upstream`. `bill` is None where it reported no usage.
 
-    What it did not say is absent. Nothing is known of its tiers, of time left, and of work that was
-    really skipped.
+    A count that was not reported is absent. Tiers, time left and skipped work are never reported.
     """
-    word: ReportedWord = "unknown" if bill is None else reported_word(bill)
+    word: ReportedWord = "unknown" if bill is None else bill.word
     parameters: dict[str, BareItemType] = {"fwd": Token("bypass"), "detail": Token("usage-unknown")}
     headers: dict[str, str] = {"pcg-cache": word}
     if bill is not None and bill.cache_known:
@@ -159,7 +185,7 @@ def reported_headers(
 def headers_without_counts(
     *, timings: Mapping[str, float], warnings: Iterable[str] = ()
 ) -> dict[str, str]:
-    """The headers of an answer that must begin before its counts are known: what is unknown is
+    """The headers of an answer that begins before its counts are known: headers of counts are
     absent."""
     headers: dict[str, str] = {}
     if warnings := list(warnings):
@@ -171,59 +197,17 @@ def headers_without_counts(
     return headers
 
 
-def cache_word(bill: Bill) -> CacheWord:
-    """One word for humans and metrics.
-
-    `bypass`: nothing was looked up, because the client forbade it or nothing was marked.
-    `below-min`: marked, but shorter than the model's minimum. `hit`: every planned boundary was
-    read. `partial`: some boundary had to be written. `response`: the whole answer had been given
-    before.
-    """
+def response_status(bill: Bill, lookup: ResponseLookup) -> str:
+    """The member of the cache of whole answers. `stored` and `ttl` are known once the answer is
+    whole."""
     if bill.replayed:
-        return "response"
-    plan, cause = bill.plan, bill.report.miss.cause if bill.report.miss is not None else None
-    if not plan.read:
-        return "bypass"
-    if bill.usage.cache_read > 0:
-        new = any(boundary.offset > bill.usage.cache_read for boundary in bill.report.boundaries)
-        return "partial" if new else "hit"
-    if not (plan.readable or plan.writable or plan.any_prefix):
-        return "bypass"
-    if bill.usage.num_written == 0 and (
-        cause == "below_min" or bill.report.num_prompt < plan.min_tokens
-    ):
-        return "below-min"
-    return "expired" if cause == "expired" else "miss"
-
-
-def response_status(bill: Bill) -> str | None:
-    """The member of the cache of whole answers, None where it is off. `stored` and `ttl` are known
-    once the answer is whole."""
-    if bill.lookup is None:
-        return None
-    if bill.replayed:
-        return _member({"hit": True, "ttl": int(bill.lookup.ttl_left_s)}, RESPONSE_CACHE_NAME)
-    parameters: dict[str, BareItemType] = {"fwd": Token(_RESPONSE_FORWARD[bill.lookup.outcome])}
+        return _member({"hit": True, "ttl": int(lookup.ttl_left_s)}, RESPONSE_CACHE_NAME)
+    parameters: dict[str, BareItemType] = {"fwd": Token(_RESPONSE_FORWARD[lookup.outcome])}
     if bill.kept_s is not None:
         parameters |= {"stored": True, "ttl": int(bill.kept_s)}
-    if bill.lookup.detail is not None:
-        parameters["detail"] = Token(bill.lookup.detail)
+    if lookup.detail is not None:
+        parameters["detail"] = Token(lookup.detail)
     return _member(parameters, RESPONSE_CACHE_NAME)
-
-
-def reported_word(bill: ReportedBill) -> ReportedWord:
-    """`hit`: something was read and nothing written. `unknown`: the upstream did not say, which is
-    not a miss."""
-    if not bill.cache_known:
-        return "unknown"
-    if bill.usage.cache_read == 0:
-        return "miss"
-    return "partial" if bill.usage.num_written else "hit"
-
-
-def any_word(bill: Bill | ReportedBill) -> CacheWord | ReportedWord:
-    """The word of a bill, whoever made it."""
-    return reported_word(bill) if isinstance(bill, ReportedBill) else cache_word(bill)
 
 
 def cache_status(bill: Bill) -> str:
@@ -234,7 +218,7 @@ def cache_status(bill: Bill) -> str:
     something new does; `collapsed` that some of it was computed by another request while this one
     waited.
     """
-    plan, report, usage, word = bill.plan, bill.report, bill.usage, cache_word(bill)
+    plan, report, usage, word = bill.plan, bill.report, bill.usage, bill.word
     if word == "bypass" and not plan.store:
         return _member({"fwd": Token("bypass"), "detail": Token("no-store")})
     if word == "below-min" or (word == "bypass" and plan.read):
@@ -262,14 +246,6 @@ def ttl_name(ttl_s: float, rules: DialectRules) -> str:
     return next(
         (name for name, class_s in rules.ttl_classes.items() if class_s == ttl_s), f"{ttl_s:g}s"
     )
-
-
-def _cache_statuses(bill: Bill) -> list[str]:
-    """The members of `Cache-Status`, the cache nearest to the model first; one that was not asked
-    has none."""
-    prefix = [] if bill.replayed else [cache_status(bill)]
-    response = response_status(bill)
-    return prefix if response is None else [*prefix, response]
 
 
 def _member(parameters: Mapping[str, BareItemType], name: str = CACHE_NAME) -> str:
@@ -306,7 +282,7 @@ def _ttl_left_s(bill: Bill) -> float | None:
 
 
 def _detail(bill: Bill, word: CacheWord) -> str | None:
-    """Where most of what was read came from, or why nothing was."""
+    """The tier that most of the cached tokens came from, or the reason why none was read."""
     if not bill.plan.read:
         return "no-cache"
     if word == "expired":
@@ -316,12 +292,11 @@ def _detail(bill: Bill, word: CacheWord) -> str | None:
     return max(bill.report.tiers, key=lambda tier: bill.report.tiers[tier], default=None)
 
 
-def _miss_reason(report: CacheReport) -> str:
+def _miss_reason(miss: Miss) -> str:
     """`tools_changed; at=tools/3; token=512`."""
-    assert report.miss is not None
     parameters: dict[str, BareItemType] = {}
-    if report.miss.position is not None:
-        parameters["at"] = Token(str(report.miss.position))
-    if report.miss.token is not None:
-        parameters["token"] = report.miss.token
-    return http_sf.ser((Token(report.miss.cause), parameters)).replace(";", "; ")
+    if miss.position is not None:
+        parameters["at"] = Token(str(miss.position))
+    if miss.token is not None:
+        parameters["token"] = miss.token
+    return http_sf.ser((Token(miss.cause), parameters)).replace(";", "; ")

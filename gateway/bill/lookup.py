@@ -1,4 +1,4 @@
-"""The outcome of one request's look-up among whole answers."""
+"""The result of one request's look-up among whole answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Final, Literal, TypeAlias
 from policies.pricing import Usage
 
 OVERHEAD_NBYTES: Final = 1024
-"""What an answer takes besides its events, about."""
-
+"""Memory of an answer besides its events, about."""
 
 Outcome: TypeAlias = Literal["hit", "miss", "stale", "request", "bypass"]
 """`request`: the client forbade to read. `bypass`: not looked up."""
@@ -18,14 +17,14 @@ Outcome: TypeAlias = Literal["hit", "miss", "stale", "request", "bypass"]
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """An answer that was given. `events` are the engine's, joined and packed; `usage` and
-    `cost_usd` what it cost then."""
+    """The answer to an earlier request. `events` are the engine's, joined and packed; `usage` and
+    `cost_usd` are those of that request."""
 
     tenant: str
     events: bytes
     usage: Usage
     cost_usd: Decimal
-    given_at_s: float
+    created_at_s: float
 
     @property
     def nbytes(self) -> int:
@@ -34,13 +33,16 @@ class CachedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ResponseLookup:
-    """What became of one request here. Without a `key` its answer is not kept. `detail` says why it
-    was not looked up, or not read; `ttl_left_s` how long what was found can be given."""
+    """The result for one request. Without a `key` its answer is not kept.
+
+    `detail` says why the request was not looked up, or the cached answer not used. `cached` is the
+    answer to give again, None: generate one; it lives for `ttl_left_s`. Answers to requests from
+    before the last flush are not kept: `flush_generation` numbers the flushes.
+    """
 
     outcome: Outcome
     detail: str | None = None
     key: bytes | None = None
-    given: CachedAnswer | None = None
+    cached: CachedAnswer | None = None
     ttl_left_s: float = 0.0
-    era: int = 0
-    """Answers to requests from before the last flush are not kept."""
+    flush_generation: int = 0

@@ -1,5 +1,7 @@
-"""The cache reports of several prompts as one: what a request of all of them is told and billed.
-Knows no provider."""
+"""Merges the cache reports of several prompts into one, for a request that asks all of them.
+
+Knows no provider.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from engine.types import Boundary, CacheReport, Hit
 
 
 def merged(reports: Sequence[CacheReport]) -> CacheReport:
-    """As if what is cached of each prompt stood behind what is cached of those before it, so that
-    counts add up and a boundary lies past what was read exactly where some boundary of its prompt
-    does. The miss is the first there is."""
+    """One report, as if the cached part of each prompt followed those of the prompts before it.
+
+    Counts add up, and a boundary lies past the tokens read exactly where it does in its own prompt.
+    The miss is that of the first prompt that has one.
+    """
     if len(reports) == 1:
         return reports[0]
     boundaries: list[Boundary] = []

@@ -1,16 +1,9 @@
-"""What one request used and cost, and what all did, in exact totals kept in memory.
-
-Holds no prompt text and no keys.
-
-Owned by the event loop; only ever adds. Totals are bounded because tenants and served models come
-from the policy file.
-"""
+"""The record of one request: its outcome, usage and cost. Holds no prompt text and no keys."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Literal, TypeAlias
 
 from gateway.bill.headers import Bill
@@ -23,14 +16,14 @@ Kind: TypeAlias = Literal["engine", "response_cache", "upstream"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One request, over. What was never learned is None.
+    """One request that has ended. None: it was never known.
 
     `model` is the id asked for, `served_by` the policy's model or backend that answers for it.
     `error` is the class name of the `GatewayError`. `bill` is None where nothing is owed: refused,
-    failed, or cancelled before the engine started. `phases` are seconds by name: where gateway and
-    engine spent time besides computing tokens. `warnings` name what was changed on the client's
-    behalf, `notes` what is to be known of a bill that rests on an upstream's numbers. `upstream`
-    answered instead of an engine of ours, and calls the request `upstream_id`.
+    failed, or cancelled before the engine started. `phases` are the seconds, by name, that gateway
+    and engine spent besides computing tokens. `warnings` name changes made on the client's behalf,
+    `notes` doubts about a bill that rests on an upstream's numbers. `upstream` is the one that
+    answered instead of an engine of this gateway, `upstream_id` its id of the request.
     """
 
     request_id: str
@@ -55,52 +48,7 @@ class Record:
 
     @property
     def kind(self) -> Kind:
-        """Where the answer came from."""
+        """The kind of place the answer came from."""
         if self.upstream is not None:
             return "upstream"
         return "response_cache" if isinstance(self.bill, Bill) and self.bill.replayed else "engine"
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over billed requests. Of the `num_replayed` whose answers had been given before, only
-    what they saved counts."""
-
-    num_requests: int = 0
-    num_replayed: int = 0
-    input: int = 0
-    cache_read: int = 0
-    cache_write: int = 0
-    output: int = 0
-    cost_usd: Decimal = Decimal(0)
-    saved_usd: Decimal = Decimal(0)
-    num_noted: int = 0
-    """Bills that are not exact, because an upstream did not tell all (`Record.notes`)."""
-
-    def add(self, bill: Bill | ReportedBill) -> None:
-        self.num_requests += 1
-        self.saved_usd += bill.charge.saved
-        if isinstance(bill, Bill) and bill.replayed:
-            self.num_replayed += 1
-            return
-        self.input += bill.usage.input
-        self.cache_read += bill.usage.cache_read
-        self.cache_write += bill.usage.num_written
-        self.output += bill.usage.output
-        self.cost_usd += bill.charge.total
-        self.num_noted += isinstance(bill, ReportedBill) and bool(bill.notes)
-
-
-class Ledger:
-    """`totals` by (tenant, served model). Records are not kept: the plan of a bill is as long as
-    its prompt."""
-
-    def __init__(self) -> None:
-        self.totals: dict[tuple[str, str], Totals] = {}
-
-    def add(self, record: Record) -> None:
-        """Enter one request, once. Requests that owe nothing change nothing."""
-        if record.bill is not None:
-            assert record.tenant is not None
-            assert record.served_by is not None
-            self.totals.setdefault((record.tenant, record.served_by), Totals()).add(record.bill)

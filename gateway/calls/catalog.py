@@ -1,4 +1,4 @@
-"""Which model answers for a requested model id, and with what backend. Knows no wire format."""
+"""The models and upstreams that answer for requested model ids. Knows no wire format."""
 
 from __future__ import annotations
 
@@ -60,18 +60,17 @@ class ModelCatalog:
             raise UnknownModel(f"model: {model_id[:MAX_MODEL_ID]}", path="model")
         return ServedModel(model.name, self._backends[model.name])
 
-    def passage(self, model_id: str, api: WireName) -> UpstreamMatch | None:
-        """The way to an upstream that serves the id in the format `api`; None where no upstream
-        does.
+    def upstream_for(self, model_id: str, api: WireName) -> UpstreamMatch | None:
+        """The upstream that serves the id in the format `api`; None where none does.
 
         Raises `InvalidRequest` for a model that is served in another format only.
         """
         if len(model_id) > MAX_MODEL_ID:
             return None
-        found = self._policy.passage_for(model_id, api)
+        found = self._policy.upstream_for(model_id, api)
         if found is None and self._policy.resolve_model(model_id) is None:
             for other in _NAMES:
-                elsewhere = self._policy.passage_for(model_id, other)
+                elsewhere = self._policy.upstream_for(model_id, other)
                 if elsewhere is not None:
                     message = (
                         f"upstream {elsewhere.backend.name} serves {model_id} in {_NAMES[other]} "
@@ -86,8 +85,8 @@ class ModelCatalog:
         return self._upstreams[name]
 
     def listed(self, api: WireName) -> dict[str, ModelInfo | UpstreamModel]:
-        """Ids to show to clients of the format `api`, with who answers to each: own names in the
-        policy's order, then aliases that are no patterns, then those of upstreams.
+        """The ids to show to clients of the format `api`, with the model that answers to each: own
+        names in the policy's order, then aliases that are no patterns, then those of upstreams.
 
         Models that have not been loaded yet are left out.
         """
@@ -98,24 +97,24 @@ class ModelCatalog:
             for alias in model.aliases
             if not is_pattern(alias)
         ]
-        passed = [
+        proxied = [
             entry.match
             for backend in self._policy.backends
             for entry in backend.models
             if not is_pattern(entry.match)
         ]
         found: dict[str, ModelInfo | UpstreamModel] = {}
-        for name in (*names, *aliases, *passed):
+        for name in (*names, *aliases, *proxied):
             with suppress(UnknownModel, InvalidRequest):
                 found[name] = self.info(name, api)
         return found
 
     def info(self, model_id: str, api: WireName) -> ModelInfo | UpstreamModel:
-        """Raises `UnknownModel`, also for a model that has not been loaded yet, and as `passage`
-        does."""
-        passage = self.passage(model_id, api)
-        if passage is not None:
-            return UpstreamModel(passage.backend.name)
+        """Raises `UnknownModel`, also for a model that has not been loaded yet, and as
+        `upstream_for` does."""
+        match = self.upstream_for(model_id, api)
+        if match is not None:
+            return UpstreamModel(match.backend.name)
         info = self.find(model_id).backend.model
         if info is None:
             raise UnknownModel(f"model: {model_id}", path="model")

@@ -40,8 +40,8 @@ class ChoiceEvent:
 
 @dataclass(slots=True)
 class _Merged:
-    """The engine requests of one request, those that run and those that may not yet. Owned by
-    `chosen`."""
+    """The engine requests of one request: those that run, and those that wait. Owned by
+    `merge_choices`."""
 
     backend: Backend
     request: Request
@@ -50,7 +50,7 @@ class _Merged:
     steps: dict[asyncio.Task[Event | None], int] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """As many of those that are ready as there is room for."""
+        """Start as many of the ready ones as there is room for."""
         while self.ready and len(self.feeds) < MAX_AT_ONCE:
             index = self.ready.popleft()
             self.feeds[index] = EventFeed(self.backend.generate(variant(self.request, index)))
@@ -62,17 +62,18 @@ class _Merged:
     async def close(self) -> None:
         for step in self.steps:
             step.cancel()
-        await asyncio.gather(*self.steps, return_exceptions=True)  # seen: nobody is left to tell
+        # Nothing else reads their exceptions.
+        await asyncio.gather(*self.steps, return_exceptions=True)
         for reader in self.feeds.values():
-            await reader.close()
+            await reader.aclose()
 
 
 async def merge_choices(backend: Backend, request: Request) -> AsyncGenerator[ChoiceEvent, None]:
     """The events of every answer as they come, `Started` once per prompt, and that of the first
     prompt first of all.
 
-    Raises as `Backend.generate` does. What one answer fails with ends them all, and closing the
-    generator aborts them all.
+    Raises as `Backend.generate` does: the error of one answer ends all of them. Closing the
+    generator aborts all of them.
     """
     size, begun = request.num_choices, set[int]()
     merged = _Merged(backend, request, deque([0]))
@@ -91,7 +92,7 @@ async def merge_choices(backend: Backend, request: Request) -> AsyncGenerator[Ch
                     begun.add(first)
                     merged.ready.extendleft(reversed(range(first + 1, first + size)))
                 if isinstance(event, Finished):
-                    await merged.feeds.pop(index).close()
+                    await merged.feeds.pop(index).aclose()
                 else:
                     merged.await_next(index)
                 merged.begin()

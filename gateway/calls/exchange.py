@@ -15,8 +15,8 @@ class Call:
     """A request that has arrived and whose wire format is known. `headers` has lower-case names.
 
     `arrived_s` is on the event loop's monotonic clock, `started_at_s` is epoch seconds on the
-    gateway's clock: the moment every TTL of this request counts from. `path` is what was asked for,
-    with its query. `tenant` is known already where no key came with the request: a batch's.
+    gateway's clock: every TTL of this request counts from it. `path` includes the query. `tenant`
+    is set where the request came with no key of its own, as those of a batch.
     """
 
     id: str

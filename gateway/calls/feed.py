@@ -1,5 +1,4 @@
-"""Waiting for a backend's next event, no longer than its client can,
-without disturbing the backend.
+"""Waits for a backend's next event with a deadline, which does not disturb the backend.
 
 Knows no wire format.
 """
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from gateway.errors import EngineFailed
@@ -28,8 +26,8 @@ class EventFeed(Generic[E]):
         self._step: asyncio.Task[E] | None = None
 
     async def next(self, within_s: float | None = None) -> E | None:
-        """The next event, or None when there was none within `within_s` seconds. Raises what the
-        backend raises."""
+        """The next event, or None where none came within `within_s` seconds. Raises the backend's
+        errors."""
         if self._step is None:
             self._step = asyncio.create_task(self._advance())
         done, _ = await asyncio.wait((self._step,), timeout=within_s)
@@ -38,13 +36,13 @@ class EventFeed(Generic[E]):
         step, self._step = self._step, None
         return step.result()
 
-    async def close(self) -> None:
-        """The backend has been told to stop when this returns. Idempotent."""
+    async def aclose(self) -> None:
+        """Stop the backend. It has begun to stop when this returns. Idempotent."""
         if self._step is not None:
             self._step.cancel()
             await asyncio.wait((self._step,))
             if not self._step.cancelled():
-                self._step.exception()  # seen: nobody is left to tell
+                self._step.exception()  # nothing else reads it
             self._step = None
         if isinstance(self._events, AsyncGenerator):
             await self._events.aclose()
@@ -57,40 +55,26 @@ class EventFeed(Generic[E]):
 
 
 class Keepalive:
-    """How long a client has heard nothing: events of which it is told nothing, and pieces of
-    events, do not break it."""
+    """Sends a ping to a client that has been sent nothing for `interval_s`; None: never."""
 
-    def __init__(self, longest_s: float | None) -> None:
-        """It begins now, and lasts no longer than `longest_s`; None: for ever."""
-        self._longest_s = longest_s
-        self._began_s = _now_s()
+    def __init__(self, interval_s: float | None) -> None:
+        self._interval_s = interval_s
+        self._now_s = asyncio.get_running_loop().time
+        self._last_sent_s = self._now_s()
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until a sign of life is due, 0 when it is; None: never."""
-        return (
-            None
-            if self._longest_s is None
-            else max(0.0, self._began_s + self._longest_s - _now_s())
-        )
+        """Seconds until a ping is due, 0 when it is; None: never."""
+        if self._interval_s is None:
+            return None
+        return max(0.0, self._last_sent_s + self._interval_s - self._now_s())
 
-    def broken(self, data: bytes, sign: bytes) -> bytes:
-        """What the client is to hear now: `data`, or `sign` where there is none and one is due."""
+    def next_chunk(self, data: bytes, ping: bytes) -> bytes:
+        """The bytes to send now: `data`, or `ping` where there is none and one is due.
+
+        An event of which the client gets nothing, or a piece of one, is no data.
+        """
         due = self.left_s == 0
         if data or due:
-            self._began_s = _now_s()
-        return data or (sign if due else b"")
-
-
-@asynccontextmanager
-async def feed(events: AsyncIterator[E]) -> AsyncIterator[EventFeed[E]]:
-    """An `EventFeed` that is closed at the end of the block, however it ends."""
-    reader = EventFeed(events)
-    try:
-        yield reader
-    finally:
-        await reader.close()
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+            self._last_sent_s = self._now_s()
+        return data or (ping if due else b"")

@@ -23,7 +23,8 @@ from gateway.clock import Clock
 from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
 from gateway.ids import id_headers, native_id, request_id
 from gateway.serve.auth import authenticate
-from gateway.serve.handler import BATCHED, JSON_HEADERS, Handler
+from gateway.serve.delivery import send
+from gateway.serve.handler import BATCHED, Handler
 from gateway.state.batches import (
     LIFETIME_S,
     OUTCOMES,
@@ -43,17 +44,17 @@ from gateway.wire.structure import check_structure
 MAX_TRIES: Final = 20
 RETRY_S: Final = 1.0
 STUCK_S: Final = 30.0
-"""Until it is tried again to go on with what failed: a disk that is full or broken, a bug."""
+"""Until a batch that failed is tried again: a disk was full or broken, or there is a bug."""
 
 TIDY_S: Final = 3600.0
-"""Between two looks for what is old while there is nothing to do."""
+"""Between two deletions of old batches while there is no work."""
 
 _log = structlog.get_logger("pcg.batches")
 
 
 @dataclass(slots=True)
 class _Captured:
-    """A `Client` that is nobody: holds one request's body and takes its answer."""
+    """A `Client` in memory: holds one request's body and takes its answer."""
 
     body: bytes
     reply: Reply | None = None
@@ -98,7 +99,7 @@ class BatchRoutes:
         tenant = authenticate(self.handler.policy, call.headers).name
         server = self.handler.policy.server
         body = await client.read(server.max_body)
-        num_requests, lines = await self.handler.aside.run(
+        num_requests, lines = await self.handler.offload.run(
             len(body), partial(_read, body, server.max_values)
         )
         kept = {
@@ -121,11 +122,11 @@ class BatchRoutes:
                 "there is no room for further batches; delete some", retry_after_s=60.0
             ) from None
         self._wake.set()
-        await self._send(call, client, as_json(batch, base_url(call)))
+        await send(call, client, orjson.dumps(as_json(batch, base_url(call))))
 
     async def show(self, call: Call, client: Client, batch_id: str) -> None:
         """GET /v1/messages/batches/{id}."""
-        await self._send(call, client, as_json(self._find(call, batch_id), base_url(call)))
+        await send(call, client, orjson.dumps(as_json(self._find(call, batch_id), base_url(call))))
 
     async def list(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
         """GET /v1/messages/batches."""
@@ -133,11 +134,8 @@ class BatchRoutes:
         page = read_page(query, [batch.id for batch in self.store.of(tenant)])
         found = [as_json(self._find(call, name), base_url(call)) for name in page.ids]
         first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
-        await self._send(
-            call,
-            client,
-            {"data": found, "has_more": page.has_more, "first_id": first, "last_id": last},
-        )
+        body = {"data": found, "has_more": page.has_more, "first_id": first, "last_id": last}
+        await send(call, client, orjson.dumps(body))
 
     async def results(self, call: Call, client: Client, batch_id: str) -> None:
         """GET /v1/messages/batches/{id}/results."""
@@ -146,25 +144,21 @@ class BatchRoutes:
             raise InvalidRequest(
                 f"Batch {batch.id} has not ended; its results are not available yet."
             )
-        headers = (
-            dict(JSON_HEADERS)
-            | {"Content-Type": "application/x-jsonl"}
-            | id_headers(call.wire.name, call.id)
-        )
-        await client.open(headers)
+        form = {"Content-Type": "application/x-jsonl", "Cache-Control": "no-store"}
+        await client.open(form | id_headers(call.wire.name, call.id))
         pieces = self.store.results(batch)
         while piece := await asyncio.to_thread(next, pieces, b""):
             await client.write(piece)
 
     async def cancel(self, call: Call, client: Client, batch_id: str) -> None:
-        """POST /v1/messages/batches/{id}/cancel: what runs ends, what waits is not begun.
+        """POST /v1/messages/batches/{id}/cancel: running requests end, others do not begin.
         Idempotent."""
         batch = self._find(call, batch_id)
         if batch.cancelled_at_s is None and batch.ended_at_s is None:
             batch.cancelled_at_s = call.started_at_s
             self.store.save(batch)
             self._wake.set()
-        await self._send(call, client, as_json(batch, base_url(call)))
+        await send(call, client, orjson.dumps(as_json(batch, base_url(call))))
 
     async def delete(self, call: Call, client: Client, batch_id: str) -> None:
         """DELETE /v1/messages/batches/{id}: of one that has ended."""
@@ -174,18 +168,14 @@ class BatchRoutes:
                 f"Batch {batch.id} cannot be deleted while it is being processed; cancel it first."
             )
         self.store.delete(batch)
-        await self._send(call, client, {"id": batch.id, "type": "message_batch_deleted"})
+        body = orjson.dumps({"id": batch.id, "type": "message_batch_deleted"})
+        await send(call, client, body)
 
     def _find(self, call: Call, batch_id: str) -> Batch:
         batch = self.store.find(authenticate(self.handler.policy, call.headers).name, batch_id)
         if batch is None:
             raise UnknownPath(f"batch: {batch_id[:80]}")
         return batch
-
-    async def _send(self, call: Call, client: Client, body: dict[str, Any]) -> None:
-        await client.send(
-            Reply(200, orjson.dumps(body), dict(JSON_HEADERS) | id_headers(call.wire.name, call.id))
-        )
 
     # The work -------------------------------------------------------------------------------------
 
@@ -240,10 +230,10 @@ class BatchRoutes:
         """One request through the handler, again while the engine has no room for it."""
         refusal = _refused(item.params)
         if refusal is not None:
-            told = self.wire.encode_error(
+            error = self.wire.encode_error(
                 refusal, request_id=native_id(self.wire.name, request_id(None, self.clock()))
             )
-            return "errored", {"error": orjson.loads(told.body)}
+            return "errored", {"error": orjson.loads(error.body)}
         reply = await self._asked(batch, item)
         for _ in range(MAX_TRIES - 1):
             if reply.status < 500 or reply.headers.get("x-should-retry") == "false":
@@ -287,7 +277,8 @@ def _read(body: bytes, max_values: int) -> tuple[int, bytes]:
 
 
 def base_url(call: Call) -> str:
-    """Where the client reached us, or the proxy in front of us that says how it was reached."""
+    """The URL by which the client reached the gateway, or the proxy in front of it that forwards
+    its own."""
     forwarded = {
         name: call.headers.get(f"x-forwarded-{name}", "").partition(",")[0].strip()
         for name in ("proto", "host")
@@ -297,7 +288,7 @@ def base_url(call: Call) -> str:
 
 
 def _refused(params: dict[str, Any]) -> GatewayError | None:
-    """What a batch does not allow in a request."""
+    """The error of a request that a batch does not allow; None: it is allowed."""
     if params.get("stream"):
         return InvalidRequest("streaming is not supported in batches", path="stream")
     if params.get("max_tokens") == 0:

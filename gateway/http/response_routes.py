@@ -6,8 +6,7 @@ Everything a tenant asks for is its own: another's response is not there.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -15,7 +14,7 @@ import orjson
 from gateway.calls.exchange import Call, Client
 from gateway.errors import InvalidRequest, UnknownResponse
 from gateway.ids import id_headers
-from gateway.serve.auth import authenticate
+from gateway.serve.delivery import send
 from gateway.serve.handler import Handler
 from gateway.wire.base import RememberingWire, StoredResponse
 
@@ -29,43 +28,47 @@ class ResponseRoutes:
     async def show(
         self, call: Call, client: Client, response_id: str, query: Mapping[str, str]
     ) -> None:
-        """GET /v1/responses/{id}: the answer as it was given, or is so far; with `stream=true` its
+        """GET /v1/responses/{id}: the whole answer, or its state so far; with `stream=true` its
         events."""
-        async with self._asking(call, client) as tenant:
+        async with self.handler.recorded(call, client) as draft:
+            tenant = self.handler.identify(draft)
             if query.get("stream", "").lower() == "true":
                 await self._follow(call, client, tenant, response_id, query)
                 return
             job = self.handler.background.running(tenant, response_id)
             body = job.body() if job is not None else self._kept(call, tenant, response_id).body
-            await self.handler.send(call, client, body or b"")
+            await send(call, client, body or b"")
 
     async def items(
         self, call: Call, client: Client, response_id: str, query: Mapping[str, str]
     ) -> None:
-        """GET /v1/responses/{id}/input_items: what it was asked."""
-        async with self._asking(call, client) as tenant:
+        """GET /v1/responses/{id}/input_items: the input of the request."""
+        async with self.handler.recorded(call, client) as draft:
+            tenant = self.handler.identify(draft)
             page = _wire(call).encode_items(self._kept(call, tenant, response_id), query)
-            await self.handler.send(call, client, page)
+            await send(call, client, page)
 
     async def delete(self, call: Call, client: Client, response_id: str) -> None:
         """DELETE /v1/responses/{id}: afterwards nothing can refer to it. Its prefix stays cached,
         as any other."""
-        async with self._asking(call, client) as tenant:
+        async with self.handler.recorded(call, client) as draft:
+            tenant = self.handler.identify(draft)
             await self._stop(tenant, response_id)
             kept = self._kept(call, tenant, response_id)
             self.handler.archive.forget(tenant, response_id)
             self.handler.background.forget(tenant, response_id)
-            await self.handler.send(call, client, _wire(call).encode_deleted(kept))
+            await send(call, client, _wire(call).encode_deleted(kept))
 
     async def cancel(self, call: Call, client: Client, response_id: str) -> None:
         """POST /v1/responses/{id}/cancel: the response as it is then, whole where it was. To cancel
         one that is made while its client waits, close the connection."""
-        async with self._asking(call, client) as tenant:
+        async with self.handler.recorded(call, client) as draft:
+            tenant = self.handler.identify(draft)
             await self._stop(tenant, response_id)
             body = self._kept(call, tenant, response_id).body or b""
             if not orjson.loads(body)["background"]:
                 raise InvalidRequest("Cannot cancel a synchronous response.")
-            await self.handler.send(call, client, body)
+            await send(call, client, body)
 
     async def _follow(
         self, call: Call, client: Client, tenant: str, response_id: str, query: Mapping[str, str]
@@ -83,7 +86,6 @@ class ResponseRoutes:
             self._kept(call, tenant, response_id)
             message = (
                 "Unsupported parameter: 'stream' is for responses made in the background, "
-                ""
                 "for a while after their end."
             )
             raise InvalidRequest(message, path="stream", code="unsupported_parameter")
@@ -95,18 +97,11 @@ class ResponseRoutes:
             await self.handler.background.cancel(job)
 
     def _kept(self, call: Call, tenant: str, response_id: str) -> StoredResponse:
-        """Raises `UnknownResponse` also for what was kept without its text."""
+        """Raises `UnknownResponse`, also for a response that was kept without its text."""
         kept = self.handler.archive.find(tenant, response_id, call.started_at_s)
         if kept is None or kept.body is None:
             raise UnknownResponse(f"Response with id '{response_id[:64]}' not found.")
         return kept
-
-    @asynccontextmanager
-    async def _asking(self, call: Call, client: Client) -> AsyncIterator[str]:
-        """The tenant that asks."""
-        async with self.handler.recorded(call, client) as progress:
-            progress.tenant = authenticate(self.handler.policy, call.headers).name
-            yield progress.tenant
 
 
 def _wire(call: Call) -> RememberingWire:

@@ -123,7 +123,9 @@ class Server:
         for path in PASSED if self._handler.policy.backends else ():
             app.router.add_post(
                 path,
-                self._route(path.removeprefix("/v1/").replace("/", "_"), self._handler.passed_only),
+                self._route(
+                    path.removeprefix("/v1/").replace("/", "_"), self._handler.proxied_only
+                ),
             )
         if self._batches is not None:
             self._add_batches(app, self._batches)

@@ -243,10 +243,10 @@ class CacheAdmin:
         if not self.responses.enabled:
             return []
         tenants = Counter[str]()
-        given = self.responses.given_to(tenant)
-        for answer in given:
+        answers = self.responses.answers_to(tenant)
+        for answer in answers:
             tenants[tenant_hash(self.root_secret or b"", answer.tenant)] += answer.nbytes
-        return [Contents("responses", "memory", len(given), tenants.total(), dict(tenants))]
+        return [Contents("responses", "memory", len(answers), tenants.total(), dict(tenants))]
 
     def _engines(self) -> list[Backend]:
         return [worker.backend for worker in workers_of(self.backends)]

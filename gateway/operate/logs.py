@@ -13,7 +13,7 @@ from typing import TextIO
 
 import structlog
 
-from gateway.bill.headers import Bill, any_word
+from gateway.bill.headers import Bill
 from gateway.bill.record import Record
 from policies.pricing import format_usd
 
@@ -81,7 +81,7 @@ def log_record(record: Record) -> None:
         fields["ttft_ms"] = round(record.ttft_s * 1000, 1)
     if record.bill is not None:
         usage = record.bill.usage
-        fields |= {"cache": any_word(record.bill), "prompt": usage.num_prompt}
+        fields |= {"cache": record.bill.word, "prompt": usage.num_prompt}
         if isinstance(record.bill, Bill):
             fields["skipped"] = record.bill.report.skipped
         fields |= {

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 
 from engine.messages import EngineStats
-from gateway.bill.headers import Bill, any_word, ttl_name
+from gateway.bill.headers import Bill, ttl_name
 from gateway.bill.record import Record
 from gateway.operate.engine_metrics import WORKER, Described, engine_metrics, known_values
 from gateway.upstream.reported import ReportedBill
@@ -173,7 +173,7 @@ class Metrics:
         for note in record.notes:
             self._noted.labels(note).inc()
         bill = record.bill
-        word = "unknown" if bill is None else any_word(bill)
+        word = "unknown" if bill is None else bill.word
         if record.ttft_s is not None:
             self._ttft.labels(word).observe(record.ttft_s)
         if isinstance(bill, Bill) and bill.lookup is not None:

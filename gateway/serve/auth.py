@@ -1,4 +1,4 @@
-"""Who is asking: the key of a request, and the tenant the policy knows it as.
+"""Finds the key of a request, and the tenant that the policy knows by it.
 
 Stores and logs no key.
 """

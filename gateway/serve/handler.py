@@ -2,18 +2,16 @@
 
 Knows no HTTP library and no engine, only their contracts.
 
-    client bytes -> authenticate -> wire.parse -> dialects.normalize, plan -> backend.generate
-    Started (the prompt's bill) -> TextDelta ... -> Finished
-    -> headers and body, or a stream -> record, metrics, log
+    client bytes -> Received (authenticate) -> Admitted (parse, normalize, plan)
+    -> Answering (events of the backend, the bill) -> Ended -> Record (metrics, log)
 
-A model that an upstream serves is passed to it instead, byte for byte: `relay`. Whatever ends a
-request (an answer, an error, a client that left) ends here, and is recorded once.
+A request for a model that an upstream serves is proxied instead, byte for byte. However a request
+ends (an answer, an error, a client that left), it ends here and is recorded once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -22,219 +20,210 @@ from functools import partial
 from typing import Final
 
 import msgspec
-import structlog
 
-from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from gateway import dialects
-from gateway.backends.base import Backend, Event
-from gateway.bill.headers import billing_headers, headers_without_counts
+from gateway.bill.headers import headers_without_counts
 from gateway.bill.record import Record
 from gateway.calls.catalog import ModelCatalog
-from gateway.calls.choices import ChoiceEvent, merge_choices
 from gateway.calls.exchange import Call, Client, Reply
-from gateway.calls.feed import EventFeed, Keepalive, feed
-from gateway.errors import EngineFailed, GatewayError, NotCached, UnknownModel
+from gateway.errors import GatewayError, UnknownModel
 from gateway.ids import id_headers, native_id
 from gateway.offload import OffloadThread
 from gateway.request import Request
 from gateway.serve.auth import authenticate
+from gateway.serve.delivery import JSON_HEADERS, AnswerDelivery, client_error, send
 from gateway.serve.limits import InFlight
-from gateway.serve.progress import ChoiceBuilder, Progress
+from gateway.serve.record_draft import RecordDraft
+from gateway.serve.stages import ANSWERED, CANCELLED, Admitted, Ended, Received
+from gateway.serve.timings import Timings
 from gateway.serve.upstream_exchange import UpstreamExchange
 from gateway.session import routing_key
 from gateway.state.archive import Archive
 from gateway.state.background import Background, EventLog
 from gateway.state.diagnoses import Diagnoses, comparable
-from gateway.state.response_cache import ResponseCache, replay
 from gateway.upstream.proxy import UpstreamProxy
 from gateway.wire.anthropic.diagnosis import Fingerprint
-from gateway.wire.base import RememberingWire, StreamEncoder, ToolCall
+from gateway.wire.base import RememberingWire
 from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
 from gateway.wire.structure import check_structure
 from policies.rules import DialectRules
 from policies.schema import Policy
 
-JSON_HEADERS: Final[Mapping[str, str]] = {
-    "Content-Type": "application/json",
-    "Cache-Control": "no-store",
-}
-
 BATCHED: Final = "batched"
-"""The route of a batch's requests, one by one."""
+"""The route of the requests of a batch, each of which is recorded."""
 
 BACKGROUND: Final = "background"
-"""The route of an answer for which nobody waits."""
+"""The route of an answer that is generated in the background."""
 
 BATCH_MULTIPLIER: Final = Decimal("0.5")
 """Of every price (page "Batch processing", 2026-08)."""
 
-_log = structlog.get_logger("pcg.handler")
-
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """Serves every provider-compatible route. `record` is told of each request once, when it is
-    over."""
+    """Serves every provider-compatible route.
+
+    Each of `recorders` gets the record of each request once, when that has ended. `proxy` is None
+    where the policy has no upstreams. Large bodies are worked on in `offload`, beside the event
+    loop.
+    """
 
     policy: Policy
-    catalogue: ModelCatalog
+    catalog: ModelCatalog
     in_flight: InFlight
-    record: Callable[[Record], None]
+    recorders: tuple[Callable[[Record], None], ...]
     archive: Archive
-    responses: ResponseCache
+    delivery: AnswerDelivery
     background: Background
+    proxy: UpstreamProxy | None = None
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
-    aside: OffloadThread = field(default_factory=OffloadThread)
-
-    @property
-    def relay(self) -> UpstreamProxy:
-        return UpstreamProxy(self.policy, self.catalogue)
+    offload: OffloadThread = field(default_factory=OffloadThread)
 
     # The routes -----------------------------------------------------------------------------------
 
     async def generate(self, call: Call, client: Client) -> None:
         """POST /v1/messages, /v1/chat/completions, /v1/responses, /v1/completions."""
-        progress = Progress(call)
-        async with self._recorded(progress, client):
+        async with self.recorded(call, client) as draft:
             with self.in_flight.slot():
-                body = await self._read(progress, client)
-                if await self._passed(progress, body, client):
+                received = await self._receive(draft, client)
+                if await self._proxied(draft, received, client):
                     return
-                request, backend = await self._admit(progress, body)
-                if not request.wire_options.get("background"):
-                    await self._answer(progress, backend, client)
+                admitted = await self._admit(draft, received)
+                memory = admitted.memory
+                if memory is None or not admitted.request.wire_options.get("background"):
+                    await self.delivery.deliver(draft, admitted, client)
                     return
-            await self._defer(progress, backend, client)
+            await self._defer(draft, admitted, memory, client)
 
     async def count(self, call: Call, client: Client) -> None:
-        """POST /v1/messages/count_tokens, /v1/responses/input_tokens: free, and exactly what the
-        same body would be billed."""
-        progress = Progress(call)
-        async with self._recorded(progress, client):
+        """POST /v1/messages/count_tokens, /v1/responses/input_tokens: free, and exactly the number
+        that the same body would be billed."""
+        async with self.recorded(call, client) as draft:
             with self.in_flight.slot():
-                body = await self._read(progress, client)
-                if await self._passed(progress, body, client, billed=False):
+                received = await self._receive(draft, client)
+                if await self._proxied(draft, received, client, billed=False):
                     return
-                request = await self._parsed(call, call.wire.parse_count, body)
-                served = self.catalogue.find(request.model)
-                progress.request, progress.served_by = request, served.name
-                request = await self._resumed(progress, request)
+                with draft.timings.phase("parse"):
+                    request = await self._parse(received, call.wire.parse_count)
+                served = self.catalog.find(request.model)
+                draft.request, draft.served_by = request, served.name
+                if isinstance(call.wire, RememberingWire):
+                    request = await self._resume(call.wire, received, request)
                 rules = self.policy.rules_for(request.model, request.wire)
-                request = await self.aside.run(
-                    request.nbytes, partial(dialects.normalize, request, rules)
-                )
+                normalize = partial(dialects.normalize, request, rules)
+                request = await self.offload.run(request.nbytes, normalize)
                 num_prompt = await served.backend.count(request.prompt)
-            await self.send(call, client, call.wire.encode_count(num_prompt))
-            progress.answered()
+            await send(call, client, call.wire.encode_count(num_prompt))
 
     async def models(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
         """GET /v1/models."""
-        await self._lookup(
-            call,
-            client,
-            lambda: call.wire.encode_models(self.catalogue.listed(call.wire.name), query),
-        )
+        async with self.recorded(call, client) as draft:
+            self.identify(draft)
+            listed = self.catalog.listed(call.wire.name)
+            await send(call, client, call.wire.encode_models(listed, query))
 
     async def model(self, call: Call, client: Client, model_id: str) -> None:
         """GET /v1/models/{id}."""
+        async with self.recorded(call, client) as draft:
+            self.identify(draft)
+            info = self.catalog.info(model_id, call.wire.name)
+            await send(call, client, call.wire.encode_model(info, model_id))
 
-        def encode() -> bytes:
-            return call.wire.encode_model(self.catalogue.info(model_id, call.wire.name), model_id)
-
-        await self._lookup(call, client, encode)
-
-    async def passed_only(self, call: Call, client: Client) -> None:
-        """POST /v1/embeddings and its like: what upstreams serve and no engine of ours does."""
-        progress = Progress(call)
-        async with self._recorded(progress, client):
+    async def proxied_only(self, call: Call, client: Client) -> None:
+        """POST /v1/embeddings and others that only upstreams serve."""
+        async with self.recorded(call, client) as draft:
             with self.in_flight.slot():
-                body = await self._read(progress, client)
-                if not await self._passed(progress, body, client):
+                if not await self._proxied(draft, await self._receive(draft, client), client):
                     raise UnknownModel(
                         "the body names no model that an upstream serves", path="model"
                     )
 
     async def refuse(self, call: Call, client: Client, error: GatewayError) -> None:
-        """A request that no route takes."""
-        async with self._recorded(Progress(call), client):
+        """Answer with `error` a request that no route takes."""
+        async with self.recorded(call, client):
             raise error
 
     @asynccontextmanager
-    async def recorded(self, call: Call, client: Client) -> AsyncIterator[Progress]:
-        """For routes that are served elsewhere: errors are told and the outcome is recorded as for
-        every other."""
-        progress = Progress(call)
-        async with self._recorded(progress, client):
-            yield progress
-            progress.answered()
+    async def recorded(self, call: Call, client: Client) -> AsyncIterator[RecordDraft]:
+        """Sends the client an error that is raised before its answer began, and records how the
+        request ended: answered, where the block ends by itself."""
+        draft = RecordDraft(call, Timings(call.arrived_s))
+        try:
+            try:
+                yield draft
+                draft.ended = draft.ended or ANSWERED
+            except ConnectionError:
+                raise  # the client has gone
+            except Exception as error:
+                shown = client_error(error, call)
+                reply = call.wire.encode_error(shown, request_id=native_id(call.wire.name, call.id))
+                draft.ended = Ended("failed", reply.status, shown)
+                ids = id_headers(call.wire.name, call.id)
+                headers = dict(JSON_HEADERS) | ids | dict(reply.headers)
+                await client.send(Reply(reply.status, reply.body, headers))
+            await client.deliver()
+        except (ConnectionError, asyncio.CancelledError):
+            if draft.ended == ANSWERED:
+                draft.ended = CANCELLED  # it did not take all of its answer, and owes for it
+            raise
+        finally:
+            record = draft.record()
+            for add in self.recorders:
+                add(record)
 
-    async def send(
-        self, call: Call, client: Client, body: bytes, headers: Mapping[str, str] | None = None
-    ) -> None:
-        """A whole answer with status 200."""
-        told = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(headers or {})
-        await client.send(Reply(200, body, told))
+    def identify(self, draft: RecordDraft) -> str:
+        """The name of the tenant that asks, which the record then has. Raises `Unauthenticated`."""
+        call = draft.call
+        draft.tenant = tenant = call.tenant or authenticate(self.policy, call.headers).name
+        return tenant
 
     async def follow(
         self, client: Client, log: EventLog, first: int, headers: Mapping[str, str]
     ) -> None:
-        """The events of an answer in the background from number `first` on, as they come, to its
-        end."""
+        """Stream the events of an answer in the background from number `first` on, to its end."""
         await client.open(dict(SSE_HEADERS) | dict(headers))
         async for event in log.follow(first, self.policy.server.sse.keepalive):
             await client.write(event or KEEPALIVE_COMMENT)
 
-    async def _lookup(self, call: Call, client: Client, encode: Callable[[], bytes]) -> None:
-        """Answer from what is at hand."""
-        progress = Progress(call)
-        async with self._recorded(progress, client):
-            progress.tenant = authenticate(self.policy, call.headers).name
-            await self.send(call, client, encode())
-            progress.answered()
-
     # The steps of `generate` ----------------------------------------------------------------------
 
-    async def _read(self, progress: Progress, client: Client) -> bytes:
-        """The body, of a tenant that is known then."""
-        progress.tenant = (
-            progress.call.tenant or authenticate(self.policy, progress.call.headers).name
-        )
-        with progress.phase("read"):
+    async def _receive(self, draft: RecordDraft, client: Client) -> Received:
+        """Authenticate, then read the body."""
+        tenant = self.identify(draft)
+        with draft.timings.phase("read"):
             body = await client.read(self.policy.server.max_body)
-        await self.aside.run(
-            len(body), partial(check_structure, body, self.policy.server.max_values)
-        )
-        return body
+        check = partial(check_structure, body, self.policy.server.max_values)
+        await self.offload.run(len(body), check)
+        return Received(draft.call, tenant, body)
 
-    async def _passed(
-        self, progress: Progress, body: bytes, client: Client, *, billed: bool = True
+    async def _proxied(
+        self, draft: RecordDraft, received: Received, client: Client, *, billed: bool = True
     ) -> bool:
-        """Whether an upstream serves the request, and then has answered it."""
-        if not self.policy.backends:
+        """Whether an upstream serves the request; it has answered then."""
+        if self.proxy is None:
             return False
-        with progress.phase("parse"):
-            way = await self.aside.run(
-                len(body), partial(self.relay.way, progress.call, body, billed=billed)
-            )
-        if way is not None:
-            await UpstreamExchange(way, progress, client, self.policy.server.sse).run()
-        return way is not None
+        with draft.timings.phase("parse"):
+            find = partial(self.proxy.route, received.call, received.body, billed=billed)
+            route = await self.offload.run(len(received.body), find)
+        if route is not None:
+            await UpstreamExchange(route, draft, client, self.policy.server.sse).run()
+        return route is not None
 
-    async def _admit(self, progress: Progress, body: bytes) -> tuple[Request, Backend]:
-        """The request as the backend is to serve it: nothing downstream asks a policy again."""
-        call = progress.call
-        assert progress.tenant is not None
-        with progress.phase("parse"):
-            request = await self._parsed(call, call.wire.parse, body)
-        progress.request = request
-        served = self.catalogue.find(request.model)
-        progress.served_by = served.name
-        request = await self._resumed(progress, request)
-        with progress.phase("plan"):
+    async def _admit(self, draft: RecordDraft, received: Received) -> Admitted:
+        """The request as the backend is to serve it: no later stage asks the policy."""
+        call = received.call
+        with draft.timings.phase("parse"):
+            draft.request = request = await self._parse(received, call.wire.parse)
+        served = self.catalog.find(request.model)
+        draft.served_by = served.name
+        memory = call.wire if isinstance(call.wire, RememberingWire) else None
+        if memory is not None:
+            request = await self._resume(memory, received, request)
+        with draft.timings.phase("plan"):
             rules = self.policy.rules_for(request.model, request.wire)
             dialects.check_abilities(request, rules)
-            plan = partial(_planned, request, rules, call, progress.tenant)
-            request, fingerprint = await self.aside.run(request.nbytes, plan)
+            plan = partial(_planned, request, rules, received)
+            request, fingerprint = await self.offload.run(request.nbytes, plan)
         request = self.diagnoses.diagnose(request, fingerprint)
         prices = self.policy.prices_for(request.model)
         if call.route == BATCHED:
@@ -242,212 +231,90 @@ class Handler:
                 request, wire_options={**request.wire_options, "service_tier": "batch"}
             )
             prices = prices.times(BATCH_MULTIPLIER)
-        progress.request, progress.rules, progress.prices = request, rules, prices
-        progress.choices = [ChoiceBuilder() for _ in range(request.num_answers)]
-        progress.context = None if served.backend.model is None else served.backend.model.context
-        return request, served.backend
+        draft.request = request
+        model = served.backend.model
+        context = None if model is None else model.context
+        return Admitted(call, request, rules, prices, served.name, served.backend, context, memory)
 
-    async def _answer(self, progress: Progress, backend: Backend, client: Client) -> None:
-        """Whole or streamed, as the request wants it."""
-        assert progress.request is not None
-        async with feed(self._answers(progress, progress.request, backend)) as events:
-            if progress.request.stream:
-                await self._stream(progress, events, client)
-            else:
-                await self._whole(progress, events, client)
+    async def _parse(self, received: Received, parse: Callable[..., Request]) -> Request:
+        """The body as a request."""
+        call, body = received.call, received.body
+        request_id = native_id(call.wire.name, call.id)
+        read = partial(parse, body, call.headers, request_id=request_id)
+        return msgspec.structs.replace(await self.offload.run(len(body), read), nbytes=len(body))
 
-    async def _whole(
-        self, progress: Progress, events: EventFeed[Event | ChoiceEvent], client: Client
+    async def _resume(
+        self, memory: RememberingWire, received: Received, request: Request
+    ) -> Request:
+        """The request with the conversation it refers to."""
+        tenant, now_s = received.tenant, received.call.started_at_s
+        earlier = {name: self.archive.find(tenant, name, now_s) for name in memory.refers(request)}
+        nbytes = request.nbytes + sum(kept.nbytes for kept in earlier.values() if kept is not None)
+        resumed = await self.offload.run(nbytes, partial(memory.resume, request, earlier.get))
+        return msgspec.structs.replace(resumed, nbytes=nbytes)
+
+    # Answers in the background --------------------------------------------------------------------
+
+    async def _defer(
+        self, draft: RecordDraft, admitted: Admitted, memory: RememberingWire, client: Client
     ) -> None:
-        while not progress.finished:
-            _note(progress, await events.next())
-        call, request = progress.call, progress.request
-        assert request is not None
-        await self._keep(progress)
-        self._keep_whole(progress)
-        body = call.wire.encode_answer(request, progress.answer(), created_at_s=call.started_at_s)
-        await self.send(call, client, body, _billing(progress))
-        progress.answered()
+        """Have the answer generated in the background; the client gets its name, or its events as
+        they come.
 
-    async def _stream(
-        self, progress: Progress, events: EventFeed[Event | ChoiceEvent], client: Client
-    ) -> None:
-        """Headers leave with the exact bill, or without counts when that takes too long; then
-        silence is filled."""
-        call, request, sse = progress.call, progress.request, self.policy.server.sse
-        assert request is not None
-        encoder = call.wire.stream(request, created_at_s=call.started_at_s)
-        event = await events.next(sse.early_headers_after)
-        _note(progress, event)
-        await client.open(
-            dict(SSE_HEADERS) | id_headers(call.wire.name, call.id) | _billing(progress)
-        )
-        silence = Keepalive(sse.keepalive)
-        try:
-            while not progress.finished:
-                await client.write(
-                    silence.broken(_encode(progress, event, encoder), encoder.keepalive())
-                )
-                event = await events.next(silence.left_s)
-                _note(progress, event)
-            await self._keep(progress)
-            self._keep_whole(progress)
-            await client.write(encoder.finish(progress.answer()))
-            progress.answered()
-        except ConnectionError:
-            raise
-        except Exception as error:
-            known = _known(error, call)
-            progress.failed(known, 200)
-            await client.write(encoder.error(known))
-
-    async def _defer(self, progress: Progress, backend: Backend, client: Client) -> None:
-        """Has the answer made in the background, and tells the client where it will be, or its
-        events as they come."""
-        call, request = progress.call, progress.request
-        assert request is not None
-        assert isinstance(call.wire, RememberingWire)
-        state = partial(call.wire.encode_unfinished, request, created_at_s=call.started_at_s)
+        The prompt is billed to the answer and not again to the request that started it, so the
+        answer is another `Answering`, of the same `Admitted`.
+        """
+        call, request = admitted.call, admitted.request
+        state = partial(memory.encode_unfinished, request, created_at_s=call.started_at_s)
         later = replace(
-            progress,
+            admitted,
             call=replace(call, route=BACKGROUND),
             request=msgspec.structs.replace(request, stream=True, warnings=()),
-            # Of its own: what the engine tells is the answer's to pay, not again its watcher's.
-            started={},
-            choices=[ChoiceBuilder() for _ in progress.choices],
-            phases={},
         )
         log = self.background.begin(
             request.tenant,
             request.wire_options["response_id"],
             state,
-            lambda log: self._make(later, backend, log),
+            lambda log: self._answer_later(later, memory, log),
             client.hand_over,
         )
+        headers = headers_without_counts(timings=draft.timings.shown(), warnings=request.warnings)
         if request.stream:
-            await self.follow(
-                client, log, 0, id_headers(call.wire.name, call.id) | _billing(progress)
-            )
+            await self.follow(client, log, 0, id_headers(call.wire.name, call.id) | headers)
         else:
-            await self.send(call, client, state(begun=False), _billing(progress))
-        progress.answered()
+            await send(call, client, state(begun=False), headers)
 
-    async def _make(self, progress: Progress, backend: Backend, log: EventLog) -> None:
-        """Make an answer for which nobody waits. Afterwards it is kept, whatever it came to."""
-        call, request = progress.call, progress.request
-        assert request is not None
-        assert isinstance(call.wire, RememberingWire)
-        keep = partial(call.wire.keep_unanswered, request, created_at_s=call.started_at_s)
+    async def _answer_later(
+        self, admitted: Admitted, memory: RememberingWire, log: EventLog
+    ) -> None:
+        """Generate an answer while no client waits. Afterwards the archive has it, or its error."""
+        call, request = admitted.call, admitted.request
+        keep = partial(memory.keep_unanswered, request, created_at_s=call.started_at_s)
         try:
-            async with self._recorded(progress, log):
+            async with self.recorded(call, log) as draft:
+                draft.tenant, draft.request = request.tenant, request
+                draft.served_by = admitted.served_by
                 await self.in_flight.wait_free()
                 with self.in_flight.slot():
-                    await self._answer(progress, backend, log)
+                    await self.delivery.deliver(draft, admitted, log)
         except asyncio.CancelledError:
-            self.archive.put(
-                request.tenant,
-                await self.aside.run(request.nbytes, lambda: keep(None)),
-                call.started_at_s,
-            )
+            kept = await self.offload.run(request.nbytes, partial(keep, None))
+            self.archive.put(request.tenant, kept, call.started_at_s)
             raise
-        if progress.failure is not None:
-            kept = await self.aside.run(request.nbytes, partial(keep, progress.failure))
+        error = None if draft.ended is None else draft.ended.error
+        if error is not None:
+            kept = await self.offload.run(request.nbytes, partial(keep, error))
             self.archive.put(request.tenant, kept, call.started_at_s)
             if not log.events:
-                await log.write(
-                    call.wire.stream(request, created_at_s=call.started_at_s).error(
-                        progress.failure
-                    )
-                )
-
-    async def _parsed(self, call: Call, parse: Callable[..., Request], body: bytes) -> Request:
-        read = partial(parse, body, call.headers, request_id=native_id(call.wire.name, call.id))
-        return msgspec.structs.replace(await self.aside.run(len(body), read), nbytes=len(body))
-
-    async def _resumed(self, progress: Progress, request: Request) -> Request:
-        """With what it refers to filled in, where its format can refer to earlier requests."""
-        call, tenant = progress.call, progress.tenant
-        assert tenant is not None
-        if not isinstance(call.wire, RememberingWire):
-            return request
-        earlier = {
-            name: self.archive.find(tenant, name, call.started_at_s)
-            for name in call.wire.refers(request)
-        }
-        nbytes = request.nbytes + sum(kept.nbytes for kept in earlier.values() if kept is not None)
-        resumed = await self.aside.run(nbytes, partial(call.wire.resume, request, earlier.get))
-        return msgspec.structs.replace(resumed, nbytes=nbytes)
-
-    async def _keep(self, progress: Progress) -> None:
-        """For later requests to refer to, before the client knows its name."""
-        call, request = progress.call, progress.request
-        if isinstance(call.wire, RememberingWire):
-            assert request is not None
-            keep = partial(
-                call.wire.keep, request, progress.answer(), created_at_s=call.started_at_s
-            )
-            kept = await self.aside.run(request.nbytes, keep)
-            self.archive.put(request.tenant, kept, call.started_at_s)
-
-    def _answers(
-        self, progress: Progress, request: Request, backend: Backend
-    ) -> AsyncIterator[Event | ChoiceEvent]:
-        """The events of an answer that was given before, else the backend's, of one answer or of
-        several."""
-        model = (
-            f"{progress.served_by} {backend.model.fingerprint if backend.model is not None else ''}"
-        )
-        progress.lookup = lookup = self.responses.look(progress.call, request, model)
-        if lookup is not None and lookup.given is not None:
-            return replay(lookup.given, request)
-        if lookup is not None and lookup.key is not None:
-            progress.tape = []
-        return (
-            backend.generate(request)
-            if request.num_answers == 1
-            else merge_choices(backend, request)
-        )
-
-    def _keep_whole(self, progress: Progress) -> None:
-        """For later requests that are the same, where this one's answer may be given to them."""
-        bill = progress.bill()
-        if progress.tape is not None and progress.lookup is not None and bill is not None:
-            assert progress.request is not None
-            kept_s = self.responses.keep(
-                progress.lookup, progress.request, progress.tape, bill.usage, bill.charge.total
-            )
-            progress.kept_s = kept_s
-
-    @asynccontextmanager
-    async def _recorded(self, progress: Progress, client: Client) -> AsyncIterator[None]:
-        """Tells the client of errors raised before its answer began, and records the outcome,
-        whatever it is."""
-        try:
-            try:
-                yield
-            except ConnectionError:
-                raise  # the client has gone: nobody to tell
-            except Exception as error:
-                await self._tell(progress, client, _known(error, progress.call))
-            await client.deliver()
-        except (ConnectionError, asyncio.CancelledError):
-            progress.left()
-            raise
-        finally:
-            self.record(progress.record())
-
-    async def _tell(self, progress: Progress, client: Client, error: GatewayError) -> None:
-        call = progress.call
-        told = call.wire.encode_error(error, request_id=native_id(call.wire.name, call.id))
-        progress.failed(error, told.status)
-        headers = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(told.headers)
-        await client.send(Reply(told.status, told.body, headers))
+                encoder = memory.stream(request, created_at_s=call.started_at_s)
+                await log.write(encoder.error(error))
 
 
 def _planned(
-    request: Request, rules: DialectRules, call: Call, tenant: str
+    request: Request, rules: DialectRules, received: Received
 ) -> tuple[Request, Fingerprint | None]:
-    """The request by its dialect's rules, and what it can be compared by if it is to be."""
+    """The request by its dialect's rules, and its fingerprint where one is asked for."""
+    call, tenant = received.call, received.tenant
     request = dialects.normalize(request, rules)
     request = msgspec.structs.replace(
         request,
@@ -459,78 +326,3 @@ def _planned(
         routing_key=routing_key(tenant, call.headers, request.parameters),
     )
     return request, comparable(request)
-
-
-def _known(error: Exception, call: Call) -> GatewayError:
-    """The error as a client may see it. A bug is logged by kind and place only: its message may
-    quote the prompt."""
-    if isinstance(error, GatewayError):
-        return error
-    _log.error(
-        "bug", id=call.id, error=type(error).__name__, at=traceback.format_tb(error.__traceback__)
-    )
-    return EngineFailed("internal error")
-
-
-def _note(progress: Progress, event: Event | ChoiceEvent | None) -> None:
-    index = 0
-    if isinstance(event, ChoiceEvent):
-        index, event = event.index, event.event
-    if event is not None and progress.tape is not None:
-        progress.tape.append((index, event))
-    match event:
-        case Started():
-            progress.on_started(event, index)
-            _check_cached(progress)
-        case TextDelta() | ToolCallDelta():
-            progress.on_delta(event, index)
-        case Finished():
-            progress.on_finished(event, index)
-
-
-def _check_cached(progress: Progress) -> None:
-    """`only-if-cached`: a prompt of which nothing is read is not computed."""
-    bill = progress.bill()
-    assert bill is not None
-    assert progress.request is not None
-    if (
-        progress.request.only_if_cached
-        and progress.all_started
-        and not bill.usage.cache_read
-        and not progress.replays
-    ):
-        raise NotCached("nothing of this prompt is cached, and the request says only-if-cached")
-
-
-def _encode(progress: Progress, event: Event | ChoiceEvent | None, encoder: StreamEncoder) -> bytes:
-    """One event as the stream shows it; None is silence."""
-    choice = 0
-    if isinstance(event, ChoiceEvent):
-        choice, event = event.index, event.event
-    match event:
-        case Started():
-            bill = progress.bill()
-            assert bill is not None
-            return encoder.start(bill.usage) if choice == 0 else b""
-        case TextDelta():
-            return encoder.delta(
-                event.text, thinking=event.thinking, logprobs=event.logprobs, choice=choice
-            )
-        case ToolCallDelta():
-            call = ToolCall(event.name or "", event.arguments)
-            begins = event.name is not None
-            return encoder.call(
-                event.index, call, begins=begins, logprobs=event.logprobs, choice=choice
-            )
-        case Finished():
-            return b""  # of one of several answers: they end together
-        case None:
-            return encoder.keepalive()
-
-
-def _billing(progress: Progress) -> dict[str, str]:
-    """Headers about cache and cost: exact once the engine has started, else only what is known."""
-    bill = progress.bill()
-    if bill is None or not progress.all_started:
-        return headers_without_counts(timings=progress.timings(), warnings=progress.warnings())
-    return billing_headers(bill, timings=progress.timings(), warnings=progress.warnings())

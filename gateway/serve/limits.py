@@ -1,4 +1,4 @@
-"""How many requests the gateway works on at a time. Knows no tenants and no HTTP."""
+"""The bound on requests in the gateway at a time. Knows no tenants and no HTTP."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class InFlight:
         return self._num
 
     def close(self) -> None:
-        """From now on every new request is refused."""
+        """Refuse every new request from now on."""
         self._closed = True
 
     @contextmanager
     def slot(self) -> Iterator[None]:
-        """One request's place; raises `Overloaded` at once when there is none."""
+        """The place of one request. Raises `Overloaded` at once where none is free."""
         if self._closed:
             raise Overloaded("the gateway is shutting down; please try again", retry_after_s=5.0)
         if self._num >= self._limit:
@@ -48,15 +48,15 @@ class InFlight:
                 self._idle.set()
 
     async def wait_free(self) -> None:
-        """Returns when there is a place."""
+        """Returns when a place is free."""
         await self.wait_at_most(self._limit - 1)
 
     async def wait_at_most(self, number: int) -> None:
-        """Returns when no more than so many requests are being served."""
+        """Returns when no more than `number` requests are being served."""
         while self._num > number:
             self._freed.clear()
             await self._freed.wait()
 
     async def wait_idle(self) -> None:
-        """Returns when nothing is being served."""
+        """Returns when no request is being served."""
         await self._idle.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -11,10 +12,11 @@ import orjson
 from gateway.backends.base import Head, Tail
 from gateway.bill.headers import headers_without_counts, reported_headers
 from gateway.calls.exchange import Client, Reply
-from gateway.calls.feed import EventFeed, Keepalive, feed
+from gateway.calls.feed import EventFeed, Keepalive
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.ids import id_headers, native_id
-from gateway.serve.progress import Progress
+from gateway.serve.record_draft import RecordDraft
+from gateway.serve.stages import Ended
 from gateway.upstream.header_filter import to_client
 from gateway.upstream.proxy import UpstreamRoute
 from gateway.wire.plain import plain_headers
@@ -22,16 +24,13 @@ from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
 from policies.sections import SsePolicy
 
 MAX_WHOLE_NBYTES: Final = 64 * 1024**2
-"""Of an answer that is held to its end, so that its headers can tell what it cost."""
-
+"""Of an answer that is held to its end, so that its headers can show its bill."""
 
 MAX_ID: Final = 128
 """Characters of an upstream's request id that are kept."""
 
-
 LISTS: Final = ("cache-status", "server-timing")
 """Headers that every hop adds its part to."""
-
 
 Events: TypeAlias = EventFeed[Head | bytes | Tail]
 
@@ -40,78 +39,77 @@ Events: TypeAlias = EventFeed[Head | bytes | Tail]
 class UpstreamExchange:
     """One request between its client and its upstream."""
 
-    way: UpstreamRoute
-    progress: Progress
+    route: UpstreamRoute
+    draft: RecordDraft
     client: Client
     sse: SsePolicy
 
     async def run(self) -> None:
-        """Afterwards the client has the upstream's answer. Raises what the upstream raises before
-        the client's began."""
-        passing = self.way.passing
-        self.progress.passing, self.progress.served_by = passing, passing.upstream
-        async with feed(self.way.upstream.exchange(self.way.sent)) as events:
-            head = await events.next(self.sse.early_headers_after if passing.stream else None)
-            if head is None:
+        """Afterwards the client has the upstream's answer. Raises the upstream's errors from before
+        the client's answer began."""
+        usage = self.route.usage
+        self.draft.work, self.draft.served_by = usage, usage.upstream
+        answer = EventFeed(self.route.upstream.exchange(self.route.outgoing))
+        async with aclosing(answer) as events:
+            first = await events.next(self.sse.early_headers_after if usage.stream else None)
+            if first is None:
                 await self.client.open(dict(SSE_HEADERS) | self._ids() | self._timing({}))
-                await self._told_in_stream(self._late(events))
+                await self._errors_as_events(self._late(events))
                 return
-            assert isinstance(head, Head)
-            self._note(head)
+            head = self._head(first)
             if _is_stream(head):
-                passed = plain_headers(SSE_HEADERS) | self._ids() | to_client(head.headers)
-                await self.client.open(passed | self._timing(head.headers))
-                await self._told_in_stream(self._stream(events))
+                headers = plain_headers(SSE_HEADERS) | self._ids() | to_client(head.headers)
+                await self.client.open(headers | self._timing(head.headers))
+                await self._errors_as_events(self._stream(events))
             else:
                 await self._whole(events, head)
 
     async def _whole(self, events: Events, head: Head) -> None:
-        """Status, body and the upstream's own headers as they came; ours say what it cost."""
-        self.progress.began()
-        body, passing = await self._body(events), self.way.passing
+        """Status, body and the upstream's own headers as they came; ours show the bill."""
+        self.draft.timings.first_token()
+        body, usage = await self._body(events), self.route.usage
         headers = {"cache-control": "no-store"} | self._ids() | to_client(head.headers)
-        if head.status == 200 and passing.billed:
-            passing.take_whole(body)
-            timings, bill = self.progress.timings(), passing.bill()
+        if head.status == 200 and usage.billed:
+            usage.take_whole(body)
+            timings, bill = self.draft.timings.shown(), usage.final_bill()
             ours = reported_headers(
-                passing.upstream, bill, timings=timings, warnings=passing.notes(bill)
+                usage.upstream, bill, timings=timings, warnings=usage.notes(bill)
             )
             headers |= _beside(head.headers, ours)
         else:
             headers |= self._timing(head.headers)
         await self.client.send(Reply(head.status, body, headers))
-        self.progress.passed(head.status)
+        self._end(head.status)
 
     async def _stream(self, events: Events) -> None:
         """Whole events as they come, so that a comment, or an error, stands between two of them."""
-        passing, silence = self.way.passing, Keepalive(self.sse.keepalive)
-        while not isinstance(piece := await events.next(silence.left_s), Tail):
-            data = passing.take_piece(piece) if isinstance(piece, bytes) else b""
+        usage, keepalive = self.route.usage, Keepalive(self.sse.keepalive)
+        while not isinstance(piece := await events.next(keepalive.left_s), Tail):
+            data = usage.take_piece(piece) if isinstance(piece, bytes) else b""
             if data:
-                self.progress.began()
-            await self.client.write(
-                silence.broken(data, KEEPALIVE_COMMENT if passing.between_events else b"")
-            )
-        await self._write(passing.rest())
-        self.progress.passed(200)
+                self.draft.timings.first_token()
+            ping = KEEPALIVE_COMMENT if usage.between_events else b""
+            await self.client.write(keepalive.next_chunk(data, ping))
+        if rest := usage.rest():
+            self.draft.timings.first_token()
+            await self.client.write(rest)
+        self._end(200)
 
     async def _late(self, events: Events) -> None:
-        """The client's answer has begun already: what comes must be a stream, or is told as an
+        """The client's answer has begun already: the upstream's must be a stream, or becomes an
         error in it."""
-        while (head := await events.next(self.sse.keepalive)) is None:
+        while (first := await events.next(self.sse.keepalive)) is None:
             await self.client.write(KEEPALIVE_COMMENT)
-        assert isinstance(head, Head)
-        self._note(head)
+        head = self._head(first)
         if _is_stream(head):
-            return await self._stream(events)
-        body, passing = await self._body(events), self.way.passing
-        if (
-            head.status == 200
-        ):  # whole, though a stream was wanted: nobody sees it, and it was computed all the same
-            passing.take_whole(body)
-        passing.failed = True
+            await self._stream(events)
+            return
+        body, usage = await self._body(events), self.route.usage
+        if head.status == 200:
+            usage.take_whole(body)  # no client gets it, and it was computed all the same
+        usage.failed = True
         await self.client.write(self._error_event(_error_body(body), head.status))
-        return self.progress.passed(200)
+        self._end(200)
 
     async def _body(self, events: Events) -> bytes:
         """The whole body of an answer.
@@ -129,49 +127,54 @@ class UpstreamExchange:
             pieces.append(piece)
         return b"".join(pieces)
 
-    async def _told_in_stream(self, passing: Coroutine[Any, Any, None]) -> None:
-        """What goes wrong once the client's stream is open is its last event."""
+    async def _errors_as_events(self, answer: Coroutine[Any, Any, None]) -> None:
+        """An error that is raised once the client's stream is open is its last event."""
         try:
-            await passing
+            await answer
         except ConnectionError:
             raise
         except GatewayError as error:
-            self.progress.failed(error, 200)
-            between = b"" if self.way.passing.between_events else b"\n\n"
+            self.draft.ended = Ended("failed", 200, error)
+            between = b"" if self.route.usage.between_events else b"\n\n"
             await self.client.write(between + self._error_event(self._encoded(error), 502))
 
     def _error_event(self, body: bytes | None, status: int) -> bytes:
-        """`body` is an error of the client's format; None: the upstream said something else."""
+        """`body` is an error of the client's format; None: the upstream's answer was no error of
+        that format."""
         if body is None:
+            upstream = self.route.usage.upstream
             body = self._encoded(
-                UpstreamFailed(
-                    f"upstream {self.way.passing.upstream} answered with status {status}"
-                )
+                UpstreamFailed(f"upstream {upstream} answered with status {status}")
             )
-        return self.progress.call.wire.error_event(body)
+        return self.draft.call.wire.error_event(body)
 
     def _encoded(self, error: GatewayError) -> bytes:
-        call = self.progress.call
+        call = self.draft.call
         return call.wire.encode_error(error, request_id=native_id(call.wire.name, call.id)).body
 
-    async def _write(self, data: bytes) -> None:
-        if data:
-            self.progress.began()
-            await self.client.write(data)
+    def _head(self, first: Head | bytes | Tail) -> Head:
+        """The beginning of the upstream's answer, once the upstream's id of it is noted."""
+        if not isinstance(first, Head):
+            raise TypeError("an upstream's answer begins with its head")
+        self.route.usage.upstream_id = _upstream_id(first)
+        return first
 
-    def _note(self, head: Head) -> None:
-        self.way.passing.upstream_id = _upstream_id(head)
+    def _end(self, status: int) -> None:
+        """The client has the upstream's answer, or its refusal, whole."""
+        failed = status >= 400 or self.route.usage.failed
+        self.draft.ended = Ended("failed" if failed else "answered", status)
 
     def _ids(self) -> dict[str, str]:
         """Ours, which the upstream's own request id may replace in the header its SDK reads."""
-        return plain_headers(id_headers(self.progress.call.wire.name, self.progress.call.id))
+        call = self.draft.call
+        return plain_headers(id_headers(call.wire.name, call.id))
 
     def _timing(self, theirs: Mapping[str, str]) -> dict[str, str]:
-        return _beside(theirs, headers_without_counts(timings=self.progress.timings()))
+        return _beside(theirs, headers_without_counts(timings=self.draft.timings.shown()))
 
 
 def _is_stream(head: Head) -> bool:
-    """Whether its events can be told apart: one that is encoded, though nobody asked for that,
+    """Whether its events can be read: an answer that is encoded, though it was asked for plain,
     passes as a whole."""
     plain = head.headers.get("content-encoding", "identity").strip().lower() in ("identity", "")
     return (
@@ -182,7 +185,7 @@ def _is_stream(head: Head) -> bool:
 
 
 def _upstream_id(head: Head) -> str | None:
-    """How the upstream calls the request, in as much as is fit for a log."""
+    """The upstream's id of the request, cut to a length that is fit for a log."""
     name = head.headers.get("request-id") or head.headers.get("x-request-id")
     return None if name is None else name[:MAX_ID]
 
@@ -197,14 +200,13 @@ def _beside(theirs: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str
 
 
 def _error_body(body: bytes) -> bytes | None:
-    """An upstream's error on one line; None where the body is none that clients of its format would
-    know."""
+    """An upstream's error on one line; None where the body is no error of the client's format."""
     try:
-        told = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
     return (
-        orjson.dumps(told)
-        if isinstance(told, dict) and isinstance(told.get("error"), dict)
+        orjson.dumps(content)
+        if isinstance(content, dict) and isinstance(content.get("error"), dict)
         else None
     )

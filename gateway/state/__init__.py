@@ -1,1 +1,1 @@
-"""What the gateway remembers between requests: responses, batches, background answers."""
+"""State between requests: responses, batches, answers in the background."""

@@ -1,8 +1,7 @@
-"""Answers that are made while nobody waits (`background: true`), and their events,
-to be read from any of them on.
+"""Answers that are generated while no client waits (`background: true`), and their events.
 
-Knows no wire format and no engine: somebody's `Work` makes the answer, and writes the events of its
-stream as to a client.
+Knows no wire format and no engine: a `Work` generates the answer, and writes the events of its
+stream as to a client. They can be read from any event on.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MAX_JOBS: Final = 1024
 """Of all tenants, waiting and running: further ones are refused."""
 
 KEPT_S: Final = 600.0
-"""How long the events of an answer can be read after its end."""
+"""The events of an answer can be read for so long after its end."""
 
 MAX_KEPT_NBYTES: Final = 64 * 1024**2
 """Of the events of all answers that have ended."""
@@ -53,13 +52,13 @@ class EventLog:
         return nullcontext()
 
     async def send(self, reply: Reply) -> None:
-        """What would be told instead of a stream: the answer has none, and its owner knows why."""
+        """Ignores an error instead of a stream: its owner keeps it, and the log has no events."""
 
     async def deliver(self) -> None:
         """Nobody waits for it."""
 
     async def open(self, headers: Mapping[str, str]) -> None:
-        """Nobody waits for headers."""
+        """The headers are not kept."""
 
     async def write(self, data: bytes) -> None:
         """Comments, which only keep a connection open, are left out."""
@@ -98,19 +97,19 @@ _log = structlog.get_logger("pcg.background")
 Hold: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 Work: TypeAlias = Callable[[EventLog], Coroutine[Any, Any, None]]
-"""Makes an answer and writes its events; has told everybody of whatever ended it when it
-returns."""
+"""Generates an answer and writes its events. When it returns, its end is recorded and kept."""
 
 
 class EncodeState(Protocol):
-    """Shows a response before its end."""
+    """Encodes a response before its end."""
 
     def __call__(self, *, begun: bool) -> bytes: ...
 
 
 @dataclass(slots=True, eq=False)
 class BackgroundJob:
-    """One answer in the making: `task` makes it, `state` shows it, `held` ends with it."""
+    """One answer that is being generated: `task` does it, `state` encodes it so far, `held` ends
+    with it."""
 
     tenant: str
     id: str
@@ -157,11 +156,11 @@ class Background:
     def begin(
         self, tenant: str, job_id: str, state: EncodeState, work: Work, hold: Hold = nullcontext
     ) -> EventLog:
-        """Have `work` make an answer, whose events can be followed at once. Raises `Overloaded`
+        """Have `work` generate an answer, whose events can be followed at once. Raises `Overloaded`
         where there are too many.
 
-        What `hold` gives is held until the end of the work, also of work that is cancelled before
-        it begins.
+        The context of `hold` is entered until the end of the work, also of work that is cancelled
+        before it begins.
         """
         if self._group is None or len(self._open) >= MAX_JOBS:
             raise Overloaded(

@@ -1,10 +1,10 @@
-"""Message batches on disk: what was asked, how far it is, and what came of it.
+"""Message batches on disk: their requests, state and results.
 
 Knows no HTTP server and no engine.
 
 A batch is a folder, `requests.jsonl` and `results.jsonl` in it, and `batch.json` with everything
-else, which is replaced as a whole. A result is written before it is counted, so that what `kill -9`
-leaves can be gone on with. Source of the shapes: anthropic 2.14 `types/messages/message_batch.py`;
+else, which is replaced as a whole. A result is written before it is counted, so that work can go on
+after `kill -9`. Source of the shapes: anthropic 2.14 `types/messages/message_batch.py`;
 page "Batch processing" (2026-08).
 """
 
@@ -23,10 +23,10 @@ import msgspec
 import orjson
 
 LIFETIME_S: Final = 24 * 3600.0
-"""What has not been processed by then has expired."""
+"""A request that has not been processed by then has expired."""
 
 KEPT_S: Final = 29 * 24 * 3600.0
-"""Results are there for so long."""
+"""Results are kept for so long after the batch was created."""
 
 PIECE_NBYTES: Final = 64 * 1024
 """Of results, read at a time."""
@@ -76,7 +76,7 @@ class _LineKind(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """What is read back of a line of results."""
+    """The part of a line of results that is read back."""
 
     custom_id: str
     result: _LineKind
@@ -136,8 +136,8 @@ class BatchStore:
         )
 
     def add(self, batch: Batch, custom_id: str, outcome: Outcome, result: dict[str, Any]) -> None:
-        """Write one result down, past any limit: what was accepted is answered. Raises `OSError`,
-        and then it was not."""
+        """Write one result, past any limit, as its request was accepted. Raises `OSError` where it
+        could not be written."""
         path = self._folder_of(batch) / "results.jsonl"
         line = orjson.dumps({"custom_id": custom_id, "result": {"type": outcome, **result}}) + b"\n"
         try:
@@ -171,8 +171,8 @@ class BatchStore:
                 yield piece
 
     def delete(self, batch: Batch) -> None:
-        """Afterwards it is not there, whoever removed its folder. Raises `OSError` where the disk
-        keeps it."""
+        """Afterwards it is not there, also where its folder was missing already. Raises `OSError`
+        where the folder cannot be removed."""
         folder = self._folder_of(batch)
         if folder.exists():
             shutil.rmtree(folder)
@@ -180,7 +180,7 @@ class BatchStore:
         self._nbytes = self._measured()
 
     def old(self, now_s: float) -> list[Batch]:
-        """What ended too long ago."""
+        """The batches whose results are no longer kept."""
         ended = (batch for batch in self._batches.values() if batch.ended_at_s is not None)
         return [batch for batch in ended if batch.created_at_s + KEPT_S <= now_s]
 
@@ -192,8 +192,8 @@ class BatchStore:
         return self._folder / hashlib.sha256(batch.tenant.encode()).hexdigest()[:16] / batch.id
 
     def _load(self) -> Iterator[Batch]:
-        """What is there and can be read: a damaged batch is none, and keeps no other from being
-        served."""
+        """The batches on disk that can be read: a damaged one is left out, and does not keep others
+        from being served."""
         for path in self._folder.glob("*/*/batch.json"):
             try:
                 batch = msgspec.json.decode(path.read_bytes(), type=Batch)

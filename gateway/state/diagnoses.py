@@ -1,5 +1,7 @@
-"""Remembers, within bounds, the structure of requests that asked to be compared with their like.
-Holds hashes and no text."""
+"""Remembers the structure of requests that ask to be compared with an earlier one.
+
+Bounded; holds hashes and no text.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ class Diagnoses:
         return len(self._seen)
 
     def diagnose(self, request: Request, now: Fingerprint | None = None) -> Request:
-        """The request with what its answer says under `diagnostics`; one that did not ask for it is
-        left as it is. `now` is what `comparable` says of it, where that is known already."""
+        """The request with the `diagnostics` of its answer; one that did not ask for them is left
+        as it is. `now` is its `comparable`, where that is known already."""
         now = comparable(request) if now is None else now
         if now is None:
             return request

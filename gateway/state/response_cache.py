@@ -1,9 +1,9 @@
 """Whole answers, given again to requests that are the same in everything that could change them.
 Off by default.
 
-In memory only, bounded by bytes, forgotten with time, and a tenant's own. Holds what the engine
-said and not what a client was sent: an answer is encoded anew for every request, streamed or not.
-Knows no prices and no HTTP.
+In memory only, bounded by bytes, forgotten with time, and a tenant's own. Holds the engine's events
+and not the bytes that a client was sent: an answer is encoded anew for every request, streamed or
+not. Knows no prices and no HTTP.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ SAME_ANSWER: Final = frozenset(
         *("read_cache", "store_cache", "max_age_s", "only_if_cached"),
     }
 )
-"""The fields of a request that change nothing about what the model is asked and how it answers. All
-others are in the key, those that are yet to be invented too."""
+"""The fields of a request that change neither the model's input nor its answer. All others are in
+the key, those of later versions too."""
 
 VERSIONS: Final = ("anthropic-version", "anthropic-beta", "openai-beta")
 """Headers that choose among versions of an API."""
 
 DAY_S: Final = 86400.0
 """A chat template may tell the model which day it is."""
-
 
 RecordedEvents: TypeAlias = list[tuple[int, Event]]
 """The events of one request as they came, each with the number of the answer it belongs to."""
@@ -63,81 +62,87 @@ class ResponseCache:
 
     def __init__(self, policy: ResponseCachePolicy) -> None:
         self._policy = policy
-        self._given: OrderedDict[bytes, CachedAnswer] = OrderedDict()
-        self._era = 0
+        self._answers: OrderedDict[bytes, CachedAnswer] = OrderedDict()
+        self._flush_generation = 0
         self._swept_at_s = 0.0
         self.nbytes = 0
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._answers)
 
     @property
     def enabled(self) -> bool:
         return self._policy.enabled
 
-    def look(self, call: Call, request: Request, model: str) -> ResponseLookup | None:
-        """What is there for a request that `model`, named with all that tells it from others, would
-        answer; None when the cache is off."""
-        if not self._policy.enabled:
-            return None
-        unfit = self._unfit(request)
-        if unfit is not None:
-            return ResponseLookup("bypass", unfit)
+    def look_up(self, call: Call, request: Request, model: str) -> ResponseLookup:
+        """The cached answer to a request that `model` would answer, or why there is none.
+
+        `model` distinguishes a model from every other one, and from other weights of its name.
+        """
+        reason = self._bypass_reason(request)
+        if reason is not None:
+            return ResponseLookup("bypass", reason)
         key = request_key(call, request, model, apart=self._policy.end_users == "apart")
-        found = ResponseLookup("miss", None, key, era=self._era)
-        given = self._given.get(key)
+        found = ResponseLookup("miss", None, key, flush_generation=self._flush_generation)
+        cached = self._answers.get(key)
         if not request.read_cache:
             return replace(found, outcome="request", detail="no-cache")
-        if given is None:
+        if cached is None:
             return found
-        age_s = request.started_at_s - given.given_at_s
+        age_s = request.started_at_s - cached.created_at_s
         if age_s >= self._policy.ttl:
             return replace(found, outcome="stale")
         if request.max_age_s is not None and age_s > request.max_age_s:
             return replace(found, outcome="request", detail="max-age")
-        self._given.move_to_end(key)
-        return replace(found, outcome="hit", given=given, ttl_left_s=self._policy.ttl - age_s)
+        self._answers.move_to_end(key)
+        return replace(found, outcome="hit", cached=cached, ttl_left_s=self._policy.ttl - age_s)
 
     def keep(
         self,
         lookup: ResponseLookup,
         request: Request,
-        tape: RecordedEvents,
+        events: RecordedEvents,
         usage: Usage,
         cost_usd: Decimal,
     ) -> float | None:
-        """Keep a whole answer, in the place of those used longest ago; for how many seconds, None
-        where it may not be kept: it is too large, or everything was to be forgotten meanwhile."""
-        assert lookup.key is not None
-        given = CachedAnswer(
+        """Keep a whole answer, in place of those used longest ago; returns for how many seconds.
+
+        None where it is not kept: its look-up has no key, it is too large, or there was a flush
+        since the look-up.
+        """
+        if lookup.key is None:
+            return None
+        answer = CachedAnswer(
             request.tenant,
-            msgspec.msgpack.encode(list(joined(tape))),
+            msgspec.msgpack.encode(list(joined(events))),
             usage,
             cost_usd,
             request.started_at_s,
         )
         self._sweep(request.started_at_s)
         self._drop(lookup.key)
-        if given.nbytes > self._policy.bytes or lookup.era != self._era:
+        if answer.nbytes > self._policy.bytes or lookup.flush_generation != self._flush_generation:
             return None
-        while self.nbytes + given.nbytes > self._policy.bytes:
-            self._drop(next(iter(self._given)))
-        self._given[lookup.key] = given
-        self.nbytes += given.nbytes
+        while self.nbytes + answer.nbytes > self._policy.bytes:
+            self._drop(next(iter(self._answers)))
+        self._answers[lookup.key] = answer
+        self.nbytes += answer.nbytes
         return self._policy.ttl
 
     def flush(self, tenant: str | None) -> None:
-        """Forget the answers given to a tenant, or to everyone, and those that are on their way."""
-        self._era += 1
-        for key in [key for key, given in self._given.items() if tenant in (None, given.tenant)]:
+        """Forget the answers to a tenant, or all; those being generated are not kept."""
+        self._flush_generation += 1
+        for key in [
+            key for key, answer in self._answers.items() if tenant in (None, answer.tenant)
+        ]:
             self._drop(key)
 
-    def given_to(self, tenant: str | None) -> list[CachedAnswer]:
-        """What is kept of a tenant's answers, or of everyone's."""
-        return [given for given in self._given.values() if tenant in (None, given.tenant)]
+    def answers_to(self, tenant: str | None) -> list[CachedAnswer]:
+        """The answers kept of a tenant, or all."""
+        return [answer for answer in self._answers.values() if tenant in (None, answer.tenant)]
 
-    def _unfit(self, request: Request) -> str | None:
-        """Why a request's answer is not one that may be given again."""
+    def _bypass_reason(self, request: Request) -> str | None:
+        """The reason why a request's answer may not be given again; None where it may."""
         if not request.store_cache or request.wire_options.get("store") is False:
             return "no-store"
         if request.prewarm:
@@ -148,28 +153,28 @@ class ResponseCache:
         return "sampled" if sampled and not self._policy.sampled else None
 
     def _sweep(self, now_s: float) -> None:
-        """Drop what has expired, now and then: nobody may ever ask for it again."""
+        """Drop expired answers, once per TTL: no request may ever ask for them again."""
         if now_s - self._swept_at_s < self._policy.ttl:
             return
         self._swept_at_s = now_s
         for key in [
             key
-            for key, given in self._given.items()
-            if now_s - given.given_at_s >= self._policy.ttl
+            for key, answer in self._answers.items()
+            if now_s - answer.created_at_s >= self._policy.ttl
         ]:
             self._drop(key)
 
     def _drop(self, key: bytes) -> None:
-        given = self._given.pop(key, None)
-        if given is not None:
-            self.nbytes -= given.nbytes
+        answer = self._answers.pop(key, None)
+        if answer is not None:
+            self.nbytes -= answer.nbytes
 
 
 async def replay(
-    given: CachedAnswer, request: Request
+    cached: CachedAnswer, request: Request
 ) -> AsyncGenerator[Event | ChoiceEvent, None]:
-    """The events of an answer that was given, in their order, as a backend would say them again."""
-    for index, event in msgspec.msgpack.decode(given.events, type=list[tuple[int, Event]]):
+    """The events of a cached answer, in their order, as a backend would send them again."""
+    for index, event in msgspec.msgpack.decode(cached.events, type=list[tuple[int, Event]]):
         yield event if request.num_answers == 1 else ChoiceEvent(index, event)
 
 
@@ -197,9 +202,9 @@ def request_key(call: Call, request: Request, model: str, *, apart: bool) -> byt
     return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()
 
 
-def joined(tape: Sequence[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+def joined(recorded: Sequence[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
     """The events with every run of deltas to one text, or one call, as a single delta."""
-    for (index, _), run in groupby(tape, key=_kind):
+    for (index, _), run in groupby(recorded, key=_kind):
         events = [event for _, event in run]
         yield from ((index, event) for event in _as_one(events))
 

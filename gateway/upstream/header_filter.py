@@ -1,10 +1,9 @@
-"""Which header fields pass between a client and an upstream, in either direction.
+"""Filters the header fields that pass between a client and an upstream, in either direction.
 
 Pure; names are lower-case. Knows no key.
 
-RFC 9110, section 7.6.1, names the fields that belong to one connection. The rest of what is left
-out is what this gateway answers for itself: credentials, cookies, addresses of clients, traces,
-encodings.
+RFC 9110, section 7.6.1, names the fields that belong to one connection. The others that are left
+out are the gateway's own business: credentials, cookies, addresses of clients, traces, encodings.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ _ABOUT_CLIENTS: Final = frozenset(
     }
 )
 _BEGINNINGS: Final = ("x-forwarded-", "x-b3-", "x-datadog-", "cf-")
-"""How others of them begin. `cf-` is Cloudflare's: addresses, and credentials. It refuses them from
-anybody else."""
+"""The beginnings of further ones. Those of `cf-` are Cloudflare's, addresses and credentials: it
+refuses them from any other sender."""
 _THEIRS: Final = frozenset(
     {"content-length", "set-cookie", "server", "date", "alt-svc", "strict-transport-security"}
 )

@@ -1,6 +1,6 @@
 """An upstream engine or provider over HTTP: bytes there, bytes back.
 
-Knows no wire format; the only one who shows its key.
+Knows no wire format. The only module that sends the upstream's key.
 
 One session per upstream, whose connections are at most `max_requests`. Nothing is sent twice: a
 request that failed after bytes had left may have been served, and only its sender knows whether it
@@ -53,12 +53,12 @@ class HttpUpstream:
             yield
 
     def close(self) -> None:
-        """What is still on its way ends with an error, and nothing new begins."""
+        """Requests that are still open end with an error, and no other begins."""
         self._closed = True
         for wait in [wait for wait in self._waits if not wait.expired()]:
             wait.reschedule(asyncio.get_running_loop().time())
 
-    async def exchange(self, sent: Outgoing) -> AsyncGenerator[Head | bytes | Tail, None]:
+    async def exchange(self, outgoing: Outgoing) -> AsyncGenerator[Head | bytes | Tail, None]:
         if self._num_open >= self._policy.max_requests:
             raise Overloaded(
                 f"upstream {self._policy.name} is busy; please try again", retry_after_s=1.0
@@ -66,8 +66,8 @@ class HttpUpstream:
         self._num_open += 1
         response: aiohttp.ClientResponse | None = None
         try:
-            async with self._told("answer", within_s=self._policy.timeouts.answer):
-                response = await self._ask(sent)
+            async with self._own_errors("answer", within_s=self._policy.timeouts.answer):
+                response = await self._send(outgoing)
             self._check(response)
             yield Head(response.status, plain_headers(response.headers))
             with self._ending_with_its_connection(response):
@@ -79,43 +79,46 @@ class HttpUpstream:
                 response.close()  # of an answer that was not read to its end, the connection
             self._num_open -= 1
 
-    async def _ask(self, sent: Outgoing) -> aiohttp.ClientResponse:
+    async def _send(self, outgoing: Outgoing) -> aiohttp.ClientResponse:
         assert self._session is not None
         return await self._session.request(
-            sent.method,
-            self._policy.base_url.join(sent.path),
-            data=io.BytesIO(sent.body),  # in pieces: other requests are served between them
-            headers={**sent.headers, **self._credentials()},
+            outgoing.method,
+            self._policy.base_url.join(outgoing.path),
+            data=io.BytesIO(outgoing.body),  # in pieces: other requests are served between them
+            headers={**outgoing.headers, **self._credentials()},
             allow_redirects=False,
         )
 
     async def _more(self, response: aiohttp.ClientResponse) -> bytes:
-        """What has come since, at least a byte; none at the end."""
-        async with self._told("rest of an answer", within_s=self._policy.timeouts.silence):
+        """The bytes that have come since, at least one; none at the end."""
+        async with self._own_errors("rest of an answer", within_s=self._policy.timeouts.silence):
             return await response.content.readany()
 
     @contextmanager
     def _ending_with_its_connection(self, response: aiohttp.ClientResponse) -> Iterator[None]:
-        """Where what comes is no HTTP any more, the library closes the connection, and leaves
-        whoever reads it waiting."""
+        """Ends the reading of an answer whose connection closes.
+
+        Where the bytes are no HTTP any more, the library closes the connection and leaves its
+        reader waiting.
+        """
         protocol = None if response.connection is None else response.connection.protocol
         closed = None if protocol is None else protocol.closed
         if closed is None:  # the answer has ended, or its connection has
             yield
             return
 
-        def tell(_: asyncio.Future[None]) -> None:
+        def fail_reader(_: asyncio.Future[None]) -> None:
             if not response.content.is_eof() and response.content.exception() is None:
                 response.content.set_exception(aiohttp.ClientPayloadError())
 
         if closed not in self._connections:
             self._connections.add(closed)
             closed.add_done_callback(_seen)
-        closed.add_done_callback(tell)
+        closed.add_done_callback(fail_reader)
         try:
             yield
         finally:
-            closed.remove_done_callback(tell)
+            closed.remove_done_callback(fail_reader)
 
     def _check(self, response: aiohttp.ClientResponse) -> None:
         """Answers that are about this gateway, and would mislead its client."""
@@ -139,9 +142,9 @@ class HttpUpstream:
         return {"x-api-key": key.reveal()} if named else {"authorization": f"Bearer {key.reveal()}"}
 
     @asynccontextmanager
-    async def _told(self, what: str, *, within_s: float) -> AsyncIterator[None]:
-        """What goes wrong, in our own words: a library's may hold the address, and its classes mean
-        that a client left."""
+    async def _own_errors(self, part: str, *, within_s: float) -> AsyncIterator[None]:
+        """Raises the library's errors as the gateway's own: a message of the library may hold the
+        address, and its classes mean elsewhere that a client left."""
         name = self._policy.name
         wait = asyncio.timeout(0.0 if self._closed else within_s)
         try:
@@ -153,7 +156,7 @@ class HttpUpstream:
                 raise Overloaded(
                     "the gateway is shutting down; please try again", retry_after_s=5.0
                 ) from None
-            raise TimedOut(f"upstream {name}: no {what} in time") from None
+            raise TimedOut(f"upstream {name}: no {part} in time") from None
         except aiohttp.ClientConnectorError:
             raise UpstreamFailed(f"upstream {name} cannot be reached") from None
         except (
@@ -161,13 +164,13 @@ class HttpUpstream:
             OSError,
             RuntimeError,
         ):  # the last one where a connection has closed between two reads
-            raise UpstreamFailed(f"upstream {name} broke off the {what}") from None
+            raise UpstreamFailed(f"upstream {name} broke off the {part}") from None
         finally:
             self._waits.discard(wait)
 
 
 def _seen(closed: asyncio.Future[None]) -> None:
-    """How a connection ended is told to whoever reads from it, and is no news to anybody else."""
+    """Take the exception of a closed connection: its reader has got it already."""
     if not closed.cancelled():
         closed.exception()
 

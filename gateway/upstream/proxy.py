@@ -1,14 +1,13 @@
-"""Passes a request to an upstream and its answer back, byte for byte.
+"""Chooses the upstream that serves a request, and prepares the request to it.
 
-Knows no HTTP library; beside `handler`, which calls it.
+Knows no HTTP library.
 
-    body -> the model it names -> an upstream -> the same body there, with the upstream's key
+    the client's body -> the model it names -> an upstream -> the same bytes there, with its key
     its answer -> the client as it comes, while usage is read from a copy
-    -> bill, headers where they can still say it
+    -> bill, and headers where they have not left yet
 
-Only the model id may be another one, where the policy renames it. Streams may get comments in
-between, which every reader of events skips, while their upstream is silent
-(`server.sse.keepalive`).
+Only the model id may be another one, where the policy renames it. A stream may get comments in
+between while its upstream is silent (`server.sse.keepalive`): every reader of events skips them.
 """
 
 from __future__ import annotations
@@ -32,31 +31,31 @@ from policies.schema import Policy
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRoute:
-    """Where one request goes and what it is then."""
+    """Where one request goes, the request as it is sent there, and the usage that is to come."""
 
     upstream: Upstream
-    passing: UpstreamUsage
-    sent: Outgoing
+    outgoing: Outgoing
+    usage: UpstreamUsage
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamProxy:
-    """The part of a handler that is for upstreams."""
+    """The upstreams of a policy."""
 
     policy: Policy
-    catalogue: ModelCatalog
+    catalog: ModelCatalog
 
-    def way(self, call: Call, body: bytes, *, billed: bool) -> UpstreamRoute | None:
-        """None for requests that no upstream serves. Raises `InvalidRequest` where one does in
-        another format only.
+    def route(self, call: Call, body: bytes, *, billed: bool) -> UpstreamRoute | None:
+        """None for a request that no upstream serves.
 
-        `billed`: the answer tells usage that is owed for.
+        Raises `InvalidRequest` where an upstream serves the model in another format only. `billed`:
+        the answer reports usage that costs money.
         """
-        asked = summarize(body) if self.policy.backends else None
-        if asked is None:
+        summary = summarize(body)
+        if summary is None:
             return None
-        passage = self.catalogue.passage(asked.model, call.wire.name)
-        if passage is None:
+        match = self.catalog.upstream_for(summary.model, call.wire.name)
+        if match is None:
             return None
         if call.tenant is not None:
             raise InvalidRequest(
@@ -67,26 +66,26 @@ class UpstreamProxy:
                 "what an upstream has cached is not known before it answers, and the request says "
                 "only-if-cached"
             )
-        backend = passage.backend
-        passing = UpstreamUsage(
+        backend = match.backend
+        usage = UpstreamUsage(
             upstream=backend.name,
-            model=asked.model,
-            stream=asked.stream,
+            model=summary.model,
+            stream=summary.stream,
             billed=billed,
-            rules=self.policy.rules_for(passage.model, call.wire.name, backend.preset),
-            prices=self.policy.prices_for(passage.model),
-            format=_format(passage),
+            rules=self.policy.rules_for(match.model, call.wire.name, backend.preset),
+            prices=self.policy.prices_for(match.model),
+            format=_usage_format(match),
         )
-        sent = Outgoing(
+        outgoing = Outgoing(
             "POST",
             call.path,
             to_upstream(call.headers, with_credentials=backend.pass_client_key),
-            with_model(body, passage.model) if passage.renamed else body,
+            with_model(body, match.model) if match.renamed else body,
         )
-        return UpstreamRoute(self.catalogue.upstream(backend.name), passing, sent)
+        return UpstreamRoute(self.catalog.upstream(backend.name), outgoing, usage)
 
 
-def _format(passage: UpstreamMatch) -> UsageFormat:
-    if passage.backend.api == "openai":
+def _usage_format(match: UpstreamMatch) -> UsageFormat:
+    if match.backend.api == "openai":
         return openai.USAGE
-    return anthropic.INCLUSIVE if passage.backend.preset == "qwen" else anthropic.EXCLUSIVE
+    return anthropic.INCLUSIVE if match.backend.preset == "qwen" else anthropic.EXCLUSIVE

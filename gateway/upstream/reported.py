@@ -1,5 +1,7 @@
-"""What an upstream told of one request, collected while its answer passes, and what that costs.
-Sends nothing."""
+"""The usage that an upstream reports of one request, and its price. Sends nothing.
+
+Usage is collected from a copy, while the answer goes on to the client.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,24 @@ from policies.pricing import Charge, Prices, Usage, charge
 from policies.rules import DialectRules
 from policies.ttl import parse_duration
 
+ReportedWord: TypeAlias = Literal["hit", "partial", "miss", "unknown"]
 Note: TypeAlias = Literal[
     "usage_unknown", "cache_usage_unknown", "price_estimated", "usage_anomaly"
 ]
-"""What is to be known of a bill that rests on somebody else's numbers.
+"""A doubt about a bill that rests on an upstream's numbers.
 
-`usage_unknown`: there is no bill. `cache_usage_unknown`: what was read was not told, so all of the
-prompt is priced as input. `price_estimated`: the TTL class of written tokens was not told, the
-default class is priced. `usage_anomaly`: the numbers did not add up and were made to.
+`usage_unknown`: there is no bill. `cache_usage_unknown`: tokens read were not reported, so all of
+the prompt is priced as input. `price_estimated`: the TTL class of written tokens was not reported,
+the default class is priced. `usage_anomaly`: the numbers did not add up and were made to.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedBill:
-    """One request's usage as `upstream` told it, priced here. Where not `cache_known`, `usage` is
-    all input and output."""
+    """One request's usage as `upstream` reported it, priced here.
+
+    Where not `cache_known`, `usage` is all input and output.
+    """
 
     upstream: str
     usage: Usage
@@ -39,30 +44,42 @@ class ReportedBill:
     price_version: str
     notes: tuple[Note, ...] = ()
 
+    @property
+    def word(self) -> ReportedWord:
+        """`hit`: something was read and nothing written. `unknown`: the upstream did not report it,
+        which is not a miss."""
+        if not self.cache_known:
+            return "unknown"
+        if self.usage.cache_read == 0:
+            return "miss"
+        return "partial" if self.usage.num_written else "hit"
+
 
 def reported_bill(
-    upstream: str, told: ReportedUsage, rules: DialectRules, prices: Prices
+    upstream: str, reported: ReportedUsage, rules: DialectRules, prices: Prices
 ) -> ReportedBill:
-    """Every written token is priced at its own class, and at the default one where that was not
-    told."""
-    lifetimes = {name: rules.ttl_classes.get(name, parse_duration(name)) for name in told.writes}
-    written = {lifetimes[name]: tokens for name, tokens in told.writes.items()}
-    if told.unclassed:
-        written[rules.default_ttl_s] = written.get(rules.default_ttl_s, 0) + told.unclassed
-    known = told.cache_read is not None
+    """Every written token is priced at its own TTL class, and at the default one where that was not
+    reported."""
+    lifetimes = {
+        name: rules.ttl_classes.get(name, parse_duration(name)) for name in reported.writes
+    }
+    written = {lifetimes[name]: tokens for name, tokens in reported.writes.items()}
+    if reported.unclassed:
+        written[rules.default_ttl_s] = written.get(rules.default_ttl_s, 0) + reported.unclassed
+    known = reported.cache_read is not None
     usage = Usage(
-        input=told.input,
-        cache_read=told.cache_read or 0,
+        input=reported.input,
+        cache_read=reported.cache_read or 0,
         cache_write=tuple(sorted(written.items(), reverse=True)),
-        output=told.output,
+        output=reported.output,
     )
     notes: list[Note] = [] if known else ["cache_usage_unknown"]
     if (
-        told.unclassed
+        reported.unclassed
         and len({prices.write_multiplier(ttl_s) for ttl_s in rules.ttl_classes.values()}) > 1
     ):
         notes.append("price_estimated")
-    if told.anomaly:
+    if reported.anomaly:
         notes.append("usage_anomaly")
     return ReportedBill(
         upstream=upstream,
@@ -77,9 +94,9 @@ def reported_bill(
 
 @dataclass(slots=True)
 class UpstreamUsage:
-    """One request on its way through an upstream; `bill` may be asked for at any time.
+    """The usage of one request, read from an upstream's answer as it passes.
 
-    `model` is the id the client asked for. `billed`: its answer tells usage. `upstream_id` is the
+    `model` is the id the client asked for. `billed`: the answer reports usage. `upstream_id` is the
     upstream's own name for the request. `failed`: the stream holds an error.
     """
 
@@ -94,41 +111,48 @@ class UpstreamUsage:
     failed: bool = False
     _fields: dict[str, Any] = field(default_factory=dict)
     _events: EventReader = field(default_factory=EventReader)
+    _bill: ReportedBill | None = None
 
     def take_whole(self, body: bytes) -> None:
-        """A whole answer has come."""
-        self._note(body)
+        """Read a whole answer."""
+        self._read(body)
 
     def take_piece(self, piece: bytes) -> bytes:
-        """More of an event stream has come, beginning and ending anywhere: the whole events of it,
-        to be passed on."""
+        """Read more of an event stream, beginning and ending anywhere; returns the whole events of
+        it, for the client."""
         raw, events = self._events.feed(piece)
         for data in events:
             if b'"usage"' in data or b'"error"' in data or b'"response.failed"' in data:
-                self._note(data)
+                self._read(data)
         return raw
 
     def rest(self) -> bytes:
-        """What is left to be passed on when the stream has ended."""
+        """The bytes that are left for the client when the stream has ended."""
         return self._events.rest()
 
     @property
     def between_events(self) -> bool:
-        """Whether what was passed on so far ends with an event."""
+        """Whether the bytes for the client end with an event so far."""
         return self._events.between
 
-    def bill(self) -> ReportedBill | None:
-        """What is owed as far as it was told; None while nothing was told of the prompt."""
-        told = self.format.read(self._fields) if self.billed else None
-        return None if told is None else reported_bill(self.upstream, told, self.rules, self.prices)
+    def final_bill(self) -> ReportedBill | None:
+        """The bill of the usage reported so far; None where none was reported of the prompt.
+
+        It is made once: call it when no more of the answer comes.
+        """
+        if self._bill is None and self.billed:
+            reported = self.format.read(self._fields)
+            if reported is not None:
+                self._bill = reported_bill(self.upstream, reported, self.rules, self.prices)
+        return self._bill
 
     def notes(self, bill: ReportedBill | None) -> tuple[Note, ...]:
-        """Of its bill, or that there is none though there should be."""
+        """The notes of its bill, or the one that there is none though there should be."""
         if bill is not None:
             return bill.notes
         return ("usage_unknown",) if self.billed else ()
 
-    def _note(self, data: bytes) -> None:
+    def _read(self, data: bytes) -> None:
         try:
             message = msgspec.json.decode(data)
             if isinstance(message, Mapping):

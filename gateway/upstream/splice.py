@@ -8,7 +8,7 @@ change, and with them the prefix that an upstream caches.
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from gateway.errors import InvalidRequest
 _TEXT: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN: Final = re.compile(rb"(%b|[{}\[\],:])" % _TEXT, re.DOTALL)
 _BRACKET: Final = re.compile(rb'[^"{}\[\]]*+(?:%b[^"{}\[\]]*+)*+([{}\[\]])' % _TEXT, re.DOTALL)
-"""The next bracket that is in no text: of what lies deeper only its end matters."""
+"""The next bracket outside of texts: of a deeper level only its end matters."""
 
 _KEY: Final = b'"model"'
 _ESCAPED_LETTER: Final = b"\\u006"
@@ -25,36 +25,56 @@ _ESCAPED_LETTER: Final = b"\\u006"
 
 
 class BodySummary(NamedTuple):
-    """What a body asks for, as far as a gateway must know it to pass it on."""
+    """The fields of a body that decide where it goes."""
 
     model: str
     stream: bool
 
 
+class _Fields(msgspec.Struct):
+    """The two fields that are decoded; all others are skipped."""
+
+    model: Any = None
+    stream: Any = None
+
+
+_FIELDS: Final = msgspec.json.Decoder(_Fields)
+
+
 def summarize(body: bytes) -> BodySummary | None:
-    """None for what is no JSON object or names no model. Raises `InvalidRequest` where it names
-    two."""
+    """None for a body that is no JSON object or names no model. Raises `InvalidRequest` where it
+    names two."""
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        model, stream = (
-            msgspec.json.decode(fields.get(name, b"null")) for name in ("model", "stream")
-        )
+        fields = _FIELDS.decode(body)
+        if not isinstance(fields.model, str):
+            return None
+        is_unique = _has_one_model(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(model, str):
-        return None
-    num_keys = body.count(_KEY) - sum(bytes(value).count(_KEY) for value in fields.values())
-    if (num_keys != 1 or _ESCAPED_LETTER in body) and len(_model_spans(body)) != 1:
+    if not is_unique:
         raise InvalidRequest(
             "given more than once: which one is meant depends on who reads it", path="model"
         )
-    return BodySummary(model, stream is True)
+    return BodySummary(fields.model, fields.stream is True)
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """The body with another model id, for a body of which `wanted` has told one."""
+    """The body with another model id, for a body of which `summarize` found one."""
     ((begin, end),) = _model_spans(body)
     return body[:begin] + msgspec.json.encode(model) + body[end:]
+
+
+def _has_one_model(body: bytes) -> bool:
+    """Whether the key `model` stands once at the top level. It may stand deeper too: the cheap ways
+    to rule that out come first, as every request takes them."""
+    if _ESCAPED_LETTER not in body:
+        num_keys = body.count(_KEY)
+        if num_keys > 1:
+            values = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).values()
+            num_keys -= sum([bytes(value).count(_KEY) for value in values])
+        if num_keys == 1:
+            return True
+    return len(_model_spans(body)) == 1
 
 
 def _model_spans(body: bytes) -> list[tuple[int, int]]:

@@ -118,7 +118,7 @@ async def test_13_one_hour_writes_have_their_own_price() -> None:
         assert answer.headers["pcg-cache-write-1h-tokens"] == "400000"
         assert "pcg-warning" not in answer.headers
         assert bill(passed).usage.cache_write == ((3600.0, 400_000), (300.0, 600_000))
-        totals = passed.served.gateway.ledger.totals["default", "claudes"]
+        totals = passed.served.totals["default", "claudes"]
         assert (totals.cost_usd, totals.cache_write, totals.num_noted) == (
             Decimal("7.75"),
             1_000_000,
@@ -128,8 +128,8 @@ async def test_13_one_hour_writes_have_their_own_price() -> None:
 
 
 async def test_13_a_write_of_unknown_class_is_an_estimate() -> None:
-    """Only the total: priced as five minutes, and said to be an estimate in header, ledger, record
-    and metric."""
+    """Only the total: priced as five minutes, and said to be an estimate in header, record and
+    metric."""
     usage = message(
         input_tokens=0,
         output_tokens=0,
@@ -141,7 +141,7 @@ async def test_13_a_write_of_unknown_class_is_an_estimate() -> None:
         assert Decimal(answer.headers["pcg-cost-usd"]) == Decimal("6.25")
         assert answer.headers["pcg-warning"] == "price_estimated"
         assert passed.served.records[-1].notes == ("price_estimated",)
-        assert passed.served.gateway.ledger.totals["default", "claudes"].num_noted == 1
+        assert passed.served.totals["default", "claudes"].num_noted == 1
         assert await metric(passed, 'pcg_usage_notes_total{note="price_estimated"}') == 1
 
 

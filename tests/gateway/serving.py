@@ -19,6 +19,7 @@ from gateway.operate.inventory import Inventory
 from policies.load import parse_policy
 from policies.schema import Policy
 from tests.fakes.clock import FakeClock
+from tests.gateway.totals import Totals, totals_of
 
 ANTHROPIC = {"anthropic-version": "2023-06-01", "content-type": "application/json"}
 OPENAI = {"content-type": "application/json"}
@@ -38,6 +39,11 @@ class Served:
     @property
     def url(self) -> str:
         return self.listener.url
+
+    @property
+    def totals(self) -> dict[tuple[str, str], Totals]:
+        """What the records add up to, by (tenant, served model)."""
+        return totals_of(self.records)
 
 
 def make_policy(text: str = "") -> Policy:

@@ -116,7 +116,7 @@ async def test_a_stream_that_is_followed_is_billed_once() -> None:
             ("background", True),
             ("responses", False),
         ]
-        (totals,) = served.gateway.ledger.totals.values()
+        (totals,) = served.totals.values()
         assert (totals.num_requests, totals.input, totals.output) == (1, 10, 2)
         async with served.http.get("/metrics") as response:
             shown = (await response.text()).splitlines()

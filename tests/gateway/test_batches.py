@@ -130,7 +130,7 @@ async def test_results_are_where_the_client_came_from(
 
 
 async def test_half_the_price(tmp_path: Path) -> None:
-    """Of prompt and answer; the ledger and the record have the same."""
+    """Of prompt and answer; the record has the same."""
     async with opened(tmp_path) as (served, client):
         one = item("x")["params"]
         await client.messages.create(**one)

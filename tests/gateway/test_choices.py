@@ -165,7 +165,7 @@ def halved(request: Request) -> Script:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_several_prompts_are_one_bill(stream: bool) -> None:
-    """Counts of all prompts and answers are summed, in the body, the headers and the ledger: one
+    """Counts of all prompts and answers are summed, in the body, the headers and the record: one
     request."""
     async with (
         serving(

@@ -256,6 +256,25 @@ async def test_keys_are_needed_where_there_are_tenants(path: str, headers: dict[
 
 
 @pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/models"),
+        ("GET", "/v1/responses/resp_1"),
+        ("DELETE", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("GET", "/v1/responses/resp_1/input_items"),
+    ],
+)
+async def test_keys_are_needed_to_look_things_up(method: str, path: str) -> None:
+    """A 401 in the provider's shape, and a record of it."""
+    async with serving(ScriptedBackend(), TENANTS) as served:
+        async with served.http.request(method, path) as response:
+            assert response.status == 401
+            error_of("openai", await response.json())
+        assert [record.error for record in served.records] == ["Unauthenticated"]
+
+
+@pytest.mark.parametrize(
     ("headers", "tenant"),
     [
         ({"Authorization": "Bearer key-of-a"}, "a"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.prompt.types import Position
 from engine.types import Boundary, CachePlan, CacheReport, Hit, Miss, PlannedEntry
 from gateway import dialects
-from gateway.bill.headers import Bill, cache_word
+from gateway.bill.headers import Bill
 from gateway.bill.merged import merged
 from policies.pricing import charge, sum_usage
 from tests.fakes.rules import OPENAI
@@ -53,4 +53,4 @@ def test_one_word_for_all(several: list[CacheReport]) -> None:
     usage = sum_usage([dialects.usage(each, OPENAI, PLAN, 0) for each in several])
     bill = Bill(PLAN, merged(several), OPENAI, usage, charge(usage, PRICES), "v", final=True)
     num_warm = sum(each.hit is not None for each in several)
-    assert cache_word(bill) == {0: "miss", len(several): "hit"}.get(num_warm, "partial")
+    assert bill.word == {0: "miss", len(several): "hit"}.get(num_warm, "partial")

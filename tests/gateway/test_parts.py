@@ -8,6 +8,7 @@ import io
 import json
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from decimal import Decimal
 
 import pytest
@@ -19,9 +20,9 @@ from engine.stats import COUNTERS, GAUGES
 from engine.types import CachePlan, CacheReport
 from gateway.backends.base import Event
 from gateway.bill.headers import Bill
-from gateway.bill.record import Ledger, Record
+from gateway.bill.record import Record
 from gateway.calls.catalog import ModelCatalog
-from gateway.calls.feed import feed
+from gateway.calls.feed import EventFeed
 from gateway.cli.startup_banner import startup_banner
 from gateway.errors import EngineFailed, Overloaded, UnknownModel
 from gateway.http.server import wire_for
@@ -165,7 +166,7 @@ async def test_a_deadline_does_not_disturb_the_backend() -> None:
         await gate.wait()
         yield Finished("r", "stop", 0)
 
-    async with feed(events()) as reader:
+    async with aclosing(EventFeed(events())) as reader:
         assert await reader.next(0.0) is None
         assert await reader.next(0.001) is None
         gate.set()
@@ -186,7 +187,7 @@ async def test_closing_a_feed_closes_the_backend() -> None:
             closed.set()
             raise ValueError
 
-    async with feed(events()) as reader:
+    async with aclosing(EventFeed(events())) as reader:
         assert await reader.next(0.001) is None
     assert closed.is_set()
 
@@ -228,25 +229,7 @@ def test_the_list_says_of_each_id_which_model_answers() -> None:
     ]
 
 
-# Ledger, metrics, logs ----------------------------------------------------------------------------
-
-
-def test_the_ledger_adds_up_exactly() -> None:
-    """Totals are sums of `Decimal`s; what owes nothing is not added."""
-    ledger, record = Ledger(), make_record()
-    assert record.bill is not None
-    for _ in range(10):
-        ledger.add(record)
-    ledger.add(make_record(outcome="failed", bill=None))
-    (totals,) = ledger.totals.values()
-    assert totals.cost_usd == record.bill.charge.total * 10
-    assert isinstance(totals.cost_usd, Decimal)
-    assert (totals.num_requests, totals.input, totals.cache_read, totals.cache_write) == (
-        10,
-        1000,
-        6000,
-        3000,
-    )
+# Metrics, logs ----------------------------------------------------------------------------
 
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -72,7 +72,7 @@ def keep(cache: ResponseCache, now_s: float, words: str) -> None:
     body = orjson.dumps(openai_body(temperature=0, messages=[{"role": "user", "content": words}]))
     request = WIRE.parse(body, {}, request_id="r")
     request = msgspec.structs.replace(request, started_at_s=now_s)
-    lookup = cache.look(CALL, request, "m")
+    lookup = cache.look_up(CALL, request, "m")
     assert lookup is not None
     assert cache.keep(lookup, request, TAPE, Usage(9, output=1), Decimal(1)) == 100.0
 
@@ -86,6 +86,6 @@ def test_what_has_expired_does_not_stay() -> None:
     assert len(cache) == 3
     keep(cache, 1160.0, "later")
     assert len(cache) == 2
-    assert cache.nbytes == sum(answer.nbytes for answer in cache.given_to(None)) > 0
+    assert cache.nbytes == sum(answer.nbytes for answer in cache.answers_to(None)) > 0
     cache.flush(None)
     assert (len(cache), cache.nbytes) == (0, 0)

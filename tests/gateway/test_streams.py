@@ -217,7 +217,7 @@ async def test_leaving_before_the_start_is_free(
         (record,) = served.records
         assert (record.outcome, record.status, record.bill) == ("cancelled", 499, None)
         assert (backend.num_open, len(served.gateway.in_flight)) == (0, 0)
-        assert served.gateway.ledger.totals == {}
+        assert served.totals == {}
 
 
 @pytest.mark.parametrize(("path", "body", "headers"), ROUTES)
@@ -235,7 +235,7 @@ async def test_leaving_a_stream_costs_what_was_used(
         assert record.outcome == "cancelled"
         assert record.bill is not None
         assert (record.bill.usage.num_prompt, record.bill.usage.output) == (10, 1)
-        (totals,) = served.gateway.ledger.totals.values()
+        (totals,) = served.totals.values()
         assert totals.cost_usd == record.bill.charge.total > 0
 
 

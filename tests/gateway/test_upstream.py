@@ -866,7 +866,7 @@ async def test_no_more_than_so_many_at_a_time() -> None:
 
 
 async def test_tenants_and_their_keys() -> None:
-    """Unknown keys are refused before anything is sent; a tenant's key stays here; the ledger has
+    """Unknown keys are refused before anything is sent; a tenant's key stays here; the record has
     its name."""
     policy = "tenants: [{name: a, keys: [key-of-a]}]"
     answer = {"usage": {"input_tokens": 10, "cache_read_input_tokens": 0, "output_tokens": 2}}
@@ -875,7 +875,7 @@ async def test_tenants_and_their_keys() -> None:
         assert passed.anthropic.got == []
         assert (await passed.post(MESSAGES, asking(CLAUDE), x_api_key="key-of-a")).status == 200
         assert "key-of-a" not in str(passed.anthropic.got[0].headers)
-        assert passed.served.gateway.ledger.totals["a", "claudes"].input == 10
+        assert passed.served.totals["a", "claudes"].input == 10
 
 
 async def test_batches_are_for_our_own_models(tmp_path: Path) -> None:

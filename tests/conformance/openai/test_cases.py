@@ -66,18 +66,18 @@ async def test_case_37_the_sdk_reads_on_after_silence() -> None:
 
 async def test_case_39_a_stored_answer_costs_nothing_again() -> None:
     """Retrieving it shows the usage it had and bills no one: no cost header, nothing in the
-    ledger."""
+    record."""
     async with (
         serving(ScriptedBackend()) as served,
         openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="k", max_retries=0) as gpt,
     ):
         first = await gpt.responses.create(model="gpt-5.6", input="Hi")
-        spent = dict(served.gateway.ledger.totals)
+        spent = dict(served.totals)
         cost = spent["default", "smollm2-135m-instruct"].cost_usd
         raw = await gpt.responses.with_raw_response.retrieve(first.id)
         assert raw.parse().usage == first.usage
         assert "pcg-cost-usd" not in raw.headers
-        assert served.gateway.ledger.totals["default", "smollm2-135m-instruct"].cost_usd == cost > 0
+        assert served.totals["default", "smollm2-135m-instruct"].cost_usd == cost > 0
         assert served.records[-1].bill is None
 
 
