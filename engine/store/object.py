@@ -35,6 +35,8 @@ _FIXED: Final = struct.Struct("<8sHHfQQ64s")
 _CHECKSUM: Final = struct.Struct("<Q")
 _EXPIRY: Final = struct.Struct("<d")
 
+PAYLOAD_NBYTES_AT: Final = 16
+"""Where the payload's length begins."""
 EXPIRY_AT: Final = _FIXED.size + _CHECKSUM.size
 """Where the expiry slot begins."""
 HEADER_NBYTES: Final = EXPIRY_AT + _EXPIRY.size + _CHECKSUM.size

@@ -64,7 +64,7 @@ def test_a_pinned_entry_does_not_expire_until_it_is_unpinned(has_tier: bool) -> 
     rig.advance(1)
     assert (rig.cache.stats().gauges.num_entries, rig.cache.stats().gauges.num_blocks) == (0, 0)
     if store is not None:
-        store.find_many((), rig.now_s)
+        store.expire(rig.now_s)
         assert (store.stats.num_items, store.stats.pinned_nbytes) == (0, 0)
 
 
@@ -77,7 +77,7 @@ def test_an_unread_unpinned_entry_leaves_nothing_behind() -> None:
     rig.advance(YEAR_S)
     pin(rig, pinned=False)
     rig.advance(TTL_S + 1)
-    store.find_many((), rig.now_s)
+    store.expire(rig.now_s)
     assert rig.cache.stats().gauges.num_blocks == 0
     assert store.stats.num_items == 0
     assert read(rig)[0] == 0

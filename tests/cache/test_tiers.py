@@ -335,9 +335,9 @@ def test_a_tier_is_told_what_each_object_saves() -> None:
     worths: dict[bytes, float] = {}
     put_many = store.put_many
 
-    def put(items: Sequence[Item]) -> None:
-        worths.update({item.key: item.worth for item in items if item.payload is not None})
-        put_many(items)
+    def put(items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
+        worths.update({item.key: item.worth for item in items})
+        return put_many(items, only_longer=only_longer)
 
     store.put_many = put  # type: ignore[method-assign]
     host = Host(inline_tiers(("ssd", store)))

@@ -268,14 +268,13 @@ class TierClient:
 
         def store() -> int:
             key, expires_at_s = item.key, item.expires_at_s
-            there = self._store.find_many([key], 0.0)[0]
-            if there is not None and there.expires_at_s > expires_at_s:
-                return 0
-            if there is not None and not item.replaces:
-                self._store.put_many([Item(key, None, expires_at_s)])
-                return 0
-            self._store.put_many([Item(key, item.make(), expires_at_s, item.worth)])
-            return item.nbytes if self._store.find_many([key], 0.0)[0] is not None else _NOT_STORED
+            if not item.replaces:
+                (is_held,) = self._store.refresh_many({key: expires_at_s}, only_longer=True)
+                if is_held:
+                    return 0
+            made = Item(key, item.make(), expires_at_s, item.worth)
+            (is_held,) = self._store.put_many([made], only_longer=True)
+            return item.nbytes if is_held else _NOT_STORED
 
         def told(nbytes: int | None, seconds: float) -> None:
             self.queued_nbytes -= item.nbytes
@@ -290,35 +289,21 @@ class TierClient:
     def refresh(self, expiries: Mapping[bytes, float]) -> None:
         """Tell the tier until when objects are kept. None is ever kept shorter."""
 
-        def tell() -> None:
-            found = self._store.find_many(list(expiries), 0.0)
-            pairs = zip(expiries.items(), found, strict=True)
-            # What is not found may have expired since it was refreshed here: the store may have it
-            # still.
-            items = [
-                Item(key, None, until_s)
-                for (key, until_s), there in pairs
-                if not there or there.expires_at_s < until_s
-            ]
-            if items:
-                self._store.put_many(items)
-
         def told(result: object, seconds: float) -> None:
             self.num_refreshing -= len(expiries)
 
         self.num_refreshing += len(expiries)
-        self._run(self._writer, tell, told)
+        self._run(self._writer, lambda: self._store.refresh_many(expiries, only_longer=True), told)
 
     def curtail(self, expiries: Mapping[bytes, float], unpinned_nbytes: int) -> None:
         """Tell the tier until when objects are kept that were kept longer so far, `unpinned_nbytes`
         of KV for ever."""
-        items = [Item(key, None, until_s) for key, until_s in expiries.items()]
 
         def told(result: object, seconds: float) -> None:
             self._unpinned_nbytes -= unpinned_nbytes
 
         self._unpinned_nbytes += unpinned_nbytes
-        self._run(self._writer, lambda: self._store.put_many(items), told)
+        self._run(self._writer, lambda: self._store.refresh_many(expiries), told)
 
     def tell_time(self, now_s: float) -> None:
         """Let the tier drop some of what has expired, though nobody asks it for anything, and what
@@ -331,7 +316,7 @@ class TierClient:
             def told(result: object, seconds: float) -> None:
                 self._is_told = False
 
-            self._run(self._writer, lambda: self._store.find_many((), now_s), told)
+            self._run(self._writer, lambda: self._store.expire(now_s), told)
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Forget objects."""

@@ -69,7 +69,6 @@ class Holdings:
             and (first := self.index.next_to_expire()) is not None
         ):
             self.remove(first)
-            self._stats.num_evictions += 1
         self._count()
 
     def lose(self) -> None:
@@ -95,7 +94,6 @@ class Holdings:
             victim = self.index.victim(now_s)
             if victim is None or not self.remove(victim):
                 return None
-            self._stats.num_evictions += 1
         self._reserved_nbytes += nbytes
         self._stats.nbytes += nbytes
         return nbytes
@@ -137,7 +135,6 @@ class Holdings:
             self._stats.nbytes > self._cap_nbytes
             and (victim := self.index.victim(now_s)) is not None
         ):
-            self._stats.num_evictions += 1
             if not self.remove(victim):
                 return
 
@@ -194,7 +191,6 @@ class Holdings:
             first = self.index.next_to_expire()
             if first is None or first.expires_at_s > now_s or first.num_readers > 0:
                 return num_gone
-            self._stats.num_expired += 1
             self.remove(first)
         return limit
 

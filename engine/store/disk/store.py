@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -45,10 +45,10 @@ class DiskStore:
 
     What must go goes expired first, then by the score `eviction` of `index.py`; what is being read
     stays. Nothing is written while less than `min_free_nbytes` would be left on the file system.
-    Expired means: by the largest `now_s` seen. What has expired is deleted only by the largest
-    `now_s` that a find for nothing told: a reader may be ahead of a refresh that waits among the
-    writes. After a restart the order of use is the order of writing, and each object was used once.
-    Foreign files are never touched.
+    An object is expired by the largest `now_s` seen, and deleted only by the largest `now_s` of
+    `expire`: a reader may be ahead of a refresh that waits among the writes. After a restart the
+    order of use is the order of writing, and each object was used once. Foreign files are never
+    touched.
 
     The bulk of a read or write happens outside the lock, all changes of names inside.
     """
@@ -83,16 +83,14 @@ class DiskStore:
         self._lock = threading.Lock()
         self._lock_fd: int | None = None
         self._closed = False
-        self._now_s = self._told_s = float("-inf")
+        self._now_s = self._expired_s = float("-inf")
         self._tried_at_s = float("-inf")
         self._part_numbers = itertools.count()
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
-        """One answer per key, from memory; does not count as use."""
+        """One answer per key, from memory."""
         with self._lock:
-            if not keys:
-                self._told_s = max(self._told_s, now_s)
-            self._begin(now_s, 0 if keys else SWEEP)
+            self._begin(now_s, 0)
             records = [self._held.live(key, self._now_s) for key in keys]
             return [
                 None if record is None else Found(record.payload_nbytes, record.expires_at_s)
@@ -100,22 +98,38 @@ class DiskStore:
             ]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
-        """One payload or None per key, its checksum verified; counts as use. What turns out damaged
-        is deleted."""
+        """One payload or None per key, its checksum verified. What turns out damaged is deleted."""
         with self._lock:
             self._begin(now_s, 0)
         return [self._get(key) for key in keys]
 
-    def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order. Without `fsync`, done means safe from the death of this
+    def put_many(self, items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
+        """Store items, in order. Without `fsync`, held means safe from the death of this
         process."""
         with self._lock:
             self._begin(self._now_s, SWEEP)
-        for item in items:
-            if item.payload is None:
-                self._refresh(item)
-            else:
-                self._put(item, item.payload)
+        return [
+            (only_longer and self._outlives(item.key, item.expires_at_s)) or self._put(item)
+            for item in items
+        ]
+
+    def refresh_many(
+        self, expiries: Mapping[bytes, float], *, only_longer: bool = False
+    ) -> list[bool]:
+        """Move the expiry of objects, in their files too. One that fails lives for the shorter of
+        both times."""
+        with self._lock:
+            self._begin(self._now_s, SWEEP)
+        return [
+            self._refresh(key, expires_at_s, only_longer=only_longer)
+            for key, expires_at_s in expiries.items()
+        ]
+
+    def expire(self, now_s: float) -> None:
+        """Delete up to `SWEEP` expired objects, and try again what could not be deleted."""
+        with self._lock:
+            self._expired_s = max(self._expired_s, now_s)
+            self._begin(now_s, SWEEP)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys and unlink their files. A file that can't be unlinked now is tried again
@@ -180,7 +194,7 @@ class DiskStore:
             except StoreBusy as error:
                 self._health.failed("open", str(error))
         if num_sweep is not None:
-            self._held.sweep(self._told_s, num_sweep)
+            self._held.sweep(self._expired_s, num_sweep)
 
     def _open(self) -> None:
         self._tried_at_s = self._now_s
@@ -203,7 +217,6 @@ class DiskStore:
 
     def _get(self, key: bytes) -> Payload | None:
         with self._lock:
-            self.stats.num_gets += 1
             record = self._held.live(key, self._now_s)
             if record is None:
                 return None
@@ -235,7 +248,6 @@ class DiskStore:
         """Count what a read came to. An object found damaged or gone is forgotten, unless it was
         replaced meanwhile."""
         if payload is not None:
-            self.stats.num_hits += 1
             self._health.worked("get")
             return
         if failure is not None and not isinstance(failure, FileNotFoundError):
@@ -245,20 +257,26 @@ class DiskStore:
             self.stats.num_damaged += 1
             self._held.remove(record)
 
-    def _put(self, item: Item, payload: Payload) -> None:
-        key = item.key
+    def _outlives(self, key: bytes, expires_at_s: float) -> bool:
+        with self._lock:
+            record = self._held.index.get(key)
+            return record is not None and record.expires_at_s > expires_at_s
+
+    def _put(self, item: Item) -> bool:
+        """Whether it is held now."""
+        key, payload = item.key, item.payload
         header = encode_header(key, payload, item.expires_at_s, item.worth)
         part = self._layout.part(f"{os.getpid()}-{next(self._part_numbers)}")
         with self._lock:
             reserved_nbytes = self._prepare(key, HEADER_NBYTES + len(payload))
         if reserved_nbytes is None:
-            return
+            return False
         try:
             nbytes = self._files.write_new(part, (header, payload), fsync=self._fsync)
         except OSError as error:
             with self._lock:
                 self._abandon(key, part, reserved_nbytes, error)
-            return
+            return False
         with self._lock:
             try:
                 self._held.install(
@@ -268,11 +286,11 @@ class DiskStore:
                 )
             except OSError as error:
                 self._abandon(key, part, reserved_nbytes, error)
-                return
+                return False
             self._held.release(reserved_nbytes)
-            self._held.shrink(self._told_s)
-            self.stats.num_puts += 1
+            self._held.shrink(self._expired_s)
             self._health.worked("put")
+            return self._held.index.get(key) is not None
 
     def _prepare(self, key: bytes, nbytes: int) -> int | None:
         """The bytes reserved for a write that may begin; None when it may not, and then nothing is
@@ -284,7 +302,7 @@ class DiskStore:
             elif self._files.free_nbytes(self._layout.root) < self._min_free_nbytes + nbytes:
                 self._health.failed("put", "too little space is free on the file system")
             else:
-                reserved_nbytes = self._held.reserve(nbytes, self._told_s)
+                reserved_nbytes = self._held.reserve(nbytes, self._expired_s)
                 self._held.make_folders(key)
         except OSError as error:
             self._health.failed("put", error)
@@ -294,32 +312,32 @@ class DiskStore:
             if isinstance(error, FileNotFoundError) and not self._layout.root.exists():
                 self._start_over()
         if reserved_nbytes is None:
-            self._drop(key)
+            self._discard(key)
         return reserved_nbytes
 
     def _abandon(self, key: bytes, part: Path, reserved_nbytes: int, error: OSError) -> None:
         self._health.failed("put", error)
         self._held.abandon(part, reserved_nbytes)
-        self._drop(key)
+        self._discard(key)
 
-    def _refresh(self, item: Item) -> None:
+    def _refresh(self, key: bytes, expires_at_s: float, *, only_longer: bool) -> bool:
+        """Whether the object is held now, until then or later."""
         with self._lock:
-            record = self._held.index.get(item.key)
+            record = self._held.index.get(key)
             if record is None:
-                return
+                return False
+            if only_longer:
+                expires_at_s = max(expires_at_s, record.expires_at_s)
             try:
-                self._held.refresh(record, item.expires_at_s)
+                self._held.refresh(record, expires_at_s)
             except FileNotFoundError:
                 self._held.remove(record)
+                return False
             except OSError as error:
-                self.stats.num_put_drops += 1
                 self._health.failed("refresh", error)
-            else:
-                self._health.worked("refresh")
-
-    def _drop(self, key: bytes) -> None:
-        self.stats.num_put_drops += 1
-        self._discard(key)
+                return record.expires_at_s >= expires_at_s
+            self._health.worked("refresh")
+            return True
 
     def _discard(self, key: bytes) -> None:
         record = self._held.index.get(key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Final, Self
@@ -25,6 +25,7 @@ from engine.store.object import (
     EXPIRY_AT,
     HEADER_NBYTES,
     MAGIC,
+    PAYLOAD_NBYTES_AT,
     ObjectHeader,
     decode_header,
     encode_expiry,
@@ -51,6 +52,29 @@ MAX_OWED_AT_ONCE: Final = 256
 """How many keys may await their deletion, and how many of them go out with one batch of
 commands."""
 MAX_SCAN_AT_ONCE: Final = 256
+_HEADER_OF_WHOLE: Final = f"""
+local header = redis.pcall('GETRANGE', KEYS[1], 0, {HEADER_NBYTES - 1})
+if type(header) ~= 'string' or #header < {HEADER_NBYTES} or redis.call('STRLEN', KEYS[1])
+    ~= {HEADER_NBYTES} + struct.unpack('<I8', header, {PAYLOAD_NBYTES_AT + 1}) then
+  header = ''
+end
+local outlives = header ~= '' and
+    struct.unpack('<d', header, {EXPIRY_AT + 1}) > struct.unpack('<d', ARGV[1])
+"""
+REFRESH: Final = f"""{_HEADER_OF_WHOLE}
+if header ~= '' and not (ARGV[3] == '1' and outlives) then
+  redis.call('SETRANGE', KEYS[1], {EXPIRY_AT}, ARGV[1])
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return header
+"""
+MAKE_ROOM: Final = f"""{_HEADER_OF_WHOLE}
+if outlives then return header end
+redis.call('UNLINK', KEYS[1])
+return ''
+"""
+"""Scripts, which a server runs undisturbed: ARGV begins with an expiry slot, and the reply is the
+header before the call. It is checked here: no script knows the checksum."""
 UNHEARD: Final = "the Redis server does not tell what it has"
 
 
@@ -118,28 +142,39 @@ class RedisStore:
                 payloads.append(None)
                 num_damaged += 1
         with self._lock:
-            self.stats.num_gets += len(keys)
-            self.stats.num_hits += sum(payload is not None for payload in payloads)
             self.stats.num_damaged += num_damaged
         return payloads
 
-    def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order. A put that the server refuses or does not answer leaves
-        nothing under its key."""
-        held = self._held(items)
-        batch: list[Item] = []
-        nbytes = 0
-        for item in items:
-            if item.payload is None and item.key not in held:
-                continue
-            held.add(item.key)
-            batch.append(item)
-            nbytes += 0 if item.payload is None else len(item.payload)
-            if nbytes >= MAX_WRITE_NBYTES:
-                self._write(batch)
-                batch, nbytes = [], 0
-        if batch:
-            self._write(batch)
+    def put_many(self, items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
+        """Store items, in order, in one round trip per batch. A put that the server refuses or does
+        not answer leaves nothing under its key."""
+        held: list[bool] = []
+        for batch in _batches(items):
+            held += self._put(batch, only_longer=only_longer)
+        return held
+
+    def refresh_many(
+        self, expiries: Mapping[bytes, float], *, only_longer: bool = False
+    ) -> list[bool]:
+        """Move the expiry of objects in one round trip. One that fails keeps its old expiry."""
+        with self._lock:
+            owed = set(self._owed)
+        commands: list[Command] = [
+            (
+                *("EVAL", REFRESH, 1, self._name(key), encode_expiry(key, expires_at_s)),
+                *(self._px_ms(expires_at_s), int(only_longer)),
+            )
+            for key, expires_at_s in expiries.items()
+        ]
+        replies = self._ask(self._writes, "refresh", commands) or [None] * len(commands)
+        headers, _ = self._headers(list(expiries), replies, owed)
+        return [header is not None for header in headers]
+
+    def expire(self, now_s: float) -> None:
+        """Learn the time, by which the server is told how long to keep an object: it deletes by
+        itself. Deletes that are owed are tried again."""
+        self._see(now_s)
+        self._ask(self._writes, "delete", [])
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys. What the server can't be told now it is told later; till then they are
@@ -215,65 +250,50 @@ class RedisStore:
             if key not in owed and isinstance(value, bytes | memoryview) and len(value) > 0:
                 header = decode_header(value)
                 header = header if header is not None and header.key == key else None
-                # A refresh that crosses a delete leaves a stump, which begins with zeros.
+                # A refresh by an older version that crosses a delete leaves a stump of zeros.
                 num_damaged += header is None and any(value[: len(MAGIC)])
             headers.append(header)
         return headers, num_damaged
 
-    def _held(self, items: Sequence[Item]) -> set[bytes]:
-        """Of the keys to refresh, those that the server has: a refresh of the others would leave a
-        stump there."""
-        keys = [item.key for item in items if item.payload is None]
-        replies = (
-            self._ask(self._writes, "refresh", [("STRLEN", self._name(key)) for key in keys])
-            if keys
-            else []
-        )
-        if replies is None:
-            with self._lock:
-                self.stats.num_put_drops += len(keys)
-            return set()
-        return {
-            key
-            for key, nbytes in zip(keys, replies, strict=True)
-            if isinstance(nbytes, int) and nbytes > 0
-        }
-
-    def _write(self, items: Sequence[Item]) -> None:
+    def _put(self, items: Sequence[Item], *, only_longer: bool) -> list[bool]:
+        """One batch. With `only_longer` a script first deletes what is to be replaced, and the
+        payload is stored only where nothing is: the server copies payloads of scripts twice."""
+        with self._lock:  # What is owed is to be replaced, however long it would live.
+            guarded = [only_longer and item.key not in self._owed for item in items]
         commands: list[Command] = []
-        for item in items:
-            commands += (
-                self._put_commands(item)
-                if item.payload is not None
-                else self._refresh_commands(item)
-            )
-        replies = iter(self._ask(self._writes, "put", commands) or [None] * len(commands))
-        for key, payload, *_ in items:
-            done = [next(replies) for _ in range(1 if payload is not None else 2)]
-            failed = any(reply is None or isinstance(reply, Exception) for reply in done)
-            with self._lock:
-                self.stats.num_put_drops += failed
-                if payload is not None:
-                    self.stats.num_puts += not failed
-                    self._owed.pop(key, None)
-                    self.stats.num_undeleted = len(self._owed)
-            if failed and payload is not None:
-                self._owe([key])
-
-    def _put_commands(self, item: Item) -> list[Command]:
-        assert item.payload is not None
-        value = joined(
-            (encode_header(item.key, item.payload, item.expires_at_s, item.worth), item.payload)
-        )
-        return [("SET", self._name(item.key), value, "PX", self._px_ms(item.expires_at_s))]
-
-    def _refresh_commands(self, item: Item) -> list[Command]:
-        name = self._name(item.key)
-        slot = encode_expiry(item.key, item.expires_at_s)
+        for item, is_guarded in zip(items, guarded, strict=True):
+            name, px_ms = self._name(item.key), self._px_ms(item.expires_at_s)
+            header = encode_header(item.key, item.payload, item.expires_at_s, item.worth)
+            if is_guarded:
+                commands.append(("EVAL", MAKE_ROOM, 1, name, header[EXPIRY_AT:]))
+            value = joined((header, item.payload))
+            commands.append(("SET", name, value, "PX", px_ms, *(("NX",) if is_guarded else ())))
+        replies = self._ask(self._writes, "put", commands)
+        if replies is None:
+            self._owe([item.key for item in items])
+            return [False] * len(items)
+        rest = iter(replies)
         return [
-            ("SETRANGE", name, EXPIRY_AT, slot),
-            ("PEXPIRE", name, self._px_ms(item.expires_at_s)),
+            self._is_held(item, next(rest) if is_guarded else None, next(rest))
+            for item, is_guarded in zip(items, guarded, strict=True)
         ]
+
+    def _is_held(self, item: Item, header: Reply, stored: Reply) -> bool:
+        """Whether an item is held, by the header of what outlives it and the reply to its put."""
+        if isinstance(stored, Exception):
+            self._owe([item.key])
+            return False
+        if stored is not None:
+            with self._lock:
+                self._owed.pop(item.key, None)
+                self.stats.num_undeleted = len(self._owed)
+            return True
+        if not isinstance(header, bytes | memoryview) or not header:
+            return False  # Another host was faster, for however long.
+        other = decode_header(header)
+        if other is not None and other.key == item.key:
+            return True
+        return self._put([item], only_longer=False)[0]  # What is there is damaged.
 
     def _px_ms(self, expires_at_s: float) -> int:
         if self._now_s is None:
@@ -376,3 +396,17 @@ class RedisStore:
         with self._lock:
             self._now_s = now_s if self._now_s is None else max(self._now_s, now_s)
             return self._now_s
+
+
+def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """The items in order, in batches of about `MAX_WRITE_NBYTES`."""
+    batch: list[Item] = []
+    nbytes = 0
+    for item in items:
+        batch.append(item)
+        nbytes += len(item.payload)
+        if nbytes >= MAX_WRITE_NBYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
