@@ -9,8 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from engine.cache.lookup import PromptLookup, TenantCache
-from engine.cache.tiers.fetch import Fetch
-from engine.cache.tiers.pieces import SpanRead
+from engine.cache.tiers.fetch import Fetch, SpanRead
 from engine.cache.tree.block import Block
 from engine.types import CacheReport, PlannedEntry
 

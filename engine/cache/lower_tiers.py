@@ -12,8 +12,7 @@ from itertools import takewhile
 from engine.cache.lease import Lease
 from engine.cache.lookup import TenantCache
 from engine.cache.stats import TierStats
-from engine.cache.tiers.fetch import Fetch
-from engine.cache.tiers.pieces import SpanRead
+from engine.cache.tiers.fetch import Fetch, SpanRead
 from engine.cache.tiers.tiers import Tiers
 from engine.cache.tiers.writeback import WriteBack
 from engine.cache.tree.block import Block
@@ -63,7 +62,7 @@ class LowerTiers:
         """Begin a fetch; it is over at once where the device has enough."""
         self._fetches[fetch] = None
         if self._has_enough(fetch):
-            fetch.is_over = True
+            self._tiers.reads.abandon(fetch)
         else:
             self._tiers.start(fetch)
 

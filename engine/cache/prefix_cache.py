@@ -25,9 +25,9 @@ from engine.cache.lower_tiers import LowerTiers
 from engine.cache.pins import UNLIMITED, Pins
 from engine.cache.promises import Promises
 from engine.cache.stats import CacheCounters, CacheGauges, CacheStats
-from engine.cache.tiers.fetch import Fetch
+from engine.cache.tiers.client import TierClients
+from engine.cache.tiers.fetch import Fetch, SpanRead
 from engine.cache.tiers.object_format import SPAN_TOKENS, ObjectNamespace, namespace
-from engine.cache.tiers.pieces import SpanRead
 from engine.cache.tiers.tiers import Tiers
 from engine.cache.tiers.writeback import WriteBack
 from engine.cache.tree.block import Block, PromptKeys, pack, root_key
@@ -65,7 +65,7 @@ class PrefixCache:
         block_size: int,
         fingerprint: str,
         root_secret: bytes,
-        tiers: Tiers | None = None,
+        tiers: TierClients | None = None,
         eviction: str = "lru",
         force_store: bool = False,
         span_tokens: int = SPAN_TOKENS,
@@ -85,10 +85,9 @@ class PrefixCache:
         self._geometry = Geometry(
             block_size, page_nbytes, max(span_tokens - span_tokens % block_size, block_size)
         )
-        tiers = Tiers(()) if tiers is None else tiers
-        tiers.attach(self._geometry, self._counters)
-        write_back = WriteBack(tiers, device, self._geometry, self._counters, lambda: self.now_s)
-        self._below = LowerTiers(tiers, write_back, self._geometry)
+        below = Tiers(TierClients() if tiers is None else tiers, self._geometry, self._counters)
+        write_back = WriteBack(below, device, self._geometry, self._counters, lambda: self.now_s)
+        self._below = LowerTiers(below, write_back, self._geometry)
         self._supply = PageAllocator(
             self._index, self._pool, self._queue, self._counters, self._below.rescue
         )

@@ -1,31 +1,39 @@
-"""One tier below the device and the threads that move its bytes.
+"""The client of one tier below the device: calls go to its I/O threads, messages come back.
 
 Knows objects and keys, but no blocks, leases or plans.
 
-All methods are for the engine thread and none waits, but where the store is memory. Results come
-back through the mailbox.
+All methods are for the engine thread and none waits, but where the store is memory.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Final, TypeVar
 
-from engine.cache.stats import TierCounters, TierGauges
-from engine.cache.tiers.io import CompletionQueue, InlineIo, Io, ThreadIo
-from engine.cache.tiers.object_format import (
-    ObjectKey,
-    ObjectNamespace,
-    StoredEntry,
-    decode_entry,
-    decode_object,
+from engine.cache.stats import TierCounters, TierGauges, TierStats
+from engine.cache.tiers.calls import (
+    DeleteObjects,
+    ExpireObjects,
+    PurgeObjects,
+    ReadObject,
+    RefreshObjects,
+    StoreObject,
+    TierAnswered,
+    TierCall,
+    TierFailed,
+    TierMessage,
+    TierPurged,
+    TierQuery,
+    TierRead,
+    TierStored,
+    TierUpdated,
 )
-from engine.memory import Payload
-from engine.store.base import Found, Item, NamedStore, delete_prefix
+from engine.cache.tiers.io import CompletionQueue, InlineIo, Io, ThreadIo
+from engine.store.base import NamedStore
 from engine.store.memory import MemoryStore
 
 _log = logging.getLogger(__name__)
@@ -47,59 +55,13 @@ COMPLAINT_S: Final = 60.0
 """How long the log is spared another line about the same trouble of the same tier."""
 
 WEIGHT: Final = 0.3
-"""Of the latest measurement in a running average."""
+"""The weight of the latest measurement in a running average."""
 
-_NOT_STORED: Final = -1
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TierQuery:
-    """What a request wants to know of a tier: which of `objects` it has, and the entries under
-    `entries`."""
-
-    objects: Sequence[bytes]
-    entries: Sequence[ObjectKey]
-    seal: ObjectNamespace
-    now_s: float
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TierQueryResult:
-    """One answer per object and one per entry; None for what is not there or not acceptable.
-    `num_corrupt` of them were damaged or foreign; those under `refused` are in the store still."""
-
-    objects: list[Found | None]
-    entries: list[StoredEntry | None]
-    num_corrupt: int
-    refused: list[bytes]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TierReadResult:
-    """A read that ended: `body` is None when the object was gone, or was not what it should be
-    (`is_corrupt`)."""
-
-    body: memoryview | None
-    is_corrupt: bool
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class PendingWrite:
-    """An object to be stored, whose payload of about `nbytes` the tier's own thread makes; `worth`
-    as in `Item`. `replaces`: it is not always the same, so what is under the key is overwritten."""
-
-    key: bytes
-    expires_at_s: float
-    nbytes: int
-    worth: float
-    replaces: bool
-    make: Callable[[], Payload]
+R = TypeVar("R")
 
 
 class Average:
-    """A running average of what was measured, or a guess before anything was."""
+    """A running average of measurements, or a guess before the first one."""
 
     def __init__(self, guess: float) -> None:
         self.value = guess
@@ -112,13 +74,13 @@ class Average:
 
 
 class TierClient:
-    """A store, the `reader` that runs its finds and gets, and the `writer` that runs everything
+    """A store, the `reader` that runs its queries and reads, and the `writer` that runs everything
     else, strictly in order."""
 
     def __init__(
         self,
         tier: NamedStore,
-        mailbox: CompletionQueue,
+        completions: CompletionQueue[TierMessage],
         reader: Io,
         writer: Io,
         clock: Callable[[], float],
@@ -128,31 +90,32 @@ class TierClient:
         self.queued_nbytes = 0
         self.num_refreshing = 0
         """Objects whose new expiry is on its way."""
-        self._unpinned_nbytes = 0
-        """What is pinned no more, as the store will hear."""
         self.bandwidth = Average(1e9)
         """Bytes per second of reads."""
         self.latency = Average(0.001)
-        """Seconds until a question is answered."""
+        """Seconds until a query is answered."""
         self.progress_s = 0.0
-        """When the lane last answered, or began to owe an answer."""
+        """When the tier last answered, or began to owe an answer."""
         self._store = tier.store
-        self._mailbox = mailbox
+        self._completions = completions
         self._reader = reader
         self._writer = writer
         self._clock = clock
         self._num_owed = 0
-        self._is_told = False
+        self._is_expiring = False
+        self._unpinned_nbytes = 0
+        """Bytes that the store still counts as pinned, and will hear are not."""
         self._purges: dict[bytes, bool] = {}
         """Prefixes of keys that the store may still have though they are to be forgotten: whether
         it failed to."""
         self._quiet_until_s: dict[str, float] = {}
 
     @property
-    def gauges(self) -> TierGauges:
-        """What the tier holds and does now."""
+    def stats(self) -> TierStats:
+        """Counts, and the state of the tier now."""
         stats = self._store.stats
-        return TierGauges(
+        num_errors = self.counters.num_errors + stats.num_errors
+        gauges = TierGauges(
             nbytes=stats.nbytes,
             num_items=stats.num_items,
             queued_nbytes=self.queued_nbytes,
@@ -162,6 +125,7 @@ class TierClient:
             up=int(stats.problem is None and not self.is_stuck),
             pinned_nbytes=max(stats.pinned_nbytes - self._unpinned_nbytes, 0),
         )
+        return TierStats(replace(self.counters, num_errors=num_errors), gauges)
 
     @property
     def is_stuck(self) -> bool:
@@ -169,12 +133,12 @@ class TierClient:
         return self._num_owed > 0 and self._clock() - self.progress_s >= STALL_S
 
     def is_forgetting(self, key: bytes) -> bool:
-        """Whether what the store has under such a key may be what is to be forgotten: it is not
+        """Whether the store may still have, under such a key, what is to be forgotten: it is not
         read."""
         return any(key.startswith(prefix) for prefix in self._purges)
 
     def load_s(self, nbytes: int) -> float:
-        """How long a read of so many bytes should take."""
+        """The expected seconds of a read of so many bytes."""
         return self.latency.value + nbytes / max(self.bandwidth.value, 1.0)
 
     def has_room(self, nbytes: int) -> bool:
@@ -188,161 +152,48 @@ class TierClient:
             failed and key.startswith(prefix) for prefix, failed in self._purges.items()
         )
 
-    # Reads ----------------------------------------------------------------------------------------
+    # Calls ----------------------------------------------------------------------------------------
 
-    def ask(self, question: TierQuery, then: Callable[[TierQueryResult | None], None]) -> None:
-        """Find out what is there; None when the store failed."""
-
-        def look() -> TierQueryResult:
-            num_damaged = self._store.stats.num_damaged
-            found = self._store.find_many(question.objects, question.now_s)
-            keys = [label.key for label in question.entries]
-            payloads = self._store.get_many(keys, question.now_s) if keys else []
-            # Another thread's finds are among these: never more than what is missing here.
-            num_damaged = min(
-                self._store.stats.num_damaged - num_damaged, [*found, *payloads].count(None)
-            )
-            pairs = zip(payloads, question.entries, strict=True)
-            entries = [_open_entry(payload, label, question.seal) for payload, label in pairs]
-            triples = zip(keys, payloads, entries, strict=True)
-            refused = [
-                key for key, payload, entry in triples if payload is not None and entry is None
-            ]
-            return TierQueryResult(found, entries, num_damaged + len(refused), refused)
-
-        def told(answer: TierQueryResult | None, seconds: float) -> None:
-            self._answered()
-            if answer is not None:
-                self.latency.add(seconds)
-                self._distrust(answer.num_corrupt, answer.refused)
-            then(answer)
-
+    def ask(self, query: TierQuery) -> None:
+        """Find out what is there; `TierAnswered` follows."""
         self._owe()
-        self._run(self._reader, look, told, urgent=True)
+        self._run(self._reader, query, urgent=True)
 
-    def read(
-        self,
-        label: ObjectKey,
-        seal: ObjectNamespace,
-        now_s: float,
-        then: Callable[[TierReadResult], None],
-    ) -> None:
-        """Get one object's body."""
-
-        def get() -> TierReadResult:
-            num_damaged = self._store.stats.num_damaged
-            (payload,) = self._store.get_many([label.key], now_s)
-            if payload is None:
-                return TierReadResult(None, is_corrupt=self._store.stats.num_damaged > num_damaged)
-            body = decode_object(payload, label, seal)
-            return TierReadResult(body, is_corrupt=body is None)
-
-        def told(got: TierReadResult | None, seconds: float) -> None:
-            self._answered()
-            got = got or TierReadResult(None, is_corrupt=False)
-            if got.body is not None:
-                self.counters.num_hits += 1
-                self.counters.read_nbytes += len(got.body)
-                self.counters.read_seconds += seconds
-                self.bandwidth.add(len(got.body) / max(seconds, 1e-6))
-            self._distrust(int(got.is_corrupt), [label.key])
-            then(got)
-
+    def read(self, read: ReadObject) -> None:
+        """Get one object's body; `TierRead` follows."""
         self._owe()
-        self._run(self._reader, get, told)
+        self._run(self._reader, read)
 
-    def late(self) -> None:
-        """A request has stopped waiting for this tier."""
-        self.counters.num_late += 1
-        self._complain("a tier does not answer in time")
+    def store(self, write: StoreObject) -> None:
+        """Store an object; `TierStored` follows. The caller saw that there is room for its
+        bytes."""
+        self.queued_nbytes += len(write.body)
+        self._run(self._writer, write)
 
-    # Writes ---------------------------------------------------------------------------------------
+    def refresh(self, refresh: RefreshObjects) -> None:
+        """Move the expiry of objects."""
+        self.num_refreshing += len(refresh.expiries)
+        self._unpinned_nbytes += refresh.unpinned_nbytes
+        self._run(self._writer, refresh)
 
-    def put(self, item: PendingWrite, then: Callable[[bool], None]) -> None:
-        """Store an object, and then say whether the store has it. The caller saw that there is room
-        for its bytes.
-
-        One that is there already is not written again, unless it may have changed, and none is ever
-        kept shorter: another host may have promised more.
-        """
-
-        def store() -> int:
-            key, expires_at_s = item.key, item.expires_at_s
-            if not item.replaces:
-                (is_held,) = self._store.refresh_many({key: expires_at_s}, only_longer=True)
-                if is_held:
-                    return 0
-            made = Item(key, item.make(), expires_at_s, item.worth)
-            (is_held,) = self._store.put_many([made], only_longer=True)
-            return item.nbytes if is_held else _NOT_STORED
-
-        def told(nbytes: int | None, seconds: float) -> None:
-            self.queued_nbytes -= item.nbytes
-            is_stored = nbytes is not None and nbytes != _NOT_STORED
-            self.counters.written_nbytes += nbytes if nbytes is not None and is_stored else 0
-            self.counters.num_dropped_writes += not is_stored
-            then(is_stored)
-
-        self.queued_nbytes += item.nbytes
-        self._run(self._writer, store, told)
-
-    def refresh(self, expiries: Mapping[bytes, float]) -> None:
-        """Tell the tier until when objects are kept. None is ever kept shorter."""
-
-        def told(result: object, seconds: float) -> None:
-            self.num_refreshing -= len(expiries)
-
-        self.num_refreshing += len(expiries)
-        self._run(self._writer, lambda: self._store.refresh_many(expiries, only_longer=True), told)
-
-    def curtail(self, expiries: Mapping[bytes, float], unpinned_nbytes: int) -> None:
-        """Tell the tier until when objects are kept that were kept longer so far, `unpinned_nbytes`
-        of KV for ever."""
-
-        def told(result: object, seconds: float) -> None:
-            self._unpinned_nbytes -= unpinned_nbytes
-
-        self._unpinned_nbytes += unpinned_nbytes
-        self._run(self._writer, lambda: self._store.refresh_many(expiries), told)
-
-    def tell_time(self, now_s: float) -> None:
-        """Let the tier drop some of what has expired, though nobody asks it for anything, and what
-        it failed to forget."""
+    def expire(self, now_s: float) -> None:
+        """Let the tier drop some of what has expired, and try failed purges again."""
         for prefix in [prefix for prefix, failed in self._purges.items() if failed]:
-            self.purge(prefix, lambda num_keys: None)
-        if not self.is_stuck and not self._is_told:
-            self._is_told = True
-
-            def told(result: object, seconds: float) -> None:
-                self._is_told = False
-
-            self._run(self._writer, lambda: self._store.expire(now_s), told)
+            self.purge(PurgeObjects(prefix))
+        if not self.is_stuck and not self._is_expiring:
+            self._is_expiring = True
+            self._run(self._writer, ExpireObjects(now_s))
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Forget objects."""
-        self._run(self._writer, lambda: self._store.delete_many(keys), _ignore)
+        self._run(self._writer, DeleteObjects(keys))
 
-    def purge(self, prefix: bytes, then: Callable[[int | None], None]) -> None:
-        """Forget every object whose key begins with `prefix`, those on their way to the store
-        included; then say how many, or None when the store failed: it is told again with the time,
-        and none of them is read before it has done so."""
-
-        def forget() -> int | None:
-            try:
-                return delete_prefix(self._store, prefix)
-            except OSError:  # it does not tell what it has
-                return None
-
-        def told(num_keys: int | None, seconds: float) -> None:
-            if num_keys is None:
-                self._purges[prefix] = True
-                self._complain("a tier does not forget what was flushed")
-            else:
-                self._purges.pop(prefix, None)
-            then(num_keys)
-
-        self._purges[prefix] = False
-        self._run(self._writer, forget, told)
+    def purge(self, purge: PurgeObjects) -> None:
+        """Forget every object whose key begins with a prefix, those on their way to the store
+        included; `TierPurged` follows. Where the store fails it is tried again with `expire`, and
+        none of them is read before it has succeeded."""
+        self._purges[purge.prefix] = False
+        self._run(self._writer, purge)
 
     def close(self, timeout_s: float) -> bool:
         """Write what is queued; False when that took too long and was given up."""
@@ -350,39 +201,71 @@ class TierClient:
         is_written = self._writer.close(timeout_s)
         return self._reader.close(max(0.0, timeout_s - (time.monotonic() - begin_s))) and is_written
 
+    # Messages -------------------------------------------------------------------------------------
+
+    def count(self, message: TierMessage) -> None:
+        """Learn from a message of this tier, before anybody else acts on it."""
+        match message:
+            case TierAnswered(result=result, seconds=seconds):
+                self._answered()
+                if result is not None:
+                    self.latency.add(seconds)
+                    self._count_corrupt(result.num_corrupt, result.unreadable)
+            case TierRead():
+                self._answered()
+                self._count_read(message)
+            case TierStored(nbytes=nbytes, num_written=num_written):
+                self.queued_nbytes -= nbytes
+                self.counters.written_nbytes += num_written or 0
+                self.counters.num_dropped_writes += num_written is None
+            case TierUpdated(update=RefreshObjects() as refresh):
+                self.num_refreshing -= len(refresh.expiries)
+                self._unpinned_nbytes -= refresh.unpinned_nbytes
+            case TierUpdated(update=ExpireObjects()):
+                self._is_expiring = False
+            case TierPurged(purge=purge, num_objects=None):
+                self._purges[purge.prefix] = True
+                self._complain("a tier does not forget what was flushed")
+            case TierPurged(purge=purge):
+                self._purges.pop(purge.prefix, None)
+            case TierFailed(error=error):
+                self.counters.num_errors += 1
+                self._complain(f"a tier failed with {error}")
+
+    def late(self) -> None:
+        """Count a request that has stopped waiting for this tier."""
+        self.counters.num_late += 1
+        self._complain("a tier does not answer in time")
+
     # Inside ---------------------------------------------------------------------------------------
 
-    def _run(
-        self,
-        io: Io,
-        work: Callable[[], T],
-        told: Callable[[T | None, float], None],
-        *,
-        urgent: bool = False,
-    ) -> None:
-        """Do `work` in `io` and have the engine thread told its result and seconds; a store that
-        raises has none."""
+    def _run(self, io: Io, call: TierCall[R], *, urgent: bool = False) -> None:
+        io.submit(partial(self._work, call), urgent=urgent)
 
-        def job() -> None:
-            result: T | None = None
-            begin_s = time.perf_counter()
-            try:
-                result = work()
-            # Whatever a store's libraries raise: a broken tier costs speed, never a request.
-            except Exception as error:
-                self._mailbox.post(partial(self._failed, type(error).__name__))
-            seconds = time.perf_counter() - begin_s
-            self._mailbox.post(lambda: told(result, seconds))
+    def _work(self, call: TierCall[R]) -> None:
+        """Call the store, in an I/O thread."""
+        result: R | None = None
+        begin_s = time.perf_counter()
+        try:
+            result = call.run(self._store)
+        # Whatever a store's libraries raise: a broken tier costs speed, never a request.
+        except Exception as error:
+            self._completions.post(TierFailed(self.name, type(error).__name__))
+        seconds = time.perf_counter() - begin_s
+        self._completions.post(call.message(self.name, result, seconds))
 
-        io.submit(job, urgent=urgent)
+    def _count_read(self, read: TierRead) -> None:
+        body = read.result.body
+        if body is not None:
+            self.counters.num_hits += 1
+            self.counters.read_nbytes += len(body)
+            self.counters.read_seconds += read.seconds
+            self.bandwidth.add(len(body) / max(read.seconds, 1e-6))
+        self._count_corrupt(int(read.result.is_corrupt), [read.key])
 
-    def _failed(self, kind: str) -> None:
-        self.counters.num_errors += 1
-        self._complain(f"a tier failed with {kind}")
-
-    def _distrust(self, num_corrupt: int, keys: Sequence[bytes]) -> None:
-        """Count what was not what it should be, say so, and forget the objects under `keys`.
-        Nothing when there are none."""
+    def _count_corrupt(self, num_corrupt: int, keys: Sequence[bytes]) -> None:
+        """Where there was something corrupt, count it, say so, and forget the objects under
+        `keys`."""
         if not num_corrupt:
             return
         self.counters.num_corrupt += num_corrupt
@@ -407,29 +290,30 @@ class TierClient:
         self.progress_s = self._clock()
 
 
-def open_clients(
-    tiers: Sequence[NamedStore], mailbox: CompletionQueue, clock: Callable[[], float]
-) -> tuple[TierClient, ...]:
-    """A lane per tier: in the engine thread where the store is memory, else with threads of its
-    own."""
-    lanes = []
-    for tier in tiers:
-        if isinstance(tier.store, MemoryStore):
-            reader: Io = InlineIo()
-            writer: Io = InlineIo()
-        else:
-            reader = ThreadIo(f"{tier.name}-read", NUM_READERS)
-            writer = ThreadIo(f"{tier.name}-write", 1, niceness=WRITER_NICENESS)
-        lanes.append(TierClient(tier, mailbox, reader, writer, clock))
-    return tuple(lanes)
+def start_io(tier: NamedStore) -> tuple[Io, Io]:
+    """The reader and the writer of a tier: the engine thread where the store is memory, else
+    threads of its own."""
+    if isinstance(tier.store, MemoryStore):
+        return InlineIo(), InlineIo()
+    return (
+        ThreadIo(f"{tier.name}-read", NUM_READERS),
+        ThreadIo(f"{tier.name}-write", 1, niceness=WRITER_NICENESS),
+    )
 
 
-def _open_entry(
-    payload: Payload | None, label: ObjectKey, seal: ObjectNamespace
-) -> StoredEntry | None:
-    body = None if payload is None else decode_object(payload, label, seal)
-    return None if body is None else decode_entry(body)
+class TierClients:
+    """The clients of one engine's tiers, in the order they are read, and the queue of all their
+    messages. Its I/O threads run until the clients are closed."""
 
-
-def _ignore(result: object, seconds: float) -> None:
-    """Nobody waits for it."""
+    def __init__(
+        self,
+        stores: Sequence[NamedStore] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        start_io: Callable[[NamedStore], tuple[Io, Io]] = start_io,
+    ) -> None:
+        self.clock = clock
+        self.completions: CompletionQueue[TierMessage] = CompletionQueue()
+        self.clients = tuple(
+            TierClient(tier, self.completions, *start_io(tier), clock) for tier in stores
+        )

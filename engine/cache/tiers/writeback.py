@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from engine.cache.device import PageDevice
 from engine.cache.lookup import TenantCache
 from engine.cache.stats import CacheCounters
+from engine.cache.tiers.calls import ObjectSpec
 from engine.cache.tiers.object_format import (
     ObjectKey,
     StoredEntry,
@@ -23,7 +24,7 @@ from engine.cache.tiers.object_format import (
     stored_entry_key,
     tail_key,
 )
-from engine.cache.tiers.tiers import ObjectSpec, Tiers
+from engine.cache.tiers.tiers import Tiers
 from engine.cache.tree.block import Block
 from engine.cache.tree.entries import Entry
 from engine.cache.tree.eviction import prefill_tokens
@@ -53,6 +54,23 @@ class _Promise:
 
 
 _Wanted: TypeAlias = _Span | _Tail | _Promise
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _CopiedKv:
+    """The pages of `path`, copied for the tail of `entry`, or as a span without one."""
+
+    path: Sequence[Block]
+    entry: Entry | None = None
+
+    def lost(self) -> None:
+        """See `Copied`. It is wanted again by the next request that uses it."""
+        if self.entry is None:
+            self.path[-1].stored_until_s = 0.0
+        else:
+            self.entry.has_tail = False
+        for block in self.path:
+            block.stored = False
 
 
 class WriteBack:
@@ -191,38 +209,26 @@ class WriteBack:
         if last.parent is None or last.expires_at_s <= self._now_s():
             return 0
         path = self._path(last)
+        if not self._has_room(path):
+            return 0
         label = ObjectKey(span_key(space.seal, last.key), b"".join(block.ids for block in path))
-
-        def lost() -> None:
-            last.stored_until_s = 0.0
-
         last.stored_until_s = last.expires_at_s
-        nbytes = self._hand_over(
-            ObjectSpec(label, space.seal, last.expires_at_s, _saved(path)), path, lost
-        )
-        if not nbytes:
-            lost()
-        return nbytes
+        spec = ObjectSpec(label, space.seal, last.expires_at_s, _saved(path))
+        return self._hand_over(spec, _CopiedKv(path))
 
     def _copy_tail(self, space: TenantCache, entry: Entry) -> int:
         last = entry.block
         if last is None or last.parent is None or entry.expires_at_s <= self._now_s():
             return 0
         path = self._path(last)
+        if not self._has_room(path):
+            return 0
         ids = b"".join(block.ids for block in path[:-1]) + (entry.tail or last.ids)
         label = ObjectKey(tail_key(space.seal, entry.ancestor, entry.tail), ids)
-
-        def lost() -> None:
-            entry.has_tail = False
-
         entry.has_tail = True
         # Written though a tier may have one: nobody read that one, or it was not what it should be.
-        sealed = ObjectSpec(
-            label, space.seal, self._kept_until_s(entry), _saved(path), replaces=True
-        )
-        nbytes = self._hand_over(sealed, path, lost)
-        entry.has_tail &= nbytes > 0
-        return nbytes
+        spec = ObjectSpec(label, space.seal, self._kept_until_s(entry), _saved(path), replaces=True)
+        return self._hand_over(spec, _CopiedKv(path, entry))
 
     def _copy_entry(self, space: TenantCache, entry: Entry) -> int:
         if entry.expires_at_s <= self._now_s():
@@ -235,30 +241,24 @@ class WriteBack:
         body = encode_entry(stored)
         saved = prefill_tokens(0, entry.offset)
         self._tiers.put(
-            ObjectSpec(label, space.seal, entry.expires_at_s, saved, replaces=True),
-            body,
-            lambda is_stored: None,
+            ObjectSpec(label, space.seal, entry.expires_at_s, saved, replaces=True), body
         )
         return len(body)
 
-    def _hand_over(self, sealed: ObjectSpec, path: list[Block], lost: Callable[[], None]) -> int:
-        """The bytes copied; 0 when no tier has room for them. `lost` is called when no tier took
-        them after all."""
-        nbytes = len(path) * self._geometry.page_nbytes
-        if not self._tiers.has_room(nbytes):
-            self._counters.num_dropped_writes += 1
-            return 0
-
-        def told(is_stored: bool) -> None:
-            if not is_stored:
-                lost()
-                for block in path:
-                    block.stored = False
-
-        for block in path:
+    def _hand_over(self, spec: ObjectSpec, copied: _CopiedKv) -> int:
+        """Copy pages and give them to the tiers. The bytes copied."""
+        for block in copied.path:
             block.stored = True
-        self._tiers.put(sealed, self._device.read_pages([block.page for block in path]), told)
-        return nbytes
+        pages = [block.page for block in copied.path]
+        self._tiers.put(spec, self._device.read_pages(pages), copied)
+        return len(pages) * self._geometry.page_nbytes
+
+    def _has_room(self, path: Sequence[Block]) -> bool:
+        """Whether a tier has room for the KV of a path; else it is dropped."""
+        if self._tiers.has_room(len(path) * self._geometry.page_nbytes):
+            return True
+        self._counters.num_dropped_writes += 1
+        return False
 
     def _path(self, last: Block) -> list[Block]:
         """The blocks from the last span border before `last` to it."""
