@@ -82,13 +82,6 @@ class Stage:
         for at in range(0, len(self._memory), mmap.PAGESIZE):
             self._memory[at] = 0
 
-    @property
-    def lent_nbytes(self) -> int:
-        """Bytes that are out."""
-        with self._lock:
-            self._take_back()
-            return self._cells.count(_LENT) * CELL_NBYTES
-
     def lend(self, nbytes: int) -> memoryview:
         """See `Lend`."""
         if nbytes < MAPPED_NBYTES:
