@@ -27,13 +27,14 @@ class Found(NamedTuple):
 class Item(NamedTuple):
     """Something to store under a key of 1 to 64 bytes.
 
-    `worth` is the cost of making it again, per byte, in any unit; a store may evict by it.
+    `recompute_cost` is the cost of making it again, per byte, in any unit; a store may evict by
+    it.
     """
 
     key: bytes
     payload: Payload
     expires_at_s: float
-    worth: float = 0.0
+    recompute_cost: float = 0.0
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 AES-256-GCM, a key of its own for every item. Needs the `encrypt` extra.
 
-Stored KV is as good as the plaintext of the prompt; with this, whoever has the disk or the Redis
-server but not the secret has nothing but the keys and lengths. The keys of a store are themselves
+Stored KV is as sensitive as the prompt itself. With encryption, an attacker who has the disk or the
+Redis server but not the secret sees only keys and lengths. The keys of a store are themselves
 keyed hashes that no two tenants have in common, so a key derived from the secret and the item's key
 is the tenant's too.
 
@@ -30,7 +30,7 @@ from engine.store.base import BlockStore, Found, Item
 
 NONCE_NBYTES: Final = 12
 OVERHEAD_NBYTES: Final = NONCE_NBYTES + 16
-"""What a stored payload is longer by."""
+"""A stored payload is longer by so many bytes."""
 MIN_SECRET_NBYTES: Final = 16
 
 
@@ -42,7 +42,7 @@ class EncryptedStore:
     """
 
     def __init__(self, inner: BlockStore, secret: bytes, lend: Lend = buffer) -> None:
-        """What is decrypted lies in memory from `lend`. Raises ValueError for a secret shorter than
+        """Decrypted payloads lie in memory from `lend`. Raises ValueError for a secret of less than
         16 bytes."""
         if len(secret) < MIN_SECRET_NBYTES:
             raise ValueError(f"the secret must have at least {MIN_SECRET_NBYTES} bytes")
@@ -123,5 +123,5 @@ class EncryptedStore:
 
 
 def plain(found: Found) -> Found:
-    """What is found, as the one who put it sees it."""
+    """An item as it was before encryption."""
     return found._replace(nbytes=max(found.nbytes - OVERHEAD_NBYTES, 0))

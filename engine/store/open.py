@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(tier: str, num_done: int, num_total: int) -> None:
-    """Tells nobody."""
+    """Ignore it."""
 
 
 @contextmanager

@@ -335,7 +335,7 @@ def test_a_tier_is_told_what_each_object_saves() -> None:
     put_many = store.put_many
 
     def put(items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
-        worths.update({item.key: item.worth for item in items})
+        worths.update({item.key: item.recompute_cost for item in items})
         return put_many(items, only_longer=only_longer)
 
     store.put_many = put  # type: ignore[method-assign]

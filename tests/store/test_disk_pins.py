@@ -20,7 +20,9 @@ def test_pinned_objects_outlast_a_flood_and_a_restart(tmp_path: Path) -> None:
         store.refresh_many({b"pinned": PINNED_UNTIL_S})
         assert store.stats.pinned_nbytes >= SIZE
         for n in range(5 * CAP // SIZE):
-            store.put_many([Item(b"other" + bytes([n]), b"o" * SIZE, NOW_S + 500, worth=9.0)])
+            store.put_many(
+                [Item(b"other" + bytes([n]), b"o" * SIZE, NOW_S + 500, recompute_cost=9.0)]
+            )
             store.get_many([b"other" + bytes([n])], NOW_S)
         num_items = store.stats.num_items
         assert num_items < 5 * CAP // SIZE

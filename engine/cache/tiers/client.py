@@ -52,7 +52,7 @@ STALL_S: Final = 0.25
 it, until it answers."""
 
 COMPLAINT_S: Final = 60.0
-"""How long the log is spared another line about the same trouble of the same tier."""
+"""Pause between two log lines about the same trouble of the same tier."""
 
 WEIGHT: Final = 0.3
 """The weight of the latest measurement in a running average."""
@@ -95,7 +95,7 @@ class TierClient:
         self.latency = Average(0.001)
         """Seconds until a query is answered."""
         self.progress_s = 0.0
-        """When the tier last answered, or began to owe an answer."""
+        """The time at which the tier last answered, or began to owe an answer."""
         self._store = tier.store
         self._completions = completions
         self._reader = reader
@@ -264,8 +264,8 @@ class TierClient:
         self._count_corrupt(int(read.result.is_corrupt), [read.key])
 
     def _count_corrupt(self, num_corrupt: int, keys: Sequence[bytes]) -> None:
-        """Where there was something corrupt, count it, say so, and forget the objects under
-        `keys`."""
+        """Count corrupt objects, log them, and delete those under `keys`; nothing where there are
+        none."""
         if not num_corrupt:
             return
         self.counters.num_corrupt += num_corrupt

@@ -1,4 +1,4 @@
-"""What lies in the tiers below the device: keys and the one payload format.
+"""The objects in the tiers below the device: their keys and their one payload format.
 
 Pure bytes; knows no stores, pages or clocks.
 
@@ -45,7 +45,7 @@ after the header, key, MAC."""
 
 
 class Kind(IntEnum):
-    """What an object is. The number goes into its key."""
+    """The kind of an object. Its name goes into the key."""
 
     SPAN = 1
     TAIL = 2
@@ -54,7 +54,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ObjectNamespace:
-    """What every object of one tenant under one model is bound to."""
+    """The identity that every object of one tenant under one model is bound to."""
 
     namespace: bytes
     root_key: bytes
@@ -63,7 +63,7 @@ class ObjectNamespace:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ObjectKey:
-    """What an object says of itself besides its body: its key and its own packed token ids."""
+    """The label of an object besides its body: its key and its own packed token ids."""
 
     key: bytes
     ids: bytes

@@ -84,7 +84,7 @@ class TierReader:
         """Those that wait for a tier or for room."""
         self._queue: deque[Fetch] = deque()
         self._reads: dict[tuple[str, bytes], list[tuple[Fetch, SpanRead]]] = {}
-        """Who waits for each read under way."""
+        """The fetches that wait for each read under way."""
 
     def start(self, fetch: Fetch) -> None:
         """Ask every tier that answers at all, and has nothing to forget of the tenant, what it has
@@ -174,8 +174,8 @@ class TierReader:
                 self._give_up(fetch)
 
     def late_at_s(self) -> float:
-        """When `give_up_late` will have something to do, if nothing comes until then; infinity for
-        never."""
+        """The time at which `give_up_late` will have something to do, if nothing comes until then;
+        infinity for never."""
         return min(map(self._late_at_s, self._fetches.values()), default=float("inf"))
 
     def drop(self, prefix: bytes) -> None:
@@ -302,7 +302,7 @@ class TierReader:
         del fetch.reads[at:]
 
     def _late_at_s(self, fetch: Fetch) -> float:
-        """When the request stops waiting, if nothing more comes until then."""
+        """The time at which the request stops waiting, if nothing more comes until then."""
         patience_s = max(LEAST_WAIT_S, STALL_S - fetch.wasted_s)
         match fetch.status:
             case FetchStatus.ASKING:
@@ -315,7 +315,7 @@ class TierReader:
                 return float("inf")
 
     def _give_up(self, fetch: Fetch) -> None:
-        """What has not come by now is computed."""
+        """Leave the spans that have not come by now to be computed."""
         self._waste(fetch, self._late_at_s(fetch))
         fetch.cause = "late"
         self._counters.num_late_reads += 1

@@ -33,7 +33,7 @@ from engine.cache.tree.geometry import Geometry
 from engine.memory import Payload
 
 REFRESH_S: Final = 0.25
-"""How long new expiries are collected before the tiers are told. A kill in between loses them."""
+"""New expiries are collected for so long before they are sent. A kill in between loses them."""
 
 
 class Copied(Protocol):

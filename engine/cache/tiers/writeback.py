@@ -1,5 +1,5 @@
-"""What the device holds and the lower tiers should: objects wanted, copied a slice at a time,
-handed to the tiers.
+"""Writing from the device to the lower tiers: objects that are wanted there are copied,
+a slice at a time, and handed over.
 
 Knows blocks and pages; knows no leases and no threads. Everything is in order: an entry is never
 written before its KV.
@@ -279,5 +279,5 @@ class WriteBack:
 
 
 def _saved(path: Sequence[Block]) -> float:
-    """What the KV of consecutive blocks saves."""
+    """Tokens of prefill that the KV of consecutive blocks saves."""
     return prefill_tokens(path[0].start, path[-1].start + path[-1].num_tokens)

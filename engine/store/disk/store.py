@@ -20,8 +20,8 @@ from typing import Final, Self
 
 from engine.memory import Payload
 from engine.store.base import Found, Item, StoreStats
+from engine.store.disk.contents import FolderContents
 from engine.store.disk.files import Files
-from engine.store.disk.holdings import Holdings
 from engine.store.disk.index import ObjectRecord
 from engine.store.disk.layout import Layout
 from engine.store.disk.opening import Progress, open_folder
@@ -30,13 +30,13 @@ from engine.store.health import ErrorReporter
 from engine.store.object import HEADER_NBYTES, decode_header, encode_header
 
 REOPEN_S: Final = 5.0
-"""How long a folder that could not be opened is left alone."""
+"""Pause before a folder that could not be opened is tried again."""
 SWEEP: Final = 16
-"""How many expired objects a call deletes at most, beside its own work."""
+"""The most expired objects that a call deletes, beside its own work."""
 
 
 def no_progress(num_done: int, num_total: int) -> None:
-    """Tells nobody."""
+    """Ignore it."""
 
 
 class DiskStore:
@@ -79,7 +79,7 @@ class DiskStore:
         self._waits = waits
         self._progress = progress
         self._health = ErrorReporter("ssd", self.stats)
-        self._held = Holdings(self._layout, self._files, self._health, nbytes, eviction)
+        self._contents = FolderContents(self._layout, self._files, self._health, nbytes, eviction)
         self._lock = threading.Lock()
         self._lock_fd: int | None = None
         self._closed = False
@@ -91,7 +91,7 @@ class DiskStore:
         """One answer per key, from memory."""
         with self._lock:
             self._begin(now_s, 0)
-            records = [self._held.live(key, self._now_s) for key in keys]
+            records = [self._contents.live(key, self._now_s) for key in keys]
             return [
                 None if record is None else Found(record.payload_nbytes, record.expires_at_s)
                 for record in records
@@ -149,7 +149,7 @@ class DiskStore:
             return iter(
                 [
                     (record.key, Found(record.payload_nbytes, record.expires_at_s))
-                    for record in self._held.index
+                    for record in self._contents.index
                 ]
             )
 
@@ -157,7 +157,7 @@ class DiskStore:
         """Assert, while no call is in flight, that counters, index and folder agree and that the
         cap holds."""
         with self._lock:
-            self._held.check()
+            self._contents.check()
 
     def __enter__(self) -> Self:
         """Lock and read the folder. Raises `StoreBusy`, unless it `waits`; a folder that fails
@@ -194,7 +194,7 @@ class DiskStore:
             except StoreBusy as error:
                 self._health.failed("open", str(error))
         if num_sweep is not None:
-            self._held.sweep(self._expired_s, num_sweep)
+            self._contents.sweep(self._expired_s, num_sweep)
 
     def _open(self) -> None:
         self._tried_at_s = self._now_s
@@ -205,11 +205,11 @@ class DiskStore:
             return
         self._health.worked("open")
         self._lock_fd = opened.lock_fd
-        self._held.take_over(opened)
+        self._contents.take_over(opened)
 
     def _start_over(self) -> None:
         """The folder was removed under us: the next call makes it again."""
-        self._held.lose()
+        self._contents.lose()
         if self._lock_fd is not None:
             self._files.unlock(self._lock_fd)
             self._lock_fd = None
@@ -217,10 +217,10 @@ class DiskStore:
 
     def _get(self, key: bytes) -> Payload | None:
         with self._lock:
-            record = self._held.live(key, self._now_s)
+            record = self._contents.live(key, self._now_s)
             if record is None:
                 return None
-            self._held.index.touch(record)
+            self._contents.index.touch(record)
             record.num_readers += 1
         payload: Payload | None = None
         failure: OSError | None = None
@@ -229,7 +229,7 @@ class DiskStore:
         except OSError as error:
             failure = error
         with self._lock:
-            self._held.end_read(record)
+            self._contents.end_read(record)
             self._judge(record, payload, failure)
         return payload
 
@@ -253,19 +253,19 @@ class DiskStore:
         if failure is not None and not isinstance(failure, FileNotFoundError):
             self._health.failed("get", failure)
             return
-        if self._held.index.get(record.key) is record:
+        if self._contents.index.get(record.key) is record:
             self.stats.num_damaged += 1
-            self._held.remove(record)
+            self._contents.remove(record)
 
     def _outlives(self, key: bytes, expires_at_s: float) -> bool:
         with self._lock:
-            record = self._held.index.get(key)
+            record = self._contents.index.get(key)
             return record is not None and record.expires_at_s > expires_at_s
 
     def _put(self, item: Item) -> bool:
         """Whether it is held now."""
         key, payload = item.key, item.payload
-        header = encode_header(key, payload, item.expires_at_s, item.worth)
+        header = encode_header(key, payload, item.expires_at_s, item.recompute_cost)
         part = self._layout.part(f"{os.getpid()}-{next(self._part_numbers)}")
         with self._lock:
             reserved_nbytes = self._prepare(key, HEADER_NBYTES + len(payload))
@@ -279,18 +279,18 @@ class DiskStore:
             return False
         with self._lock:
             try:
-                self._held.install(
-                    ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.worth),
+                self._contents.install(
+                    ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.recompute_cost),
                     part,
                     fsync=self._fsync,
                 )
             except OSError as error:
                 self._abandon(key, part, reserved_nbytes, error)
                 return False
-            self._held.release(reserved_nbytes)
-            self._held.shrink(self._expired_s)
+            self._contents.release(reserved_nbytes)
+            self._contents.shrink(self._expired_s)
             self._health.worked("put")
-            return self._held.index.get(key) is not None
+            return self._contents.index.get(key) is not None
 
     def _prepare(self, key: bytes, nbytes: int) -> int | None:
         """The bytes reserved for a write that may begin; None when it may not, and then nothing is
@@ -302,12 +302,12 @@ class DiskStore:
             elif self._files.free_nbytes(self._layout.root) < self._min_free_nbytes + nbytes:
                 self._health.failed("put", "too little space is free on the file system")
             else:
-                reserved_nbytes = self._held.reserve(nbytes, self._expired_s)
-                self._held.make_folders(key)
+                reserved_nbytes = self._contents.reserve(nbytes, self._expired_s)
+                self._contents.make_folders(key)
         except OSError as error:
             self._health.failed("put", error)
             if reserved_nbytes is not None:
-                self._held.release(reserved_nbytes)
+                self._contents.release(reserved_nbytes)
                 reserved_nbytes = None
             if isinstance(error, FileNotFoundError) and not self._layout.root.exists():
                 self._start_over()
@@ -317,21 +317,21 @@ class DiskStore:
 
     def _abandon(self, key: bytes, part: Path, reserved_nbytes: int, error: OSError) -> None:
         self._health.failed("put", error)
-        self._held.abandon(part, reserved_nbytes)
+        self._contents.abandon(part, reserved_nbytes)
         self._discard(key)
 
     def _refresh(self, key: bytes, expires_at_s: float, *, only_longer: bool) -> bool:
         """Whether the object is held now, until then or later."""
         with self._lock:
-            record = self._held.index.get(key)
+            record = self._contents.index.get(key)
             if record is None:
                 return False
             if only_longer:
                 expires_at_s = max(expires_at_s, record.expires_at_s)
             try:
-                self._held.refresh(record, expires_at_s)
+                self._contents.refresh(record, expires_at_s)
             except FileNotFoundError:
-                self._held.remove(record)
+                self._contents.remove(record)
                 return False
             except OSError as error:
                 self._health.failed("refresh", error)
@@ -340,6 +340,6 @@ class DiskStore:
             return True
 
     def _discard(self, key: bytes) -> None:
-        record = self._held.index.get(key)
+        record = self._contents.index.get(key)
         if record is not None:
-            self._held.remove(record)
+            self._contents.remove(record)

@@ -46,10 +46,10 @@ MAX_WRITE_NBYTES: Final = 16 << 20
 PX_MARGIN_S: Final = 60.0
 UNKNOWN_TIME_PX_MS: Final = 86_400_000
 MAX_PX_MS: Final = 10 * 365 * 86_400_000
-"""How long the server keeps an object written before any time is known, and at most."""
+"""The time that the server keeps an object written before any time is known, and the longest."""
 MAX_OWED: Final = 65_536
 MAX_OWED_AT_ONCE: Final = 256
-"""How many keys may await their deletion, and how many of them go out with one batch of
+"""The most keys that may await their deletion, and the most that go out with one batch of
 commands."""
 MAX_SCAN_AT_ONCE: Final = 256
 _HEADER_OF_WHOLE: Final = f"""
@@ -75,7 +75,7 @@ return ''
 """
 """Scripts, which a server runs undisturbed: ARGV begins with an expiry slot, and the reply is the
 header before the call. It is checked here: no script knows the checksum."""
-UNHEARD: Final = "the Redis server does not tell what it has"
+NOT_LISTED: Final = "the Redis server does not tell what it has"
 
 
 class RedisStore:
@@ -84,8 +84,8 @@ class RedisStore:
 
     A server that refuses, hangs, or resets costs at most `timeout_s` without progress per call (a
     write ten times that, a cluster one more for each node it asks for the map of slots), and
-    nothing while the breaker is open. Deletes it could not be told of are owed: until it has been
-    told, their keys are misses here (a bounded number of keys, in this process only). A refresh
+    nothing while the breaker is open. Deletes that did not reach it are owed: until they do,
+    their keys are misses here (a bounded number of keys, in this process only). A refresh
     that fails leaves the old expiry. `stats.nbytes` and `num_items` stay 0: the server is shared.
     `clock` is monotonic and paces the breaker only.
     """
@@ -171,14 +171,14 @@ class RedisStore:
         return [header is not None for header in headers]
 
     def expire(self, now_s: float) -> None:
-        """Learn the time, by which the server is told how long to keep an object: it deletes by
-        itself. Deletes that are owed are tried again."""
+        """Learn the time, which is needed to tell the server how long to keep an object; it expires
+        objects by itself. Deletes that are owed are tried again."""
         self._see(now_s)
         self._ask(self._writes, "delete", [])
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
-        """Forget the keys. What the server can't be told now it is told later; till then they are
-        misses here."""
+        """Forget the keys. A delete that does not reach the server is tried again later; until then
+        the key is a miss here."""
         self._owe(keys)
         for _ in range(0, len(keys), MAX_OWED_AT_ONCE):
             self._ask(self._writes, "delete", [])
@@ -191,7 +191,7 @@ class RedisStore:
             page = keys[at : at + MAX_SCAN_AT_ONCE]
             all_found = self._find(page)
             if all_found is None:
-                raise OSError(UNHEARD)
+                raise OSError(NOT_LISTED)
             yield from (
                 (key, found)
                 for key, found in zip(page, all_found, strict=True)
@@ -212,7 +212,7 @@ class RedisStore:
         self._writes.close()
 
     def _find(self, keys: Sequence[bytes]) -> list[Found | None] | None:
-        """What each key has, expired or not; None when the server does not answer."""
+        """The object of each key, expired or not; None when the server does not answer."""
         with self._lock:
             owed = set(self._owed)
         commands: list[Command] = []
@@ -263,7 +263,7 @@ class RedisStore:
         commands: list[Command] = []
         for item, is_guarded in zip(items, guarded, strict=True):
             name, px_ms = self._name(item.key), self._px_ms(item.expires_at_s)
-            header = encode_header(item.key, item.payload, item.expires_at_s, item.worth)
+            header = encode_header(item.key, item.payload, item.expires_at_s, item.recompute_cost)
             if is_guarded:
                 commands.append(("EVAL", MAKE_ROOM, 1, name, header[EXPIRY_AT:]))
             value = joined((header, item.payload))
@@ -279,7 +279,8 @@ class RedisStore:
         ]
 
     def _is_held(self, item: Item, header: Reply, stored: Reply) -> bool:
-        """Whether an item is held, by the header of what outlives it and the reply to its put."""
+        """Whether an item is held, by the header of what outlives it and by the reply to its
+        put."""
         if isinstance(stored, Exception):
             self._owe([item.key])
             return False
@@ -358,7 +359,7 @@ class RedisStore:
     def _names(self) -> list[bytes]:
         """The names under the prefix. Raises OSError when the server does not tell them all."""
         if not self._breaker.allow():
-            raise OSError(UNHEARD)
+            raise OSError(NOT_LISTED)
         names: list[bytes] = []
         try:
             names.extend(self._reads.names(self._prefix))
@@ -366,14 +367,14 @@ class RedisStore:
             self._breaker.failed()
             with self._lock:
                 self._health.failed("answer", type(error).__name__)
-            raise OSError(UNHEARD) from None
+            raise OSError(NOT_LISTED) from None
         except (
             redis.RedisError
         ) as error:  # an answer, if a refusal: the server may be asked for everything else
             self._breaker.succeeded()
             with self._lock:
                 self._health.failed("scan", type(error).__name__)
-            raise OSError(UNHEARD) from None
+            raise OSError(NOT_LISTED) from None
         except BaseException:
             self._breaker.failed()
             raise

@@ -1,4 +1,5 @@
-"""What the folder of a disk store holds and how much of the cap that takes: the one owner of both.
+"""The contents of a disk store's folder and their share of the cap: the one owner of both.
+
 Moves no payloads.
 
 Not thread-safe: the store calls everything here under its lock. Names change only here, together
@@ -23,10 +24,10 @@ SLACK_NBYTES: Final = 4 * BLOCK_NBYTES
 """Reserved beside a file while it is written: folders that are made or grow, and the file system's
 own map of it."""
 MAX_RETRIES: Final = 16
-"""How many files that could not be deleted are tried again at a time."""
+"""The most files that could not be deleted and are tried again at a time."""
 
 
-class Holdings:
+class FolderContents:
     """`stats.nbytes` is the sum of objects, folders, foreign files, files that resist deletion, and
     reservations.
 
