@@ -11,13 +11,13 @@ import pytest
 from engine.cache.stats import CacheCounters
 from engine.cache.tiers.calls import (
     ObjectSpec,
-    TierAnswered,
-    TierFailed,
-    TierMessage,
-    TierPurged,
+    TierCall,
+    TierDone,
+    TierPurge,
+    TierQuery,
     TierQueryResult,
-    TierStored,
-    TierUpdated,
+    TierRefresh,
+    TierWrite,
 )
 from engine.cache.tiers.fetch import FetchStatus
 from engine.cache.tiers.object_format import ObjectKey, ObjectNamespace
@@ -32,8 +32,8 @@ from tests.fakes.lanes import ManualIo, inline_tiers, manual_tiers
 SPEC = ObjectSpec(ObjectKey(b"n" * 32, b""), ObjectNamespace(b"n" * 8, b"r" * 32, b"f"), 2000.0)
 
 
-def sent(messages: deque[TierMessage]) -> list[type[TierMessage]]:
-    return [type(message) for message in messages]
+def ended(messages: deque[TierDone]) -> list[tuple[type[TierCall], object, str]]:
+    return [(type(done.call), done.result, done.error) for done in messages]
 
 
 class Copy:
@@ -55,25 +55,24 @@ def test_each_call_is_followed_by_its_message() -> None:
     tiers.refresh(SPEC.label.key, 3000.0)
     tiers.tell_refreshes()
     tiers.purge(b"n", num_purged.append)
-    messages = clients.completions._messages
-    assert sent(messages) == [TierStored, TierUpdated, TierPurged]
-    assert messages[0] == TierStored("ssd", 1, 4, 4)
+    assert ended(clients.completions._messages) == [
+        (TierWrite, 4, ""),
+        (TierRefresh, None, ""),
+        (TierPurge, 1, ""),
+    ]
     tiers.poll()
     assert num_purged == [1]
     assert tiers.stats()["ssd"].counters.written_nbytes == 4
 
 
 def test_a_store_that_raises_still_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failure goes ahead of the message, which has no result: nothing waits for ever."""
+    """The message says so, without a result: nothing waits for ever."""
     store, copy = MemoryStore(1 << 20), Copy()
     monkeypatch.setattr(store, "refresh_many", lambda *args, **options: 1 // 0)
     clients = inline_tiers(("ssd", store))
     tiers = Tiers(clients, Geometry(4, 64, 16), CacheCounters())
     tiers.put(SPEC, b"body", copy)
-    assert list(clients.completions._messages) == [
-        TierFailed("ssd", "ZeroDivisionError"),
-        TierStored("ssd", 1, 4, None),
-    ]
+    assert ended(clients.completions._messages) == [(TierWrite, None, "ZeroDivisionError")]
     tiers.poll()
     assert copy.is_lost
     counters = tiers.stats()["ssd"].counters
@@ -88,9 +87,9 @@ def test_a_late_answer_changes_nothing() -> None:
     fetch = host.seek(marked())
     assert fetch.status is FetchStatus.ASKING
     reader.run(1)
-    (answer,) = clients.completions._messages
-    assert isinstance(answer, TierAnswered)
-    assert isinstance(answer.result, TierQueryResult)
+    (done,) = clients.completions._messages
+    assert isinstance(done.call, TierQuery)
+    assert isinstance(done.result, TierQueryResult)
     host.cache.abandon(fetch)
     host.cache.poll()
     assert (fetch.status, fetch.reads) == (FetchStatus.OVER, [])

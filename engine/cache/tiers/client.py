@@ -1,4 +1,4 @@
-"""The client of one tier below the device: calls go to its I/O threads, messages come back.
+"""The client of one tier below the device: calls go to its I/O threads, and messages come back.
 
 Knows objects and keys, but no blocks, leases or plans.
 
@@ -12,25 +12,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from engine.cache.stats import TierCounters, TierGauges, TierStats
 from engine.cache.tiers.calls import (
-    DeleteObjects,
-    ExpireObjects,
-    PurgeObjects,
-    ReadObject,
-    RefreshObjects,
-    StoreObject,
-    TierAnswered,
     TierCall,
-    TierFailed,
-    TierMessage,
-    TierPurged,
+    TierDelete,
+    TierDone,
+    TierExpire,
+    TierPurge,
     TierQuery,
+    TierQueryResult,
     TierRead,
-    TierStored,
-    TierUpdated,
+    TierReadResult,
+    TierRefresh,
+    TierWrite,
 )
 from engine.cache.tiers.io import CompletionQueue, InlineIo, Io, ThreadIo
 from engine.store.base import NamedStore
@@ -57,8 +53,6 @@ COMPLAINT_S: Final = 60.0
 WEIGHT: Final = 0.3
 """The weight of the latest measurement in a running average."""
 
-R = TypeVar("R")
-
 
 class Average:
     """A running average of measurements, or a guess before the first one."""
@@ -80,7 +74,7 @@ class TierClient:
     def __init__(
         self,
         tier: NamedStore,
-        completions: CompletionQueue[TierMessage],
+        completions: CompletionQueue[TierDone],
         reader: Io,
         writer: Io,
         clock: Callable[[], float],
@@ -155,22 +149,21 @@ class TierClient:
     # Calls ----------------------------------------------------------------------------------------
 
     def ask(self, query: TierQuery) -> None:
-        """Find out what is there; `TierAnswered` follows."""
+        """Find out what is there."""
         self._owe()
         self._run(self._reader, query, urgent=True)
 
-    def read(self, read: ReadObject) -> None:
-        """Get one object's body; `TierRead` follows."""
+    def read(self, read: TierRead) -> None:
+        """Get one object's body."""
         self._owe()
         self._run(self._reader, read)
 
-    def store(self, write: StoreObject) -> None:
-        """Store an object; `TierStored` follows. The caller saw that there is room for its
-        bytes."""
+    def write(self, write: TierWrite) -> None:
+        """Store an object. The caller saw that there is room for its bytes."""
         self.queued_nbytes += len(write.body)
         self._run(self._writer, write)
 
-    def refresh(self, refresh: RefreshObjects) -> None:
+    def refresh(self, refresh: TierRefresh) -> None:
         """Move the expiry of objects."""
         self.num_refreshing += len(refresh.expiries)
         self._unpinned_nbytes += refresh.unpinned_nbytes
@@ -179,19 +172,19 @@ class TierClient:
     def expire(self, now_s: float) -> None:
         """Let the tier drop some of what has expired, and try failed purges again."""
         for prefix in [prefix for prefix, failed in self._purges.items() if failed]:
-            self.purge(PurgeObjects(prefix))
+            self.purge(TierPurge(prefix))
         if not self.is_stuck and not self._is_expiring:
             self._is_expiring = True
-            self._run(self._writer, ExpireObjects(now_s))
+            self._run(self._writer, TierExpire(now_s))
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Forget objects."""
-        self._run(self._writer, DeleteObjects(keys))
+        self._run(self._writer, TierDelete(keys))
 
-    def purge(self, purge: PurgeObjects) -> None:
+    def purge(self, purge: TierPurge) -> None:
         """Forget every object whose key begins with a prefix, those on their way to the store
-        included; `TierPurged` follows. Where the store fails it is tried again with `expire`, and
-        none of them is read before it has succeeded."""
+        included. Where the store fails it is tried again with `expire`, and none of them is read
+        before it has succeeded."""
         self._purges[purge.prefix] = False
         self._run(self._writer, purge)
 
@@ -201,36 +194,39 @@ class TierClient:
         is_written = self._writer.close(timeout_s)
         return self._reader.close(max(0.0, timeout_s - (time.monotonic() - begin_s))) and is_written
 
-    # Messages -------------------------------------------------------------------------------------
-
-    def count(self, message: TierMessage) -> None:
-        """Learn from a message of this tier, before anybody else acts on it."""
-        match message:
-            case TierAnswered(result=result, seconds=seconds):
-                self._answered()
-                if result is not None:
-                    self.latency.add(seconds)
-                    self._count_corrupt(result.num_corrupt, result.unreadable)
-            case TierRead():
-                self._answered()
-                self._count_read(message)
-            case TierStored(nbytes=nbytes, num_written=num_written):
-                self.queued_nbytes -= nbytes
-                self.counters.written_nbytes += num_written or 0
+    def count(self, done: TierDone) -> None:
+        """Learn from the end of a call, before anybody else acts on its result."""
+        if done.error:
+            self.counters.num_errors += 1
+            self._complain(f"a tier failed with {done.error}")
+        if isinstance(done.call, TierQuery | TierRead):
+            self._num_owed -= 1
+            self.progress_s = self._clock()
+        match done.call, done.result:
+            case TierQuery(), TierQueryResult() as result:
+                self.latency.add(done.seconds)
+                self._count_corrupt(result.num_corrupt, result.unreadable)
+            case TierRead() as read, TierReadResult(body=None) as result:
+                self._count_corrupt(int(result.is_corrupt), [read.label.key])
+            case TierRead(), TierReadResult(body=memoryview() as body):
+                self.counters.num_hits += 1
+                self.counters.read_nbytes += len(body)
+                self.counters.read_seconds += done.seconds
+                self.bandwidth.add(len(body) / max(done.seconds, 1e-6))
+            case TierWrite() as write, num_written:
+                self.queued_nbytes -= len(write.body)
+                self.counters.written_nbytes += num_written if isinstance(num_written, int) else 0
                 self.counters.num_dropped_writes += num_written is None
-            case TierUpdated(update=RefreshObjects() as refresh):
+            case TierRefresh() as refresh, _:
                 self.num_refreshing -= len(refresh.expiries)
                 self._unpinned_nbytes -= refresh.unpinned_nbytes
-            case TierUpdated(update=ExpireObjects()):
+            case TierExpire(), _:
                 self._is_expiring = False
-            case TierPurged(purge=purge, num_objects=None):
+            case TierPurge() as purge, None:
                 self._purges[purge.prefix] = True
                 self._complain("a tier does not forget what was flushed")
-            case TierPurged(purge=purge):
+            case TierPurge() as purge, _:
                 self._purges.pop(purge.prefix, None)
-            case TierFailed(error=error):
-                self.counters.num_errors += 1
-                self._complain(f"a tier failed with {error}")
 
     def late(self) -> None:
         """Count a request that has stopped waiting for this tier."""
@@ -239,29 +235,20 @@ class TierClient:
 
     # Inside ---------------------------------------------------------------------------------------
 
-    def _run(self, io: Io, call: TierCall[R], *, urgent: bool = False) -> None:
+    def _run(self, io: Io, call: TierCall, *, urgent: bool = False) -> None:
         io.submit(partial(self._work, call), urgent=urgent)
 
-    def _work(self, call: TierCall[R]) -> None:
+    def _work(self, call: TierCall) -> None:
         """Call the store, in an I/O thread."""
-        result: R | None = None
+        result, error = None, ""
         begin_s = time.perf_counter()
         try:
             result = call.run(self._store)
         # Whatever a store's libraries raise: a broken tier costs speed, never a request.
-        except Exception as error:
-            self._completions.post(TierFailed(self.name, type(error).__name__))
+        except Exception as raised:
+            error = type(raised).__name__
         seconds = time.perf_counter() - begin_s
-        self._completions.post(call.message(self.name, result, seconds))
-
-    def _count_read(self, read: TierRead) -> None:
-        body = read.result.body
-        if body is not None:
-            self.counters.num_hits += 1
-            self.counters.read_nbytes += len(body)
-            self.counters.read_seconds += read.seconds
-            self.bandwidth.add(len(body) / max(read.seconds, 1e-6))
-        self._count_corrupt(int(read.result.is_corrupt), [read.key])
+        self._completions.post(TierDone(self.name, call, result, seconds, error))
 
     def _count_corrupt(self, num_corrupt: int, keys: Sequence[bytes]) -> None:
         """Count corrupt objects, log them, and delete those under `keys`; nothing where there are
@@ -284,10 +271,6 @@ class TierClient:
         if not self._num_owed:
             self.progress_s = self._clock()
         self._num_owed += 1
-
-    def _answered(self) -> None:
-        self._num_owed -= 1
-        self.progress_s = self._clock()
 
 
 def start_io(tier: NamedStore) -> tuple[Io, Io]:
@@ -313,7 +296,7 @@ class TierClients:
         start_io: Callable[[NamedStore], tuple[Io, Io]] = start_io,
     ) -> None:
         self.clock = clock
-        self.completions: CompletionQueue[TierMessage] = CompletionQueue()
+        self.completions: CompletionQueue[TierDone] = CompletionQueue()
         self.clients = tuple(
             TierClient(tier, self.completions, *start_io(tier), clock) for tier in stores
         )

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from engine.cache.stats import CacheCounters
-from engine.cache.tiers.calls import ReadObject, TierAnswered, TierQuery, TierRead
+from engine.cache.tiers.calls import TierQuery, TierQueryResult, TierRead, TierReadResult
 from engine.cache.tiers.client import STALL_S, Average, TierClient, TierClients
 from engine.cache.tiers.fetch import Fetch, FetchStatus, SpanRead, UnknownEntry, choose, look_for
 from engine.cache.tiers.object_format import StoredEntry
@@ -127,31 +127,33 @@ class TierReader:
         while self._queue and self._has_stage(self._queue[0]):
             self._begin(self._queue.popleft())
 
-    def answered(self, client: TierClient, answer: TierAnswered) -> None:
-        """A tier said what it has."""
-        fetch = self._fetches.get(answer.fetch_id)
+    def answered(
+        self, client: TierClient, query: TierQuery, result: TierQueryResult | None
+    ) -> None:
+        """A query has ended; without a result where the store raised."""
+        fetch = self._fetches.get(query.fetch_id)
         if fetch is None or fetch.status is not FetchStatus.ASKING:
             return
         fetch.unanswered.remove(client)
         fetch.progress_s = self._clock()
-        if answer.result is not None:
-            for span, found in zip(fetch.objects, answer.result.objects, strict=True):
+        if result is not None:
+            for span, found in zip(fetch.objects, result.objects, strict=True):
                 if found is not None:
                     span.sources.append(client)
                     span.sources.sort(key=self._clients.index)
                     span.expires_at_s = max(span.expires_at_s, found.expires_at_s)
-            for unknown, stored in zip(fetch.unknown_entries, answer.result.entries, strict=True):
+            for unknown, stored in zip(fetch.unknown_entries, result.entries, strict=True):
                 if stored is not None:
                     self._adopt(fetch, unknown, stored)
         if not fetch.unanswered or self._is_complete(fetch):
             self._choose(fetch)
 
-    def read(self, client: TierClient, done: TierRead) -> None:
-        """A read ended, for all who still wait for it."""
-        body = done.result.body
+    def read(self, client: TierClient, read: TierRead, result: TierReadResult | None) -> None:
+        """A read has ended, for all fetches that still wait for it."""
+        body = None if result is None else result.body
         if body is None:
             self._counters.num_lost_reads += 1
-        for fetch, span in self._reads.pop((client.name, done.key)):
+        for fetch, span in self._reads.pop((client.name, read.label.key)):
             if span.client is not client:  # cut off meanwhile
                 continue
             span.client = None
@@ -160,7 +162,8 @@ class TierReader:
                 fetch.progress_s = self._clock()
                 fetch.num_missing -= 1
             else:
-                fetch.cause = "corrupt" if done.result.is_corrupt else fetch.cause
+                if result is not None and result.is_corrupt:
+                    fetch.cause = "corrupt"
                 self._waste(fetch, self._clock())
                 self._read(fetch, span)
             if not fetch.num_missing:
@@ -282,7 +285,7 @@ class TierReader:
             waiting.append((fetch, span))
             return
         self._reads[client.name, span.label.key] = [(fetch, span)]
-        client.read(ReadObject(span.label, fetch.space.seal, fetch.now_s))
+        client.read(TierRead(span.label, fetch.space.seal, fetch.now_s))
 
     def _forget_tail(self, fetch: Fetch, span: SpanRead) -> None:
         """A tail that was not read, or could not be, may be no tail any more: once computed, it is

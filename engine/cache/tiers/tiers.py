@@ -17,14 +17,13 @@ from typing import Final, Protocol
 from engine.cache.stats import CacheCounters, TierStats
 from engine.cache.tiers.calls import (
     ObjectSpec,
-    PurgeObjects,
-    RefreshObjects,
-    StoreObject,
-    TierAnswered,
-    TierMessage,
-    TierPurged,
+    TierPurge,
+    TierQuery,
+    TierQueryResult,
     TierRead,
-    TierStored,
+    TierReadResult,
+    TierRefresh,
+    TierWrite,
 )
 from engine.cache.tiers.client import TierClients
 from engine.cache.tiers.fetch import Fetch
@@ -157,7 +156,7 @@ class Tiers:
         self._writes[write_id] = self._in_transit[key] = write
         self._refreshes.pop(key, None)
         for client in clients:
-            client.store(StoreObject(write_id, spec, body))
+            client.write(TierWrite(write_id, spec, body))
 
     def refresh(self, key: bytes, expires_at_s: float) -> None:
         """Keep an object so long, or longer where somebody else has said so, in every tier that has
@@ -177,7 +176,7 @@ class Tiers:
         """Send all new expiries to the tiers now."""
         refreshes, self._refreshes = self._refreshes, {}
         for client in self._clients.values() if refreshes else ():
-            client.refresh(RefreshObjects(refreshes))
+            client.refresh(TierRefresh(refreshes))
 
     def curtail(
         self, expiries: Mapping[bytes, float], forgotten: bytes, unpinned_nbytes: int
@@ -186,7 +185,7 @@ class Tiers:
         `unpinned_nbytes` of KV in them were pinned."""
         self.tell_refreshes()
         for client in self._clients.values():
-            client.refresh(RefreshObjects(expiries, False, unpinned_nbytes))
+            client.refresh(TierRefresh(expiries, False, unpinned_nbytes))
             client.delete([forgotten])
 
     def purge(self, prefix: bytes, then: Callable[[int | None], None]) -> None:
@@ -203,7 +202,7 @@ class Tiers:
         purge_id = next(self._ids)
         self._purges[purge_id] = _Purge(len(self._clients), then)
         for client in self._clients.values():
-            client.purge(PurgeObjects(prefix, purge_id))
+            client.purge(TierPurge(prefix, purge_id))
 
     def close(self, timeout_s: float) -> bool:
         """Write what is queued; False when that took too long and the rest was given up."""
@@ -219,41 +218,38 @@ class Tiers:
     # Messages of the tiers ------------------------------------------------------------------------
 
     def _take_messages(self) -> None:
-        for message in self._completions.take():
-            self._take(message)
+        for done in self._completions.take():
+            client = self._clients[done.tier]
+            client.count(done)
+            match done.call, done.result:
+                case TierQuery() as query, (TierQueryResult() | None) as result:
+                    self.reads.answered(client, query, result)
+                case TierRead() as read, (TierReadResult() | None) as result:
+                    self.reads.read(client, read, result)
+                case TierWrite() as write, result:
+                    self._written(write.write_id, is_stored=result is not None)
+                case TierPurge() as purge, (int() | None) as result:
+                    self._purged(purge.purge_id, result)
 
-    def _take(self, message: TierMessage) -> None:
-        client = self._clients[message.tier]
-        client.count(message)
-        match message:
-            case TierAnswered():
-                self.reads.answered(client, message)
-            case TierRead():
-                self.reads.read(client, message)
-            case TierStored():
-                self._stored(message)
-            case TierPurged():
-                self._purged(message)
-
-    def _stored(self, message: TierStored) -> None:
-        write = self._writes[message.write_id]
+    def _written(self, write_id: int, *, is_stored: bool) -> None:
+        write = self._writes[write_id]
         write.num_left -= 1
-        write.is_stored |= message.num_written is not None
+        write.is_stored |= is_stored
         if write.num_left:
             return
-        del self._writes[message.write_id]
+        del self._writes[write_id]
         if self._in_transit.get(write.key) is write:
             del self._in_transit[write.key]
         if write.copied is not None and not write.is_stored:
             write.copied.lost()
 
-    def _purged(self, message: TierPurged) -> None:
-        purge = self._purges.get(message.purge.purge_id or 0)
+    def _purged(self, purge_id: int, num_objects: int | None) -> None:
+        purge = self._purges.get(purge_id)
         if purge is None:  # a failed purge was tried again
             return
         purge.num_left -= 1
-        known, num_objects = purge.num_objects, message.num_objects
+        known = purge.num_objects
         purge.num_objects = None if known is None or num_objects is None else known + num_objects
         if not purge.num_left:
-            del self._purges[message.purge.purge_id or 0]
+            del self._purges[purge_id]
             purge.then(purge.num_objects)
