@@ -24,7 +24,6 @@ import hmac
 import math
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 import msgspec
@@ -42,14 +41,6 @@ KEY_NBYTES: Final = 32
 HEADER: Final = struct.Struct(f"<8sHHIQQ{KEY_NBYTES}s{MAC_NBYTES}s")
 """Magic, layout version, bytes of fingerprint, bytes of token ids, bytes of body, xxh3_64 of all
 after the header, key, MAC."""
-
-
-class Kind(IntEnum):
-    """The kind of an object. Its name goes into the key."""
-
-    SPAN = 1
-    TAIL = 2
-    ENTRY = 3
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -97,18 +88,18 @@ def namespace(root_secret: bytes, tenant: str) -> bytes:
 
 def span_key(seal: ObjectNamespace, last_block: bytes) -> bytes:
     """Key of the span whose last full block has the key `last_block`."""
-    return _key(seal, Kind.SPAN, last_block)
+    return _key(seal, b"SPAN", last_block)
 
 
 def tail_key(seal: ObjectNamespace, ancestor: bytes, tail: bytes) -> bytes:
     """Key of the tail that ends `tail` (packed ids, less than a block) after the full block with
     key `ancestor`."""
-    return _key(seal, Kind.TAIL, ancestor + tail)
+    return _key(seal, b"TAIL", ancestor + tail)
 
 
 def stored_entry_key(seal: ObjectNamespace, entry: bytes) -> bytes:
     """Key of the object that keeps the entry with key `entry`."""
-    return _key(seal, Kind.ENTRY, entry)
+    return _key(seal, b"ENTRY", entry)
 
 
 def encode_object(label: ObjectKey, seal: ObjectNamespace, body: Payload) -> Payload:
@@ -176,8 +167,8 @@ def decode_entry(body: memoryview) -> StoredEntry | None:
         return None
 
 
-def _key(seal: ObjectNamespace, kind: Kind, place: bytes) -> bytes:
-    digest = hashlib.sha256(kind.name.encode() + b"\0" + place).digest()
+def _key(seal: ObjectNamespace, kind: bytes, place: bytes) -> bytes:
+    digest = hashlib.sha256(kind + b"\0" + place).digest()
     return seal.namespace + digest[: KEY_NBYTES - NAMESPACE_NBYTES]
 
 

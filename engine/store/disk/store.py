@@ -273,24 +273,19 @@ class DiskStore:
             return False
         try:
             nbytes = self._files.write_new(part, (header, payload), fsync=self._fsync)
+            record = ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.recompute_cost)
+            with self._lock:
+                self._contents.install(record, part, fsync=self._fsync)
+                self._contents.release(reserved_nbytes)
+                self._contents.shrink(self._expired_s)
+                self._health.worked("put")
+                return self._contents.index.get(key) is not None
         except OSError as error:
             with self._lock:
-                self._abandon(key, part, reserved_nbytes, error)
+                self._health.failed("put", error)
+                self._contents.abandon(part, reserved_nbytes)
+                self._discard(key)
             return False
-        with self._lock:
-            try:
-                self._contents.install(
-                    ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.recompute_cost),
-                    part,
-                    fsync=self._fsync,
-                )
-            except OSError as error:
-                self._abandon(key, part, reserved_nbytes, error)
-                return False
-            self._contents.release(reserved_nbytes)
-            self._contents.shrink(self._expired_s)
-            self._health.worked("put")
-            return self._contents.index.get(key) is not None
 
     def _prepare(self, key: bytes, nbytes: int) -> int | None:
         """The bytes reserved for a write that may begin; None when it may not, and then nothing is
@@ -314,11 +309,6 @@ class DiskStore:
         if reserved_nbytes is None:
             self._discard(key)
         return reserved_nbytes
-
-    def _abandon(self, key: bytes, part: Path, reserved_nbytes: int, error: OSError) -> None:
-        self._health.failed("put", error)
-        self._contents.abandon(part, reserved_nbytes)
-        self._discard(key)
 
     def _refresh(self, key: bytes, expires_at_s: float, *, only_longer: bool) -> bool:
         """Whether the object is held now, until then or later."""

@@ -114,35 +114,26 @@ class RedisStore:
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
         """One answer per key in one round trip, from headers and lengths."""
         now_s = self._see(now_s)
-        all_found = self._find(keys) or [None] * len(keys)
         return [
             found if found is not None and found.expires_at_s > now_s else None
-            for found in all_found
+            for found in self._find(keys) or [None] * len(keys)
         ]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key in one round trip, checksums verified."""
         now_s = self._see(now_s)
-        with self._lock:
-            owed = set(self._owed)
-        values = self._ask(self._reads, "get", [("GET", self._name(key)) for key in keys]) or [
-            None
-        ] * len(keys)
+        commands: list[Command] = [("GET", self._name(key)) for key in keys]
         payloads: list[Payload | None] = []
-        headers, num_damaged = self._headers(keys, values, owed)
-        for header, value in zip(headers, values, strict=True):
-            payload = (
-                memoryview(value)[HEADER_NBYTES:] if isinstance(value, bytes | memoryview) else b""
-            )
-            if header is None or header.expires_at_s <= now_s:
-                payloads.append(None)
-            elif header.describes(payload):
-                payloads.append(payload)
-            else:
-                payloads.append(None)
-                num_damaged += 1
-        with self._lock:
-            self.stats.num_damaged += num_damaged
+        headers = self._headers(self._reads, "get", keys, commands)
+        for header, value in headers or [(None, None)] * len(keys):
+            payload = None
+            if header is not None and header.expires_at_s > now_s:
+                assert isinstance(value, bytes | memoryview)
+                payload = memoryview(value)[HEADER_NBYTES:]
+                if not header.describes(payload):
+                    payload = None
+                    self._count_damaged(1)
+            payloads.append(payload)
         return payloads
 
     def put_many(self, items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
@@ -157,8 +148,6 @@ class RedisStore:
         self, expiries: Mapping[bytes, float], *, only_longer: bool = False
     ) -> list[bool]:
         """Move the expiry of objects in one round trip. One that fails keeps its old expiry."""
-        with self._lock:
-            owed = set(self._owed)
         commands: list[Command] = [
             (
                 *("EVAL", REFRESH, 1, self._name(key), encode_expiry(key, expires_at_s)),
@@ -166,9 +155,8 @@ class RedisStore:
             )
             for key, expires_at_s in expiries.items()
         ]
-        replies = self._ask(self._writes, "refresh", commands) or [None] * len(commands)
-        headers, _ = self._headers(list(expiries), replies, owed)
-        return [header is not None for header in headers]
+        headers = self._headers(self._writes, "refresh", list(expiries), commands)
+        return [header is not None for header, _ in headers or [(None, None)] * len(expiries)]
 
     def expire(self, now_s: float) -> None:
         """Learn the time, which is needed to tell the server how long to keep an object; it expires
@@ -190,7 +178,7 @@ class RedisStore:
         for at in range(0, len(keys), MAX_SCAN_AT_ONCE):
             page = keys[at : at + MAX_SCAN_AT_ONCE]
             all_found = self._find(page)
-            if all_found is None:
+            if not all_found:
                 raise OSError(NOT_LISTED)
             yield from (
                 (key, found)
@@ -211,49 +199,50 @@ class RedisStore:
         self._reads.close()
         self._writes.close()
 
-    def _find(self, keys: Sequence[bytes]) -> list[Found | None] | None:
-        """The object of each key, expired or not; None when the server does not answer."""
-        with self._lock:
-            owed = set(self._owed)
+    def _find(self, keys: Sequence[bytes]) -> list[Found | None]:
+        """The object of each key, expired or not; nothing when the server does not answer."""
         commands: list[Command] = []
         for key in keys:
-            commands += (
-                ("GETRANGE", self._name(key), 0, HEADER_NBYTES - 1),
-                ("STRLEN", self._name(key)),
-            )
-        replies = self._ask(self._reads, "get", commands)
-        if replies is None:
-            return None
-        headers, num_damaged = self._headers(keys, replies[::2], owed)
-        all_found: list[Found | None] = []
-        for header, length in zip(headers, replies[1::2], strict=True):
-            is_whole = header is not None and length == HEADER_NBYTES + header.payload_nbytes
-            all_found.append(
-                Found(header.payload_nbytes, header.expires_at_s)
-                if header is not None and is_whole
-                else None
-            )
-        with self._lock:
-            self.stats.num_damaged += num_damaged
-        return all_found
+            name = self._name(key)
+            commands += (("GETRANGE", name, 0, HEADER_NBYTES - 1), ("STRLEN", name))
+        return [
+            Found(header.payload_nbytes, header.expires_at_s)
+            if header is not None and length == HEADER_NBYTES + header.payload_nbytes
+            else None
+            for header, length in self._headers(self._reads, "get", keys, commands)
+        ]
 
-    @staticmethod
     def _headers(
-        keys: Sequence[bytes], values: Sequence[Reply], owed: set[bytes]
-    ) -> tuple[list[ObjectHeader | None], int]:
-        """The header that each value begins with, None unless it is sound, its key's own, and not
-        to be deleted; and how many strings have none though they should."""
+        self,
+        server: RedisConnection,
+        operation: str,
+        keys: Sequence[bytes],
+        commands: Sequence[Command],
+    ) -> list[tuple[ObjectHeader | None, Reply]]:
+        """For each key the header that the reply to its first command begins with, and the reply to
+        its last one; nothing when the server does not answer. A header is None unless it is sound,
+        its key's own, and not to be deleted."""
+        with self._lock:
+            owed = set(self._owed)
+        replies = self._ask(server, operation, commands)
+        if not replies:
+            return []
+        step = len(commands) // len(keys)
         headers: list[ObjectHeader | None] = []
-        num_damaged = 0
-        for key, value in zip(keys, values, strict=True):
+        for key, value in zip(keys, replies[::step], strict=True):
             header = None
             if key not in owed and isinstance(value, bytes | memoryview) and len(value) > 0:
                 header = decode_header(value)
-                header = header if header is not None and header.key == key else None
-                # A refresh by an older version that crosses a delete leaves a stump of zeros.
-                num_damaged += header is None and any(value[: len(MAGIC)])
+                if header is None or header.key != key:
+                    header = None
+                    # A refresh by an older version that crosses a delete leaves a stump of zeros.
+                    self._count_damaged(any(value[: len(MAGIC)]))
             headers.append(header)
-        return headers, num_damaged
+        return list(zip(headers, replies[step - 1 :: step], strict=True))
+
+    def _count_damaged(self, num_damaged: int) -> None:
+        with self._lock:
+            self.stats.num_damaged += num_damaged
 
     def _put(self, items: Sequence[Item], *, only_longer: bool) -> list[bool]:
         """One batch. With `only_longer` a script first deletes what is to be replaced, and the
