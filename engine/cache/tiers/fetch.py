@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from itertools import takewhile
 from typing import Final, Literal, TypeAlias
 
 from engine.cache.lookup import PromptLookup, TenantCache
@@ -184,26 +185,13 @@ def choose(
 ) -> list[SpanRead]:
     """The spans to read, in token order: all that the entry to be read needs, and beyond it those
     that are faster read than computed, says `is_faster`."""
-    chain = list(_contiguous(fetch.spans))
-    chain_end = (
-        chain[-1].end if chain else geometry.border(min(fetch.num_matched, fetch.view.num_prompt))
-    )
-    live = _reachable(fetch, geometry, is_live, chain_end)
+    start = geometry.border(min(fetch.num_matched, fetch.view.num_prompt))
+    chain = list(takewhile(lambda span: span.is_there, fetch.spans))
+    live = _reachable(fetch, geometry, is_live, chain[-1].end if chain else start)
     promised = _promised(fetch, live)
-    chosen: list[SpanRead] = []
-    for read in chain:
-        if read.start >= promised and not is_faster(read):
-            break
-        chosen.append(read)
-    end = (
-        chosen[-1].end if chosen else geometry.border(min(fetch.num_matched, fetch.view.num_prompt))
-    )
-    ends = [
-        offset
-        for offset in live.values()
-        if max(end, fetch.num_matched) < offset < end + geometry.span_tokens
-    ]
-    for offset in sorted(ends, reverse=True):
+    chosen = list(takewhile(lambda span: span.start < promised or is_faster(span), chain))
+    end = chosen[-1].end if chosen else start
+    for offset in sorted(live.values(), reverse=True):
         tail = fetch.tails.get(offset)
         if (
             tail is not None
@@ -213,13 +201,6 @@ def choose(
         ):
             return [*chosen, tail]
     return chosen
-
-
-def _contiguous(spans: list[SpanRead]) -> Iterator[SpanRead]:
-    for span in spans:
-        if not span.is_there:
-            return
-        yield span
 
 
 def _reachable(

@@ -178,7 +178,7 @@ class FolderContents:
         self.index.expire_at(record, expires_at_s)
         self._count()
 
-    def sweep(self, now_s: float, limit: int) -> int:
+    def sweep(self, now_s: float, limit: int) -> None:
         """Delete up to `limit` expired objects, soonest expired first, and try again what could not
         be deleted."""
         for path, nbytes in list(self._undeleted.items())[:MAX_RETRIES]:
@@ -188,12 +188,11 @@ class FolderContents:
         self._count()
         if not self._undeleted:
             self._health.worked("delete")
-        for num_gone in range(limit):
+        for _ in range(limit):
             first = self.index.next_to_expire()
             if first is None or first.expires_at_s > now_s or first.num_readers > 0:
-                return num_gone
+                return
             self.remove(first)
-        return limit
 
     def check(self) -> None:
         """Assert, while nothing is in flight, that counters, index and folder agree and that the

@@ -35,10 +35,6 @@ SWEEP: Final = 16
 """The most expired objects that a call deletes, beside its own work."""
 
 
-def no_progress(num_done: int, num_total: int) -> None:
-    """Ignore it."""
-
-
 class DiskStore:
     """At most `nbytes` of a folder: objects, folders, foreign files and writes under way, in
     allocated blocks.
@@ -62,7 +58,7 @@ class DiskStore:
         eviction: str = "lru",
         fsync: bool = False,
         waits: bool = False,
-        progress: Progress = no_progress,
+        progress: Progress = lambda num_done, num_total: None,
         files: Files | None = None,
     ) -> None:
         """`progress(num_done, num_total)` hears of the headers read while the folder is opened.
