@@ -28,7 +28,7 @@ MAPPED_NBYTES: Final = 1024**2
 """From this size on a buffer is a mapping of its own."""
 
 CELL_NBYTES: Final = 64 * 1024
-"""What a stage is lent out in."""
+"""The unit in which a stage is lent out."""
 _FREE: Final = b"\x01"
 _LENT: Final = b"\x00"
 
@@ -81,13 +81,6 @@ class Stage:
         memory."""
         for at in range(0, len(self._memory), mmap.PAGESIZE):
             self._memory[at] = 0
-
-    @property
-    def lent_nbytes(self) -> int:
-        """Bytes that are out."""
-        with self._lock:
-            self._take_back()
-            return self._cells.count(_LENT) * CELL_NBYTES
 
     def lend(self, nbytes: int) -> memoryview:
         """See `Lend`."""

@@ -29,7 +29,7 @@ from typing import Final, assert_never
 import msgspec
 
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.tiers.tiers import Tiers
+from engine.cache.tiers.client import TierClients
 from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts
@@ -106,7 +106,7 @@ def build_engine(
             block_size=config.block_size,
             fingerprint=fingerprint,
             root_secret=config.root_secret,
-            tiers=Tiers(stores) if stores else None,
+            tiers=TierClients(stores) if stores else None,
             eviction=config.eviction,
             force_store=config.force_ram,
             pin_nbytes=config.pin_nbytes,

@@ -116,7 +116,7 @@ class PageAllocator:
         """Keep the block and all above it until `until_s`."""
         self._index.extend(block, until_s, promised=promised)
 
-    def curtail(self, block: Block, until_s: float, promised_until_s: float) -> None:
+    def shorten(self, block: Block, until_s: float, promised_until_s: float) -> None:
         """Shorten the life of a block to `until_s`, or to that of its children and entries.
         `promised_until_s` is the expiry of the last entry that ends in it."""
         children = block.children.values()

@@ -11,8 +11,7 @@ from itertools import takewhile
 from engine.cache.hit import live_offsets
 from engine.cache.lease import Lease
 from engine.cache.lookup import Lookup
-from engine.cache.tiers.fetch import Fetch
-from engine.cache.tiers.pieces import SpanRead
+from engine.cache.tiers.fetch import Fetch, SpanRead
 from engine.cache.tiers.tiers import Tiers
 from engine.cache.tree.geometry import Geometry
 from engine.cache.tree.tenant import TenantCache
@@ -29,7 +28,7 @@ class Fetches:
     @property
     def tenants(self) -> list[TenantCache]:
         """The tenants of the open fetches."""
-        return [fetch.space for fetch in self._open]
+        return [fetch.tenant for fetch in self._open]
 
     def start(self, lookup: Lookup, now_s: float) -> Fetch:
         """Begin to read the part that the device lacks; over at once where it lacks nothing."""
@@ -38,7 +37,7 @@ class Fetches:
         fetch = Fetch(tenant, lookup.prompt, now_s, last, match.num_tokens)
         self._open[fetch] = None
         if self._has_enough(lookup, now_s):
-            fetch.is_over = True
+            self._tiers.reads.abandon(fetch)
         else:
             self._tiers.start(fetch)
         return fetch
@@ -52,7 +51,7 @@ class Fetches:
     def arrived(self, fetch: Fetch, lookup: Lookup, now_s: float) -> list[SpanRead]:
         """The spans that were read and make the match longer, in token order; without those that
         expired while the request waited."""
-        if fetch.space is not lookup.tenant:  # flushed meanwhile
+        if fetch.tenant is not lookup.tenant:  # flushed meanwhile
             return []
         promised = max(live_offsets(lookup.prompt, lookup.tenant.entries, now_s), default=0)
         fetched = fetch.arrived(len(lookup.match.path) * self._geometry.block_size)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from engine.cache.tiers.fetch import Fetch
-from engine.cache.tiers.pieces import SpanRead
+from engine.cache.tiers.fetch import Fetch, SpanRead
 from engine.cache.tree.block import Block
 from engine.cache.tree.prompt import PlannedPrompt
 from engine.cache.tree.tenant import TenantCache

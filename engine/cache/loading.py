@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from engine.cache.allocator import PageAllocator
 from engine.cache.inserter import TreeInserter
 from engine.cache.lease import Lease
-from engine.cache.tiers.pieces import SpanRead
+from engine.cache.tiers.fetch import SpanRead
 from engine.cache.tree.block import Block
 from engine.cache.tree.device import PageDevice
 from engine.cache.tree.geometry import Geometry

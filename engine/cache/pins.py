@@ -63,7 +63,7 @@ class Pins:
         self._write_back.spans(tenant, path)
         self._write_back.entry(tenant, entry)
         # At once: a kill must not leave a pinned entry whose KV expires.
-        self._tiers.tell_refreshes()
+        self._tiers.send_refreshes()
         return "done"
 
     def unpin(self, tenants: Iterable[TenantCache], key: bytes) -> PinOutcome:
@@ -81,8 +81,8 @@ class Pins:
         path = _path(last)
         for block in reversed(path):
             promises = [other.expires_at_s for other in tenant.entries.covered_by(block)]
-            self._allocator.curtail(block, until_s, max(promises, default=0.0))
-        self._write_back.curtail(tenant, entry, path, until_s)
+            self._allocator.shorten(block, until_s, max(promises, default=0.0))
+        self._write_back.shorten(tenant, entry, path, until_s)
         return "done"
 
     def used_nbytes(self, tenants: Iterable[TenantCache]) -> int:
@@ -109,11 +109,11 @@ class Pins:
         self, tenants: Iterable[TenantCache], key: bytes
     ) -> tuple[TenantCache | None, Entry | None]:
         for tenant in tenants:
-            if key.startswith(tenant.seal.namespace):
+            if key.startswith(tenant.namespace.prefix):
                 for entry in tenant.entries:
                     if (
                         entry.live(self._allocator.now_s)
-                        and stored_entry_key(tenant.seal, entry.key) == key
+                        and stored_entry_key(tenant.namespace, entry.key) == key
                     ):
                         return tenant, entry
         return None, None

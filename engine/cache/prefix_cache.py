@@ -22,6 +22,7 @@ from engine.cache.loading import Loader
 from engine.cache.lookup import Lookup
 from engine.cache.pins import UNLIMITED, Pins
 from engine.cache.promises import Promises
+from engine.cache.tiers.client import TierClients
 from engine.cache.tiers.fetch import Fetch
 from engine.cache.tiers.object_format import SPAN_TOKENS
 from engine.cache.tiers.tiers import Tiers
@@ -66,7 +67,7 @@ class PrefixCache:
         block_size: int,
         fingerprint: str,
         root_secret: bytes,
-        tiers: Tiers | None = None,
+        tiers: TierClients | None = None,
         eviction: str = "lru",
         force_store: bool = False,
         span_tokens: int = SPAN_TOKENS,
@@ -81,18 +82,16 @@ class PrefixCache:
         self._geometry = geometry = Geometry(
             block_size, page_nbytes, max(span_tokens - span_tokens % block_size, block_size)
         )
-        tiers = Tiers(()) if tiers is None else tiers
-        tiers.attach(geometry, counters)
-        self.tiers = tiers
-        self.write_back = WriteBack(tiers, device, geometry, counters, lambda: self.now_s)
+        self.tiers = below = Tiers(TierClients() if tiers is None else tiers, geometry, counters)
+        self.write_back = WriteBack(below, device, geometry, counters, lambda: self.now_s)
         self._allocator = allocator = PageAllocator(
             index, self._pool, EvictionQueue(eviction), counters, self.write_back.rescue
         )
         self._inserter = inserter = TreeInserter(index, allocator, counters)
         self._loader = Loader(geometry, allocator, inserter, device, counters)
-        self._fetches = Fetches(tiers, geometry)
-        self._promises = Promises(index, allocator, inserter, counters, tiers, self.write_back)
-        self._pins = Pins(allocator, geometry, tiers, self.write_back, pin_nbytes)
+        self._fetches = Fetches(below, geometry)
+        self._promises = Promises(index, allocator, inserter, counters, below, self.write_back)
+        self._pins = Pins(allocator, geometry, below, self.write_back, pin_nbytes)
         self._tenants = TenantCaches(root_secret, fingerprint, block_size)
         self._leases: dict[Lease, None] = {}
 
@@ -315,7 +314,7 @@ class PrefixCache:
         """Advance the time, and free some of the expired blocks and entries."""
         self._allocator.advance(now_s)
         self._allocator.sweep(SWEEP_BLOCKS)
-        self.tiers.tell_time(self.now_s)
+        self.tiers.expire(self.now_s)
         for name, cached in list(self._tenants.items()):
             cached.entries.sweep(self.now_s, SWEEP_ENTRIES)
             used = [*(lease.tenant for lease in self._leases), *self._fetches.tenants]

@@ -5,7 +5,7 @@ Knows no tokens, tensors or tenants.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
@@ -18,51 +18,40 @@ PINNED_UNTIL_S: Final = 2.0**33
 
 
 class Found(NamedTuple):
-    """What a tier says of an item without reading it; `tier` names the place where a store has
-    several."""
+    """The size and the expiry of an item that a store holds."""
 
     nbytes: int
     expires_at_s: float
-    tier: str = ""
 
 
 class Item(NamedTuple):
-    """Something to store under a key of 1 to 64 bytes. Without a payload: the expiry of what is
-    there becomes this, as somebody uses it who has it elsewhere.
+    """Something to store under a key of 1 to 64 bytes.
 
-    `worth` is what it costs to make it again, per byte, in any unit; a store may ask it for whom to
-    give up first.
+    `recompute_cost` is the cost of making it again, per byte, in any unit; a store may evict by
+    it.
     """
 
     key: bytes
-    payload: Payload | None
+    payload: Payload
     expires_at_s: float
-    worth: float = 0.0
+    recompute_cost: float = 0.0
 
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters since the store opened; `nbytes` and `num_items` are what it holds now, as far as it
-    can know.
+    """The state of a store, as far as it can know; the client of a tier counts what it moves.
 
     `nbytes` is everything that counts against the cap: for a folder the allocated blocks of all
     files and directories, bytes reserved for writes under way included; a store shared with others
-    does not know and says 0. `num_put_drops` counts payloads and refreshes that were not stored,
-    `num_damaged` items found not to be what was put, `num_errors` calls of the medium that failed.
-    `num_undeleted` items are forgotten here, and the medium could not be told to yet.
-    `pinned_nbytes` are those of items that are pinned, 0 where nobody counts. `problem` is why the
-    tier does not work now, None while it does.
+    does not know and says 0. `pinned_nbytes` are those of pinned items, 0 where nobody counts.
+    `num_damaged` items were found not to be what was put, `num_errors` calls of the medium failed
+    since the store opened. `num_undeleted` items are deleted here, but not yet on the medium.
+    `problem` is why the store does not work now, None while it does.
     """
 
     nbytes: int = 0
     num_items: int = 0
     pinned_nbytes: int = 0
-    num_puts: int = 0
-    num_put_drops: int = 0
-    num_gets: int = 0
-    num_hits: int = 0
-    num_evictions: int = 0
-    num_expired: int = 0
     num_damaged: int = 0
     num_errors: int = 0
     num_undeleted: int = 0
@@ -77,25 +66,38 @@ class BlockStore(Protocol):
     not even for a moment. An expired item is never returned. All calls are batched, may block, and
     may come from several threads at once: only I/O threads, or the engine thread for the memory
     store, may call them. No call raises for a missing key, and none but `scan` for a medium that
-    fails: what cannot be stored is dropped and counted, what cannot be read is None, and the store
-    works again when its medium does. Entering may raise `StoreError`. Lifecycle is a context
-    manager; after exit nothing may be called.
+    fails: what cannot be stored is dropped, what cannot be read is None, and the store works again
+    when its medium does. Entering may raise `StoreError`. Lifecycle is a context manager; after
+    exit nothing may be called.
+
+    With `only_longer` no item ends sooner than before, however many processes share the store:
+    whatever is held longer than asked stays as it is.
     """
 
     stats: StoreStats
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
-        """One answer per key, in order, without reading payloads. Asked for nothing, a store still
-        learns the time: it may drop some of what has expired."""
+        """One answer per key, in order, without reading payloads; does not count as use."""
         ...
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
-        """One payload or None per key, in order."""
+        """One payload or None per key, in order; counts as use."""
         ...
 
-    def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order; both count as use. What does not fit is dropped and counted
-        in `stats.num_put_drops`."""
+    def put_many(self, items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
+        """Store items, in order; for each whether its key is held now, until its expiry or later.
+        What does not fit is dropped."""
+        ...
+
+    def refresh_many(
+        self, expiries: Mapping[bytes, float], *, only_longer: bool = False
+    ) -> list[bool]:
+        """Move the expiry of items, an expired one that is still there included; for each key
+        whether it is held. Counts as use: somebody reads the same item in another tier."""
+        ...
+
+    def expire(self, now_s: float) -> None:
+        """Delete some of what has expired by `now_s`."""
         ...
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
@@ -130,7 +132,7 @@ DELETE_BATCH: Final = 256
 
 def delete_prefix(store: BlockStore, prefix: bytes) -> int:
     """Forget every item whose key begins with `prefix`; how many there were. Raises OSError as
-    `scan` does, and where the medium has anything still that it was to forget."""
+    `scan` does, and where the medium still has anything that was deleted."""
     keys = [key for key, _ in store.scan() if key.startswith(prefix)]
     for at in range(0, len(keys), DELETE_BATCH):
         store.delete_many(keys[at : at + DELETE_BATCH])

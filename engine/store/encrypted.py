@@ -2,8 +2,8 @@
 
 AES-256-GCM, a key of its own for every item. Needs the `encrypt` extra.
 
-Stored KV is as good as the plaintext of the prompt; with this, whoever has the disk or the Redis
-server but not the secret has nothing but the keys and lengths. The keys of a store are themselves
+Stored KV is as sensitive as the prompt itself. With encryption, an attacker who has the disk or the
+Redis server but not the secret sees only keys and lengths. The keys of a store are themselves
 keyed hashes that no two tenants have in common, so a key derived from the secret and the item's key
 is the tenant's too.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -30,7 +30,7 @@ from engine.store.base import BlockStore, Found, Item
 
 NONCE_NBYTES: Final = 12
 OVERHEAD_NBYTES: Final = NONCE_NBYTES + 16
-"""What a stored payload is longer by."""
+"""A stored payload is longer by so many bytes."""
 MIN_SECRET_NBYTES: Final = 16
 
 
@@ -38,11 +38,11 @@ class EncryptedStore:
     """`inner` sees ciphertext only. What another secret, another key or another hand wrote is a
     miss, and left there.
 
-    Shares `inner.stats`; a payload that can't be decrypted counts as damaged and not as a hit.
+    Shares `inner.stats`; a payload that can't be decrypted counts as damaged.
     """
 
     def __init__(self, inner: BlockStore, secret: bytes, lend: Lend = buffer) -> None:
-        """What is decrypted lies in memory from `lend`. Raises ValueError for a secret shorter than
+        """Decrypted payloads lie in memory from `lend`. Raises ValueError for a secret of less than
         16 bytes."""
         if len(secret) < MIN_SECRET_NBYTES:
             raise ValueError(f"the secret must have at least {MIN_SECRET_NBYTES} bytes")
@@ -65,11 +65,19 @@ class EncryptedStore:
             for key, payload in zip(keys, sealed, strict=True)
         ]
 
-    def put_many(self, items: Sequence[Item]) -> None:
-        """Encrypt and store; a refresh passes through."""
-        self._inner.put_many(
-            [item if item.payload is None else self._seal(item, item.payload) for item in items]
-        )
+    def put_many(self, items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
+        """Encrypt and store."""
+        return self._inner.put_many([self._seal(item) for item in items], only_longer=only_longer)
+
+    def refresh_many(
+        self, expiries: Mapping[bytes, float], *, only_longer: bool = False
+    ) -> list[bool]:
+        """Move expiries, which are not encrypted."""
+        return self._inner.refresh_many(expiries, only_longer=only_longer)
+
+    def expire(self, now_s: float) -> None:
+        """Delete some of what has expired."""
+        self._inner.expire(now_s)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys."""
@@ -91,10 +99,10 @@ class EncryptedStore:
     ) -> None:
         self._inner.__exit__(kind, error, trace)
 
-    def _seal(self, item: Item, payload: Payload) -> Item:
-        sealed = buffer(len(payload) + OVERHEAD_NBYTES)
+    def _seal(self, item: Item) -> Item:
+        sealed = buffer(len(item.payload) + OVERHEAD_NBYTES)
         sealed[:NONCE_NBYTES] = nonce = os.urandom(NONCE_NBYTES)
-        self._cipher(item.key).encrypt_into(nonce, payload, item.key, sealed[NONCE_NBYTES:])
+        self._cipher(item.key).encrypt_into(nonce, item.payload, item.key, sealed[NONCE_NBYTES:])
         return item._replace(payload=sealed.toreadonly())
 
     def _open(self, key: bytes, sealed: Payload) -> Payload | None:
@@ -104,7 +112,6 @@ class EncryptedStore:
             self._cipher(key).decrypt_into(view[:NONCE_NBYTES], view[NONCE_NBYTES:], key, opened)
         except (InvalidTag, ValueError):  # ValueError: too short to be ours
             with self._lock:
-                self.stats.num_hits -= 1
                 self.stats.num_damaged += 1
             return None
         return opened.toreadonly()
@@ -116,5 +123,5 @@ class EncryptedStore:
 
 
 def plain(found: Found) -> Found:
-    """What is found, as the one who put it sees it."""
+    """An item as it was before encryption."""
     return found._replace(nbytes=max(found.nbytes - OVERHEAD_NBYTES, 0))

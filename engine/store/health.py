@@ -1,5 +1,7 @@
-"""Whether a tier works, said once: a flag in the stats and one log line, however often it fails.
-Knows no medium."""
+"""Reports of a failing tier: a flag in the stats and one log line, however often it fails.
+
+Knows no medium.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +29,29 @@ class ErrorReporter:
         self._name = name
         self.stats = stats
         self._problems: dict[str, str] = {}
-        self._said_at_s: float | None = None
-        self._told_broken = False
+        self._logged_at_s: float | None = None
+        self._is_logged = False
 
     def failed(self, operation: str, problem: str | OSError) -> None:
-        """Count an error; `stats.problem` names it, and the operator is told unless told less than
-        `QUIET_S` ago."""
+        """Count an error; `stats.problem` names it, and a warning is logged unless one was logged
+        less than `QUIET_S` ago."""
         self.stats.num_errors += 1
         self._problems[operation] = (
             problem if isinstance(problem, str) else problem.strerror or type(problem).__name__
         )
-        told = self.stats.problem
+        before = self.stats.problem
         self.stats.problem = self._first()
-        if self.stats.problem != told and self._may_speak():
-            self._told_broken = True
+        if self.stats.problem != before and self._may_log():
+            self._is_logged = True
             _log.warning("the %s tier does not work: %s", self._name, self.stats.problem)
 
     def worked(self, operation: str) -> None:
-        """The operation's problem is over. Says so if the problem was said."""
+        """The operation's problem is over. Logs so if the problem was logged."""
         if self._problems.pop(operation, None) is None:
             return
         self.stats.problem = self._first()
-        if self.stats.problem is None and self._told_broken:
-            self._told_broken = False
+        if self.stats.problem is None and self._is_logged:
+            self._is_logged = False
             _log.info("the %s tier works again", self._name)
 
     def _first(self) -> str | None:
@@ -57,11 +59,11 @@ class ErrorReporter:
             (f"{operation}: {problem}" for operation, problem in self._problems.items()), None
         )
 
-    def _may_speak(self) -> bool:
+    def _may_log(self) -> bool:
         if (
-            self._said_at_s is not None
-            and self._said_at_s <= self.now_s < self._said_at_s + QUIET_S
+            self._logged_at_s is not None
+            and self._logged_at_s <= self.now_s < self._logged_at_s + QUIET_S
         ):
             return False
-        self._said_at_s = self.now_s
+        self._logged_at_s = self.now_s
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -13,7 +13,7 @@ from engine.store.base import PINNED_UNTIL_S, Found, Item, StoreStats
 from engine.structures.lazy_heap import LazyHeap
 
 SWEEP: Final = 16
-"""Expired items that one look or put drops at most."""
+"""Expired items that one call drops at most."""
 
 
 class MemoryStore:
@@ -31,28 +31,42 @@ class MemoryStore:
         self._now_s = float("-inf")
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
-        """One answer per key, in order; does not count as use."""
+        """One answer per key, in order."""
         with self._lock:
             self._now_s = max(self._now_s, now_s)
             self._sweep()
             return [self._find(key, now_s) for key in keys]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
-        """One payload or None per key, in order; counts as use."""
+        """One payload or None per key, in order."""
         with self._lock:
             self._now_s = max(self._now_s, now_s)
-            self.stats.num_gets += len(keys)
             return [self._get(key, now_s) for key in keys]
 
-    def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order. An item larger than the cap is dropped, and so is what was
-        under its key."""
+    def put_many(self, items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
+        """Store items, in order. An item larger than the cap is dropped, and so is what was under
+        its key."""
         with self._lock:
-            for item in items:
-                if item.payload is None:
-                    self._refresh(item)
-                else:
-                    self._put(item, item.payload)
+            return [
+                (only_longer and self._outlives(item.key, item.expires_at_s)) or self._put(item)
+                for item in items
+            ]
+
+    def refresh_many(
+        self, expiries: Mapping[bytes, float], *, only_longer: bool = False
+    ) -> list[bool]:
+        """Move the expiry of items."""
+        with self._lock:
+            return [
+                self._refresh(key, expires_at_s, only_longer=only_longer)
+                for key, expires_at_s in expiries.items()
+            ]
+
+    def expire(self, now_s: float) -> None:
+        """Drop up to `SWEEP` expired items."""
+        with self._lock:
+            self._now_s = max(self._now_s, now_s)
+            self._sweep()
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys; unknown ones are ignored."""
@@ -94,42 +108,45 @@ class MemoryStore:
         if payload is None or expires_at_s <= now_s:
             return None
         self._items.move_to_end(key)
-        self.stats.num_hits += 1
         return payload
 
-    def _refresh(self, item: Item) -> None:
-        held = self._items.get(item.key)
-        if held is not None:
-            self._count_pinned(item.key, -1)
-            self._items[item.key] = (held[0], item.expires_at_s)
-            self._items.move_to_end(item.key)
-            self._count_pinned(item.key, 1)
-            self._expiring.add(item.key)
+    def _outlives(self, key: bytes, expires_at_s: float) -> bool:
+        held = self._items.get(key)
+        return held is not None and held[1] > expires_at_s
 
-    def _put(self, item: Item, payload: Payload) -> None:
+    def _refresh(self, key: bytes, expires_at_s: float, *, only_longer: bool) -> bool:
+        held = self._items.get(key)
+        if held is None:
+            return False
+        self._items.move_to_end(key)
+        if not (only_longer and self._outlives(key, expires_at_s)):
+            self._count_pinned(key, -1)
+            self._items[key] = (held[0], expires_at_s)
+            self._count_pinned(key, 1)
+            self._expiring.add(key)
+        return True
+
+    def _put(self, item: Item) -> bool:
         self._remove(item.key)
-        nbytes = len(item.key) + len(payload)
+        nbytes = len(item.key) + len(item.payload)
         if nbytes > self.cap_nbytes:
-            self.stats.num_put_drops += 1
-            return
+            return False
         while self.stats.nbytes + nbytes > self.cap_nbytes and self._sweep():
             pass
         while self.stats.nbytes + nbytes > self.cap_nbytes:
             self._remove(self._victim())
-            self.stats.num_evictions += 1
-        self._items[item.key] = (payload, item.expires_at_s)
+        self._items[item.key] = (item.payload, item.expires_at_s)
         self._count_pinned(item.key, 1)
         self._expiring.add(item.key)
         self.stats.nbytes += nbytes
         self.stats.num_items += 1
-        self.stats.num_puts += 1
+        return True
 
     def _sweep(self) -> int:
         """Drop some of what has expired by the latest time seen; how many."""
         num_dropped = 0
         while num_dropped < SWEEP and (key := self._expiring.pop(self._now_s)) is not None:
             self._remove(key)
-            self.stats.num_expired += 1
             num_dropped += 1
         return num_dropped
 

@@ -1,10 +1,10 @@
-"""How an item looks in a medium that may damage it: one header before the payload,
+"""The format of an item in a medium that may damage it: one header before the payload,
 on disk and in Redis alike.
 
 All integers are little-endian. The header has no byte that is not covered by a checksum:
 
     0   magic, 8 bytes
-    8   uint16 version, uint16 key length, float32 worth
+    8   uint16 version, uint16 key length, float32 cost of recomputing a byte
     16  uint64 payload length, uint64 xxh3_64 of the payload
     32  key, 64 bytes, zero padded
     96  uint64 xxh3_64 of bytes 0 to 96
@@ -35,6 +35,8 @@ _FIXED: Final = struct.Struct("<8sHHfQQ64s")
 _CHECKSUM: Final = struct.Struct("<Q")
 _EXPIRY: Final = struct.Struct("<d")
 
+PAYLOAD_NBYTES_AT: Final = 16
+"""Where the payload's length begins."""
 EXPIRY_AT: Final = _FIXED.size + _CHECKSUM.size
 """Where the expiry slot begins."""
 HEADER_NBYTES: Final = EXPIRY_AT + _EXPIRY.size + _CHECKSUM.size
@@ -43,13 +45,13 @@ HEADER_NBYTES: Final = EXPIRY_AT + _EXPIRY.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class ObjectHeader:
-    """What a sound header says."""
+    """The fields of a sound header; `recompute_cost` as in `Item`."""
 
     key: bytes
     payload_nbytes: int
     payload_checksum: int
     expires_at_s: float
-    worth: float = 0.0
+    recompute_cost: float = 0.0
 
     def describes(self, payload: Payload) -> bool:
         """Whether these are the bytes that were put."""
@@ -61,12 +63,16 @@ def checksum(data: Payload) -> int:
     return xxhash.xxh3_64_intdigest(data)  # type: ignore[no-any-return, unused-ignore]
 
 
-def encode_header(key: bytes, payload: Payload, expires_at_s: float, worth: float = 0.0) -> bytes:
+def encode_header(
+    key: bytes, payload: Payload, expires_at_s: float, recompute_cost: float = 0.0
+) -> bytes:
     """The `HEADER_NBYTES` bytes that go before `payload`. Raises ValueError for a key that is empty
     or too long."""
     if not 1 <= len(key) <= MAX_KEY_NBYTES:
         raise ValueError(f"a key has 1 to {MAX_KEY_NBYTES} bytes, not {len(key)}")
-    fixed = _FIXED.pack(MAGIC, VERSION, len(key), worth, len(payload), checksum(payload), key)
+    fixed = _FIXED.pack(
+        MAGIC, VERSION, len(key), recompute_cost, len(payload), checksum(payload), key
+    )
     return fixed + _CHECKSUM.pack(checksum(fixed)) + encode_expiry(key, expires_at_s)
 
 
@@ -77,11 +83,11 @@ def encode_expiry(key: bytes, expires_at_s: float) -> bytes:
 
 
 def decode_header(data: Payload) -> ObjectHeader | None:
-    """What the first `HEADER_NBYTES` bytes of `data` say; None when they are short, damaged or not
-    ours."""
+    """The header in the first `HEADER_NBYTES` bytes of `data`; None when they are short, damaged or
+    not ours."""
     if len(data) < HEADER_NBYTES:
         return None
-    magic, version, key_nbytes, worth, payload_nbytes, payload_checksum, padded = (
+    magic, version, key_nbytes, recompute_cost, payload_nbytes, payload_checksum, padded = (
         _FIXED.unpack_from(data)
     )
     (fixed_checksum,) = _CHECKSUM.unpack_from(data, _FIXED.size)
@@ -91,4 +97,4 @@ def decode_header(data: Payload) -> ObjectHeader | None:
     (expires_at_s,) = _EXPIRY.unpack_from(data, EXPIRY_AT)
     if encode_expiry(key, expires_at_s) != data[EXPIRY_AT:HEADER_NBYTES]:
         return None
-    return ObjectHeader(key, payload_nbytes, payload_checksum, expires_at_s, worth)
+    return ObjectHeader(key, payload_nbytes, payload_checksum, expires_at_s, recompute_cost)

@@ -31,7 +31,7 @@ def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 40))):
         block = data.draw(st.sampled_from(blocks))
         match data.draw(
-            st.sampled_from(["use", "promise", "keep", "curtail", "pin", "unpin", "time", "pop"])
+            st.sampled_from(["use", "promise", "keep", "shorten", "pin", "unpin", "time", "pop"])
         ):
             case "use":
                 block.last_use, block.credit = now_s, queue.clock
@@ -42,7 +42,7 @@ def test_pops_agree_with_a_full_scan(name: str, data: st.DataObject) -> None:
                 )
             case "keep":
                 block.promised_until_s = PINNED_UNTIL_S
-            case "curtail":
+            case "shorten":
                 block.promised_until_s = min(
                     block.promised_until_s, now_s + data.draw(st.integers(0, 5))
                 )

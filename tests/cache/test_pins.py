@@ -26,7 +26,7 @@ def key_of(rig: Rig) -> bytes:
     """The key of the object of the prompt's entry."""
     (space,) = rig.cache._tenants.values()
     (entry,) = (entry for entry in space.entries if entry.offset == 18)
-    return stored_entry_key(space.seal, entry.key)
+    return stored_entry_key(space.namespace, entry.key)
 
 
 def pin(rig: Rig, *, pinned: bool = True) -> str:
@@ -64,7 +64,7 @@ def test_a_pinned_entry_does_not_expire_until_it_is_unpinned(has_tier: bool) -> 
     rig.advance(1)
     assert (rig.cache.stats().gauges.num_entries, rig.cache.stats().gauges.num_blocks) == (0, 0)
     if store is not None:
-        store.find_many((), rig.now_s)
+        store.expire(rig.now_s)
         assert (store.stats.num_items, store.stats.pinned_nbytes) == (0, 0)
 
 
@@ -77,7 +77,7 @@ def test_an_unread_unpinned_entry_leaves_nothing_behind() -> None:
     rig.advance(YEAR_S)
     pin(rig, pinned=False)
     rig.advance(TTL_S + 1)
-    store.find_many((), rig.now_s)
+    store.expire(rig.now_s)
     assert rig.cache.stats().gauges.num_blocks == 0
     assert store.stats.num_items == 0
     assert read(rig)[0] == 0
@@ -143,8 +143,8 @@ def test_every_object_under_it_is_pinned_below() -> None:
     (entry,) = space.entries
     assert entry.block is not None
     pinned = {key for key, found in store.scan() if found.expires_at_s >= PINNED_UNTIL_S}
-    assert stored_entry_key(space.seal, entry.key) in pinned
-    spans = {span_key(space.seal, block.key) for block in rig.cache._index.walk(space.root)}
+    assert stored_entry_key(space.namespace, entry.key) in pinned
+    spans = {span_key(space.namespace, block.key) for block in rig.cache._index.walk(space.root)}
     assert len(pinned & spans) == 2
     assert len(pinned) == 4, "two spans, a tail, the entry"
     assert store.stats.pinned_nbytes > 0
@@ -166,12 +166,12 @@ def test_the_budget_is_not_passed() -> None:
     )
     (space,) = rig.cache._tenants.values()
     short, long = sorted(space.entries, key=lambda entry: entry.offset)
-    assert rig.cache.pin(stored_entry_key(space.seal, long.key), pinned=True) == (
+    assert rig.cache.pin(stored_entry_key(space.namespace, long.key), pinned=True) == (
         "done",
         nbytes,
         nbytes,
     )
-    assert rig.cache.pin(stored_entry_key(space.seal, short.key), pinned=True) == (
+    assert rig.cache.pin(stored_entry_key(space.namespace, short.key), pinned=True) == (
         "done",
         nbytes,
         nbytes,
@@ -180,7 +180,9 @@ def test_the_budget_is_not_passed() -> None:
     other = max(
         space.entries, key=lambda entry: entry.written_at_s if not entry.is_pinned else -1.0
     )
-    assert rig.cache.pin(stored_entry_key(space.seal, other.key), pinned=True)[0] == "over_budget"
+    assert (
+        rig.cache.pin(stored_entry_key(space.namespace, other.key), pinned=True)[0] == "over_budget"
+    )
     rig.cache.check()
 
 
@@ -194,7 +196,7 @@ def test_a_prefix_of_a_pinned_one_stays_when_it_is_unpinned() -> None:
     )
     (space,) = rig.cache._tenants.values()
     short, long = (
-        stored_entry_key(space.seal, entry.key)
+        stored_entry_key(space.namespace, entry.key)
         for entry in sorted(space.entries, key=lambda entry: entry.offset)
     )
     for key in (short, long):
@@ -220,7 +222,7 @@ def test_what_is_unpinned_counts_no_more_before_a_slow_tier_has_heard_of_it() ->
     (space,) = rig.cache._tenants.values()
     (other,) = (
         each
-        for each in (stored_entry_key(space.seal, entry.key) for entry in space.entries)
+        for each in (stored_entry_key(space.namespace, entry.key) for entry in space.entries)
         if each != key
     )
     assert rig.cache.pin(key, pinned=True)[0] == "done"
@@ -287,7 +289,7 @@ def test_any_history(has_tier: bool, steps: list[tuple[str, int]]) -> None:
             rig.run(prompts[n], PLAN, OFFSETS)
             (space,) = rig.cache._tenants.values()
             (entry,) = (entry for entry in space.entries if entry.tail == pack(prompts[n][16:18]))
-            keys[n] = stored_entry_key(space.seal, entry.key)
+            keys[n] = stored_entry_key(space.namespace, entry.key)
         elif step == "pin" and n in keys:
             pinned |= {n} if rig.cache.pin(keys[n], pinned=True)[0] == "done" else set()
         elif step == "unpin" and n in pinned:

@@ -213,7 +213,7 @@ def test_the_match_ends_at_the_span_that_was_lost() -> None:
     rig.run([*DOCUMENT, 1], marked(TOOLS, SYSTEM), offsets)
     space = rig.cache._tenants["default"]
     second = PromptKeys(space.root, pack(DOCUMENT), 4, []).ancestor(16)
-    store.delete_many([span_key(space.seal, second)])
+    store.delete_many([span_key(space.namespace, second)])
     report = rig.run([*DOCUMENT, 1], marked(TOOLS, SYSTEM), offsets)
     assert (report.skipped, report.hit, report.broken_tokens) == (8, Hit(TOOLS, 8, 300.0), 14)
 

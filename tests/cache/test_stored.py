@@ -45,14 +45,14 @@ def test_the_body_comes_back() -> None:
         pytest.param(ObjectKey(LABEL.key, pack(range(255))), SEAL, id="fewer tokens"),
         pytest.param(
             LABEL,
-            ObjectNamespace(SEAL.namespace, b"s" * 32, SEAL.fingerprint),
+            ObjectNamespace(SEAL.prefix, b"s" * 32, SEAL.fingerprint),
             id="another tenant or secret",
         ),
         pytest.param(
-            LABEL, ObjectNamespace(SEAL.namespace, SEAL.root_key, b"model-fp32"), id="another dtype"
+            LABEL, ObjectNamespace(SEAL.prefix, SEAL.root_key, b"model-fp32"), id="another dtype"
         ),
         pytest.param(
-            LABEL, ObjectNamespace(SEAL.namespace, SEAL.root_key, b"model"), id="another model"
+            LABEL, ObjectNamespace(SEAL.prefix, SEAL.root_key, b"model"), id="another model"
         ),
     ],
 )
@@ -114,6 +114,6 @@ def test_keys_tell_kinds_and_tenants_apart() -> None:
     ]
     assert len({*keys, *(span_key(other, b"p" * 32),)}) == 4
     assert {len(key) for key in keys} == {KEY_NBYTES}
-    assert {key[:8] for key in keys} == {SEAL.namespace}
+    assert {key[:8] for key in keys} == {SEAL.prefix}
     assert namespace(SECRET, "ada") != namespace(SECRET, "bob")
     assert namespace(SECRET, "ada") != namespace(b"another secret 16", "ada")

@@ -14,11 +14,10 @@ import pytest
 from engine.cache.lease import Lease
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.tiers import reader as reads
-from engine.cache.tiers.client import STALL_S
-from engine.cache.tiers.fetch import Fetch
+from engine.cache.tiers.client import STALL_S, TierClients
+from engine.cache.tiers.fetch import Fetch, FetchStatus
 from engine.cache.tiers.io import InlineIo
 from engine.cache.tiers.object_format import span_key
-from engine.cache.tiers.tiers import Tiers
 from engine.cache.tree.block import PromptKeys, pack
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import Position
@@ -47,7 +46,7 @@ def marked(ttl_s: float = 300.0, *, store: bool = True, unmarked_ttl_s: float = 
 class Host:
     """A cache with a device of its own over tiers, as one tenant's requests see it."""
 
-    def __init__(self, tiers: Tiers, tenant: str = "t") -> None:
+    def __init__(self, tiers: TierClients, tenant: str = "t") -> None:
         self.tenant = tenant
         self.device = FakeDevice(200, BLOCK)
         self.cache = PrefixCache(
@@ -111,12 +110,12 @@ def filled(plan: CachePlan, *, offset: int = 50) -> MemoryStore:
     return store
 
 
-def slow(store: MemoryStore) -> tuple[Host, Tiers]:
+def slow(store: MemoryStore) -> tuple[Host, TierClients]:
     """A host whose tier was measured to be far slower than computing."""
     tiers = inline_tiers(("ssd", store))
     host = Host(tiers)
-    for lane in tiers._lanes:
-        lane.bandwidth.add(1.0)
+    for client in tiers.clients:
+        client.bandwidth.add(1.0)
     host.cache.prefilled(100_000, 1.0)
     return host, tiers
 
@@ -198,7 +197,9 @@ def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(
     Host(inline_tiers(("redis", redis)), "u").answer(marked())
     space = Host(inline_tiers(("ssd", ssd))).cache._tenants["t"]
     keys = PromptKeys(space.root, pack(TOKENS), BLOCK)
-    elsewhere = [span_key(space.seal, keys.ancestor(n * SPAN)) for n in range(2, 2 + num_elsewhere)]
+    elsewhere = [
+        span_key(space.namespace, keys.ancestor(n * SPAN)) for n in range(2, 2 + num_elsewhere)
+    ]
     redis.put_many([Item(key, ssd.get_many([key], 1000.0)[0], 1300.0) for key in elsewhere])
     ssd.delete_many(elsewhere)
     readers = ManualIo(is_open=False), ManualIo(is_open=False)
@@ -214,7 +215,7 @@ def test_pieces_behind_one_that_cannot_be_read_any_more_are_not_read(
     for reader in readers:
         reader.run(1)
     host.cache.tiers.poll()
-    assert fetch.is_queued
+    assert fetch.status is FetchStatus.CHOSEN
     clock.advance(STALL_S)
     host.cache.tiers.poll()
     assert first.is_over
@@ -316,7 +317,7 @@ def test_a_refresh_reaches_a_tier_after_the_old_expiry(tmp_path: Path) -> None:
         ends = {key: found.expires_at_s for key, found in store.scan()}
         writer.is_open = False
         for key in ends:
-            tiers.refresh(key, 1200.0)
+            host.cache.tiers.refresh(key, 1200.0)
         host.cache.abandon(host.seek(BARE, 1100.0))
         writer.is_open = True
         writer.run()
@@ -334,16 +335,18 @@ def test_a_tier_is_told_what_each_object_saves() -> None:
     worths: dict[bytes, float] = {}
     put_many = store.put_many
 
-    def put(items: Sequence[Item]) -> None:
-        worths.update({item.key: item.worth for item in items if item.payload is not None})
-        put_many(items)
+    def put(items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
+        worths.update({item.key: item.recompute_cost for item in items})
+        return put_many(items, only_longer=only_longer)
 
     store.put_many = put  # type: ignore[method-assign]
     host = Host(inline_tiers(("ssd", store)))
     host.answer(marked())
     space = host.cache._tenants["t"]
     keys = PromptKeys(space.root, pack(TOKENS), BLOCK)
-    spans = [worths[span_key(space.seal, keys.ancestor(end))] for end in range(SPAN, LENGTH, SPAN)]
+    spans = [
+        worths[span_key(space.namespace, keys.ancestor(end))] for end in range(SPAN, LENGTH, SPAN)
+    ]
     assert spans == sorted(set(spans))
     entries = set(worths.values()) - set(spans)
     assert max(entries) > max(spans) > 0

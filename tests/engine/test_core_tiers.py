@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.cache.tiers.tiers import Tiers
+from engine.cache.tiers.client import TierClients
 from engine.messages import (
     EngineStats,
     Failed,
@@ -53,7 +53,7 @@ def over(
     """Tiers with threads of their own. Unless there is a clock, their time stands still: however
     busy the machine is, no read of theirs is ever late."""
     return Wiring(
-        tiers=Tiers(
+        tiers=TierClients(
             [NamedStore(name, store) for name, store in stores], clock=clock or StillClock()
         )
     )

@@ -122,7 +122,7 @@ class Disk:
             assert header is not None
             payload = Layout(other.root).path(other_key).read_bytes()[HEADER_NBYTES:]
             path.write_bytes(
-                encode_header(key, payload, header.expires_at_s, header.worth) + payload
+                encode_header(key, payload, header.expires_at_s, header.recompute_cost) + payload
             )
 
     def hang(self) -> None:

@@ -276,7 +276,7 @@ def test_writes_that_find_no_room_are_dropped_and_counted() -> None:
     store = MemoryStore(1 << 20)
     bench = Bench(store)
     bench.writer.is_open = False
-    bench.tiers._lanes[0].queued_nbytes = 1 << 40
+    bench.tiers.clients[0].queued_nbytes = 1 << 40
     for i in range(40):
         bench.stepper.answer([i, *PROMPT], marks=[100])
     assert bench.cache.stats().gauges.num_unwritten <= 1024

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.cache.tiers.tiers import Tiers
+from engine.cache.tiers.client import TierClients
 from engine.memory import Payload
 from engine.messages import (
     EngineStats,
@@ -60,7 +60,7 @@ class Told:
 class Desk:
     """Asks a running engine one prompt after the other."""
 
-    def __init__(self, runner: FakeRunner, tiers: Tiers | None) -> None:
+    def __init__(self, runner: FakeRunner, tiers: TierClients | None) -> None:
         self._events: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
         self._serial = itertools.count()
         self._wasted_s = 0.0
@@ -110,7 +110,7 @@ def asked(
     own thread, and so in the same order every time; else with threads and clock of a real one."""
     tiers = None
     if store is not None:
-        tiers = inline_tiers(("ssd", store)) if inline else Tiers([NamedStore("ssd", store)])
+        tiers = inline_tiers(("ssd", store)) if inline else TierClients([NamedStore("ssd", store)])
     desk = Desk(runner or FakeRunner(num_pages=NUM_PAGES), tiers)
     with ExitStack() as stack:
         stack.callback(desk.harness.stop)

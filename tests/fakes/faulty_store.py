@@ -5,7 +5,7 @@ or holds every read until told.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -67,12 +67,21 @@ class FaultyStore:
             ]
         return payloads
 
-    def put_many(self, items: Sequence[Item]) -> None:
+    def put_many(self, items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
         if self.drop_puts:
-            self.stats.num_put_drops += len(items)
-            self.inner.delete_many([item.key for item in items if item.payload is not None])
-        else:
-            self.inner.put_many(items)
+            self.inner.delete_many([item.key for item in items])
+            return [False] * len(items)
+        return self.inner.put_many(items, only_longer=only_longer)
+
+    def refresh_many(
+        self, expiries: Mapping[bytes, float], *, only_longer: bool = False
+    ) -> list[bool]:
+        if self.drop_puts:
+            return [False] * len(expiries)
+        return self.inner.refresh_many(expiries, only_longer=only_longer)
+
+    def expire(self, now_s: float) -> None:
+        self.inner.expire(now_s)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         self.inner.delete_many(keys)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cache.prefix_cache import PrefixCache
-from engine.cache.tiers.tiers import Tiers
+from engine.cache.tiers.client import TierClients
 from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts, PromptRenderer
@@ -28,7 +28,7 @@ class Wiring:
     renderer: PromptRenderer | None = None
     emit: Callable[[FromEngine], None] | None = None
     on_fatal: Callable[[BaseException], None] | None = None
-    tiers: Tiers | None = None
+    tiers: TierClients | None = None
     forms: Forms | None = None
 
 

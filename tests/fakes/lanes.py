@@ -5,12 +5,11 @@ in the order it says.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.cache.tiers.client import TierClient
-from engine.cache.tiers.io import CompletionQueue, InlineIo, Io, Job
-from engine.cache.tiers.tiers import Tiers
+from engine.cache.tiers.client import TierClients
+from engine.cache.tiers.io import InlineIo, Io, Job
 from engine.store.base import BlockStore, NamedStore
 
 
@@ -59,7 +58,7 @@ class StillClock:
 
 def inline_tiers(
     *stores: tuple[str, BlockStore], clock: Callable[[], float] | None = None
-) -> Tiers:
+) -> TierClients:
     """Every call of a store happens at once."""
     return manual_tiers(
         *((name, store, InlineIo(), InlineIo()) for name, store in stores), clock=clock
@@ -68,19 +67,11 @@ def inline_tiers(
 
 def manual_tiers(
     *tiers: tuple[str, BlockStore, Io, Io], clock: Callable[[], float] | None = None
-) -> Tiers:
+) -> TierClients:
     """Each tier with its name, store, reader and writer."""
-
-    def open_all(
-        stores: Sequence[NamedStore], mailbox: CompletionQueue, clock: Callable[[], float]
-    ) -> tuple[TierClient, ...]:
-        return tuple(
-            TierClient(store, mailbox, reader, writer, clock)
-            for store, (_, _, reader, writer) in zip(stores, tiers, strict=True)
-        )
-
-    return Tiers(
+    io = {name: (reader, writer) for name, _, reader, writer in tiers}
+    return TierClients(
         [NamedStore(name, store) for name, store, _, _ in tiers],
         clock=clock or StillClock(),
-        open_all=open_all,
+        start_io=lambda tier: io[tier.name],
     )

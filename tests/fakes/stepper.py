@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.cache.prefix_cache import PrefixCache
+from engine.cache.tiers.client import TierClients
 from engine.cache.tiers.object_format import SPAN_TOKENS
-from engine.cache.tiers.tiers import Tiers
 from engine.inbox import RenderedJob
 from engine.loop.limits import ANSWER_TOKENS, StepLimits
 from engine.loop.step_loop import StepLoop
@@ -98,7 +98,7 @@ class Stepper:
         speculation: bool = True,
         max_queue: int = 64,
         store: BlockStore | None = None,
-        tiers: Tiers | None = None,
+        tiers: TierClients | None = None,
         force_store: bool = False,
         span_tokens: int | None = None,
         real: RealModel | None = None,
@@ -106,7 +106,7 @@ class Stepper:
         fake = runner or FakeRunner()
         model = real or RealModel(fake, ByteTokenizer(), fake.block_size)
         if store is not None:
-            tiers = Tiers([NamedStore("ram", store)])
+            tiers = TierClients([NamedStore("ram", store)])
         self.tokenizer = model.tokenizer
         self.runner: Any = model.runner
         self.cache = PrefixCache(

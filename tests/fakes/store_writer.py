@@ -33,11 +33,11 @@ def payload_of(n: int) -> bytes:
 
 
 def write(store: BlockStore) -> None:
-    store.find_many([], T0)
+    store.expire(T0)
     for n in count():
         store.put_many([Item(key_of(n), payload_of(n), T0 + LIVES_S)])
         if n % 10 == 9:
-            store.put_many([Item(key_of(n - 5), None, T0 + REFRESHED_S)])
+            store.refresh_many({key_of(n - 5): T0 + REFRESHED_S})
         print(n, flush=True)
 
 

@@ -25,7 +25,7 @@ def payload(seed: int, nbytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a store was last told of a key. `sure`: a store that keeps what fits must still have
+    """What a store may have under a key. `sure`: a store that keeps what fits must still have
     it."""
 
     payload: bytes
@@ -35,62 +35,69 @@ class Held:
 
 @dataclass(slots=True)
 class Model:
-    """What any store may answer."""
+    """What any store may answer: under each key it has one of `items`, or nothing."""
 
     keeps: bool
     now_s: float = T0
-    items: dict[bytes, Held] = field(default_factory=dict)
+    items: dict[bytes, tuple[Held, ...]] = field(default_factory=dict)
 
-    def put(self, item: Item) -> None:
-        if item.payload is not None:
-            self.items[item.key] = Held(item.payload, item.expires_at_s)
-        elif item.key in self.items:
-            held = self.items[item.key]
-            revived = held.expires_at_s <= self.now_s
-            self.items[item.key] = Held(
-                held.payload, item.expires_at_s, sure=held.sure and not revived
+    def put(self, item: Item, *, only_longer: bool = False, is_held: bool = True) -> None:
+        assert is_held or not self.keeps
+        new = Held(item.payload, item.expires_at_s, sure=is_held)
+        longer = tuple(
+            held for held in self.items.get(item.key, ()) if held.expires_at_s > item.expires_at_s
+        )
+        if not only_longer or not longer:
+            self.items[item.key] = (new,)
+        elif not self.must_have(item.key):  # whether the old one was still there is not known
+            self.items[item.key] = (*longer, new)
+
+    def refresh(self, key: bytes, until_s: float, *, only_longer: bool, is_held: bool) -> None:
+        assert is_held or not self.must_have(key)
+        assert not is_held or key in self.items
+        self.items[key] = tuple(
+            Held(
+                held.payload,
+                max(until_s, held.expires_at_s) if only_longer else until_s,
+                sure=held.sure and held.expires_at_s > self.now_s,
             )
+            for held in self.items.get(key, ())
+        )
+
+    def must_have(self, key: bytes) -> bool:
+        """Whether there is but one thing that the store may have, and it may not have nothing."""
+        all_held = self.items.get(key, ())
+        return self.keeps and [held.sure and self.is_live(held) for held in all_held] == [True]
+
+    def is_live(self, held: Held) -> bool:
+        return held.expires_at_s > self.now_s
 
     def check_get(self, key: bytes, got: bytes | None) -> None:
-        held = self.items.get(key)
-        live = held is not None and held.expires_at_s > self.now_s
-        assert got is None or (live and held is not None and got == held.payload)
-        assert got is not None or not (live and held is not None and held.sure and self.keeps)
+        live = [held.payload for held in self.items.get(key, ()) if self.is_live(held)]
+        assert got in live if got is not None else not self.must_have(key)
 
     def check_find(self, key: bytes, found: Found | None) -> None:
-        held = self.items.get(key)
-        live = held is not None and held.expires_at_s > self.now_s
-        if found is None:
-            assert not (live and held is not None and held.sure and self.keeps)
-        else:
-            assert live
-            assert held is not None
-            assert found[:2] == (len(held.payload), held.expires_at_s)
+        live = [
+            Found(len(held.payload), held.expires_at_s)
+            for held in self.items.get(key, ())
+            if self.is_live(held)
+        ]
+        assert found in live if found is not None else not self.must_have(key)
 
 
 KEYS = st.sampled_from([bytes([n]) * 32 for n in range(5)] + [b"k", b"z" * 64])
 SIZES = st.sampled_from([0, 1, 100, 5000, 30_000])
 TTLS = st.sampled_from([-5.0, 1.0, 60.0, 3600.0])
-PUTS = st.tuples(st.just("put"), KEYS, st.integers(0, 3), SIZES, TTLS)
-REFRESHES = st.tuples(st.just("refresh"), KEYS, TTLS)
+ITEMS = st.tuples(KEYS, st.integers(0, 3), SIZES, TTLS)
 STEPS = st.one_of(
-    PUTS,
-    PUTS,
-    REFRESHES,
+    st.tuples(st.just("put"), st.lists(ITEMS, min_size=1, max_size=4), st.booleans()),
+    st.tuples(st.just("put"), st.lists(ITEMS, min_size=1, max_size=1), st.booleans()),
+    st.tuples(st.just("refresh"), st.dictionaries(KEYS, TTLS, max_size=3), st.booleans()),
     st.tuples(st.just("delete"), KEYS),
     st.tuples(st.just("look"), st.lists(KEYS, max_size=4)),
     st.tuples(st.just("wait"), st.sampled_from([0.5, 30.0, 3600.0])),
-    st.tuples(st.just("batch"), st.lists(st.one_of(PUTS, REFRESHES), max_size=4)),
+    st.tuples(st.just("expire")),
 )
-
-
-def to_item(step: tuple[object, ...], now_s: float) -> Item:
-    match step:
-        case ("put", bytes(key), int(seed), int(nbytes), float(ttl_s)):
-            return Item(key, payload(seed, nbytes), now_s + ttl_s)
-        case ("refresh", bytes(key), float(ttl_s)):
-            return Item(key, None, now_s + ttl_s)
-    raise AssertionError(step)
 
 
 def check_invariants(store: BlockStore) -> None:
@@ -110,17 +117,21 @@ def test_any_history(kind: Kind, steps: list[tuple[object, ...]]) -> None:
     with kind.make() as store:
         for step in steps:
             match step:
-                case ("put" | "refresh", *_):
-                    items = [to_item(step, model.now_s)]
-                case ("batch", list(parts)):
-                    items = [to_item(part, model.now_s) for part in parts]
-                case _:
-                    items = []
-            for item in items:
-                model.put(item)
-            if items:
-                store.put_many(items)
-            match step:
+                case ("put", list(drawn), bool(only_longer)):
+                    items = [
+                        Item(key, payload(seed, nbytes), model.now_s + ttl_s)
+                        for key, seed, nbytes, ttl_s in drawn
+                    ]
+                    all_held = store.put_many(items, only_longer=only_longer)
+                    for item, is_held in zip(items, all_held, strict=True):
+                        model.put(item, only_longer=only_longer, is_held=is_held)
+                case ("refresh", dict(ttls), bool(only_longer)):
+                    expiries = {key: model.now_s + ttl_s for key, ttl_s in ttls.items()}
+                    all_held = store.refresh_many(expiries, only_longer=only_longer)
+                    for (key, until_s), is_held in zip(expiries.items(), all_held, strict=True):
+                        model.refresh(key, until_s, only_longer=only_longer, is_held=is_held)
+                case ("expire",):
+                    store.expire(model.now_s)
                 case ("delete", bytes(key)):
                     store.delete_many([key, b"unknown"])
                     model.items.pop(key, None)
@@ -135,7 +146,7 @@ def test_any_history(kind: Kind, steps: list[tuple[object, ...]]) -> None:
         for key in list(model.items):
             model.check_get(key, store.get_many([key], model.now_s)[0])
         for key, found in store.scan():
-            assert found.nbytes == len(model.items[key].payload)
+            assert found.nbytes in [len(held.payload) for held in model.items[key]]
 
 
 def test_the_model_notices_a_store_that_loses() -> None:
@@ -144,6 +155,10 @@ def test_the_model_notices_a_store_that_loses() -> None:
     model.put(Item(A, b"x", T0 + 1))
     with pytest.raises(AssertionError):
         model.check_get(A, None)
+    with pytest.raises(AssertionError):
+        model.put(Item(A, b"x", T0 + 1), is_held=False)
+    with pytest.raises(AssertionError):
+        model.refresh(A, T0 + 2, only_longer=True, is_held=False)
 
 
 def test_the_model_notices_a_store_that_lies() -> None:
@@ -172,7 +187,7 @@ def test_an_item_lives_until_its_expiry_and_no_longer(kind: Kind) -> None:
     with kind.make() as store:
         store.put_many([Item(A, b"x", T0 + 10), Item(B, b"y", T0 + 10)])
         store.find_many([A], T0)
-        store.put_many([Item(A, None, T0 + 100), Item(B, None, T0 + 5)])
+        store.refresh_many({A: T0 + 100, B: T0 + 5})
         assert store.get_many([B], T0 + 5) == [None]
         if kind.keeps:
             assert store.get_many([A], T0 + 99) == [b"x"]
@@ -195,22 +210,16 @@ def test_a_refresh_of_nothing_stores_nothing(kind: Kind) -> None:
     """Refreshing an unknown key leaves no trace of it."""
     with kind.make() as store:
         store.find_many([A], T0)
-        store.put_many([Item(A, None, T0 + 100)])
+        assert store.refresh_many({A: T0 + 100}) == [False]
         assert store.find_many([A], T0) == [None]
         assert list(store.scan()) == []
 
 
 def test_the_last_of_a_batch_counts(kind: Kind) -> None:
-    """Puts and refreshes of one key in one call take effect in their order."""
+    """Puts of one key in one call take effect in their order."""
     with kind.make() as store:
-        store.put_many(
-            [
-                Item(A, b"old", T0 + 5),
-                Item(A, None, T0 + 7),
-                Item(A, b"new", T0 + 9),
-                Item(A, None, T0 + 11),
-            ]
-        )
+        store.put_many([Item(A, b"old", T0 + 5), Item(A, b"new", T0 + 9)])
+        store.refresh_many({A: T0 + 11})
         if kind.keeps:
             assert store.find_many([A], T0)[0] is not None
         assert store.get_many([A], T0 + 10) == [b"new"]
@@ -226,13 +235,37 @@ def test_scan_names_everything_held(kind: Kind) -> None:
     assert held == {B: (2, T0 + 8), C: (0, T0 + 7)}
 
 
-def test_gets_and_hits_are_counted(kind: Kind) -> None:
-    """Every key asked for is a get, every payload returned a hit; a healthy store has no
-    problem."""
+def test_nobody_shortens_what_another_has_promised(kind: Kind) -> None:
+    """With `only_longer` neither a put nor a refresh ends an item sooner, and both say that it is
+    held; what ends sooner gives way."""
+    with kind.make() as store:
+        store.put_many([Item(A, b"long", T0 + 90), Item(B, b"short", T0 + 5)])
+        items = [Item(A, b"new", T0 + 60), Item(B, b"new", T0 + 60), Item(C, b"new", T0 + 60)]
+        assert store.put_many(items, only_longer=True) == [True] * 3
+        assert store.get_many([A, B, C], T0 + 10) == [b"long", b"new", b"new"]
+        expiries = {A: T0 + 80, B: T0 + 80, b"unknown": T0 + 80}
+        assert store.refresh_many(expiries, only_longer=True) == [True, True, False]
+        found = store.find_many([A, B], T0 + 10)
+        assert [each and each.expires_at_s for each in found] == [T0 + 90, T0 + 80]
+        assert store.put_many([Item(A, b"newer", T0 + 60)]) == [True]
+        assert store.refresh_many({B: T0 + 20}) == [True]
+        found = store.find_many([A, B], T0 + 10)
+        assert [each and each.expires_at_s for each in found] == [T0 + 60, T0 + 20]
+
+
+def test_an_equal_expiry_gives_way(kind: Kind) -> None:
+    """A put that ends when the old one does replaces it: only what is kept longer stays."""
+    with kind.make() as store:
+        store.put_many([Item(A, b"old", T0 + 60)])
+        assert store.put_many([Item(A, b"new", T0 + 60)], only_longer=True) == [True]
+        assert store.get_many([A], T0) == [b"new"]
+
+
+def test_a_healthy_store_has_no_problem(kind: Kind) -> None:
+    """Asking for what is not there is no trouble."""
     with kind.make() as store:
         store.put_many([Item(A, b"1", T0 + 9)])
         store.get_many([A, B], T0)
-        assert (store.stats.num_gets, store.stats.num_hits) == (2, 1)
         assert (store.stats.num_errors, store.stats.problem) == (0, None)
 
 
@@ -252,7 +285,7 @@ def test_many_threads(kind: Kind) -> None:
                     case 0 | 1:
                         store.put_many([Item(keys[n], payloads[n], T0 + 60)])
                     case 2:
-                        store.put_many([Item(keys[n], None, T0 + 90)])
+                        store.refresh_many({keys[n]: T0 + 90})
                     case 3 if rng.random() < 0.3:
                         store.delete_many([keys[n]])
                 got = store.get_many(keys, T0)
@@ -278,4 +311,3 @@ def test_evicted_items_are_the_least_recently_used() -> None:
         store.get_many([bytes([0]) * 32], T0)
         store.put_many([Item(b"n" * 32, b"x", T0 + 9)])
         assert {key[0] for key, _ in store.scan()} == {0, 2, ord("n")}
-        assert store.stats.num_evictions == 1

@@ -41,13 +41,13 @@ def test_a_put_that_fails_is_dropped(
     caplog.set_level(logging.INFO, "engine.store")
     files = FaultyFiles()
     with DiskStore(tmp_path, nbytes=MIB, files=files, fsync=True) as store:
-        store.find_many([], T0)
+        store.expire(T0)
         store.put_many([Item(A, b"old", T0 + 60), Item(B, DATA, T0 + 60)])
         files.fail(call, code=code)
         for _ in range(20):
-            store.put_many([Item(A, DATA, T0 + 60)])
+            assert store.put_many([Item(A, DATA, T0 + 60)]) == [False]
         assert store.get_many([A, B], T0) == [None, DATA]
-        assert (store.stats.num_put_drops, store.stats.num_errors) == (20, 20)
+        assert store.stats.num_errors == 20
         assert store.stats.problem is not None
         assert store.stats.problem.startswith("put: ")
         assert store.stats.nbytes == du(tmp_path)
@@ -84,10 +84,9 @@ def test_a_refresh_that_fails_keeps_the_shorter_life(tmp_path: Path, code: int) 
     with DiskStore(tmp_path, nbytes=MIB, files=files) as store:
         store.put_many([Item(A, DATA, T0 + 60), Item(B, DATA, T0 + 60)])
         files.fail("overwrite", code=code)
-        store.put_many([Item(A, None, T0 + 600), Item(B, None, T0 + 6)])
+        assert store.refresh_many({A: T0 + 600, B: T0 + 6}) == [False, True]
         assert store.get_many([A, B], T0 + 6) == [DATA, None]
         assert store.get_many([A], T0 + 60) == [None]
-        assert store.stats.num_put_drops == 2
         files.heal()
 
 
@@ -120,7 +119,7 @@ def test_a_resisting_file_can_be_replaced(tmp_path: Path) -> None:
         assert store.get_many([A], T0) == [DATA]
         assert store.stats.nbytes == du(tmp_path)
         files.heal()
-        store.find_many([], T0)
+        store.expire(T0)
         assert store.get_many([A], T0) == [DATA]
         store.check()
 
@@ -136,7 +135,7 @@ def test_a_full_cap_that_cannot_evict_drops(tmp_path: Path) -> None:
         assert store.get_many([B], T0) == [None]
         assert du(tmp_path) <= 300_000
         files.heal()
-        store.find_many([], T0)
+        store.expire(T0)
         store.put_many([Item(B, bytes(200_000), T0 + 60)])
         assert store.get_many([B], T0) == [bytes(200_000)]
         store.check()
@@ -153,7 +152,7 @@ def test_what_cannot_be_deleted_is_not_forgotten_yet(tmp_path: Path) -> None:
             with pytest.raises(OSError, match="could not be deleted"):
                 delete_prefix(store, b"a")
         files.heal()
-        store.find_many([], T0)
+        store.expire(T0)
         assert delete_prefix(store, b"a") == 0
         assert du(tmp_path) == store.stats.nbytes
 
@@ -186,9 +185,9 @@ def test_a_folder_that_cannot_be_opened_is_tried_again(tmp_path: Path, call: str
     with DiskStore(root, nbytes=MIB, files=files) as store:
         assert store.stats.problem == "open: Permission denied"
         store.find_many([A], T0)
-        store.put_many([Item(A, DATA, T0 + 60)])
+        assert store.put_many([Item(A, DATA, T0 + 60)]) == [False]
         store.delete_many([B])
-        assert (store.get_many([A], T0), store.stats.num_put_drops) == ([None], 1)
+        assert store.get_many([A], T0) == [None]
         with pytest.raises(OSError, match="Permission denied"):
             list(store.scan())
         files.heal()
@@ -208,7 +207,8 @@ def test_a_read_only_folder_is_still_read(tmp_path: Path) -> None:
     files.fail("write_new", "rename", "unlink", "overwrite", "make_folder", code=errno.EROFS)
     with DiskStore(tmp_path, nbytes=MIB, files=files) as store:
         assert store.get_many([A], T0) == [DATA]
-        store.put_many([Item(B, DATA, T0 + 60), Item(A, None, T0 + 90)])
+        assert store.put_many([Item(B, DATA, T0 + 60)]) == [False]
+        assert store.refresh_many({A: T0 + 90}) == [False]
         assert store.get_many([A, B], T0) == [DATA, None]
 
 
@@ -233,9 +233,9 @@ def test_little_free_space_stops_writing(tmp_path: Path) -> None:
     with DiskStore(tmp_path, nbytes=MIB, min_free_nbytes=free // 2, files=files) as store:
         store.put_many([Item(A, DATA, T0 + 60)])
     with DiskStore(tmp_path, nbytes=MIB, min_free_nbytes=free * 2) as store:
-        store.put_many([Item(B, DATA, T0 + 60), Item(A, None, T0 + 90)])
+        assert store.put_many([Item(B, DATA, T0 + 60)]) == [False]
+        assert store.refresh_many({A: T0 + 90}) == [True]
         assert store.get_many([A, B], T0 + 80) == [DATA, None]
-        assert store.stats.num_put_drops == 1
         assert store.stats.problem == "put: too little space is free on the file system"
 
 
@@ -277,12 +277,14 @@ def test_a_really_full_disk(small_disk: Path, files: Files, problem: str) -> Non
     keys = [bytes([n]) * 32 for n in range(40)]
     blobs = [random.Random(n).randbytes(100_000) for n in range(40)]
     with DiskStore(small_disk / "kv", nbytes=1 << 30, files=files) as store:
-        for key, blob in zip(keys, blobs, strict=True):
-            store.put_many([Item(key, blob, T0 + 60)])
+        held = [
+            store.put_many([Item(key, blob, T0 + 60)])[0]
+            for key, blob in zip(keys, blobs, strict=True)
+        ]
         got = store.get_many(keys, T0)
         assert all(payload in (None, blob) for payload, blob in zip(got, blobs, strict=True))
         assert 5 < sum(payload is not None for payload in got) < 11
-        assert store.stats.num_put_drops == sum(payload is None for payload in got)
+        assert held == [payload is not None for payload in got]
         assert store.stats.problem == problem
         assert list((small_disk / "kv" / "tmp").iterdir()) == []
         store.delete_many(keys[:20])

@@ -5,7 +5,7 @@ and as a cluster.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from engine.store.base import Found, Item
 from engine.store.errors import StoreUnsupported
 from engine.store.object import HEADER_NBYTES, encode_header
-from engine.store.redis.server import RedisConnection
+from engine.store.redis.server import Command, RedisConnection, Reply
 from engine.store.redis.store import OPEN_S, UNKNOWN_TIME_PX_MS, RedisStore
 from tests.fakes.clock import FakeClock
 from tests.fakes.redis_server import RedisServer
@@ -43,7 +43,7 @@ def test_two_hosts_share(server: RedisServer) -> None:
     ):
         one.put_many([Item(A, DATA, T0 + 60)])
         two.find_many([A], T0)
-        two.put_many([Item(A, None, T0 + 600)])
+        two.refresh_many({A: T0 + 600})
         assert one.get_many([A], T0 + 599) == [DATA]
         assert other.get_many([A], T0) == [None]
         two.delete_many([A])
@@ -59,14 +59,14 @@ def test_the_server_forgets_a_minute_after_the_expiry(server: RedisServer) -> No
         store.find_many([A], T0)
         store.put_many([Item(A, DATA, T0 + 300)])
         assert 0 <= 360_000 - client.pttl(NAME_A) < 60_000
-        store.put_many([Item(A, None, T0 + 3600)])
+        store.refresh_many({A: T0 + 3600})
         assert 0 <= 3_660_000 - client.pttl(NAME_A) < 60_000
 
 
 def test_a_refresh_of_nothing_leaves_no_stump(server: RedisServer) -> None:
     """Refreshing what the server does not have creates nothing there."""
     with RedisStore(server.url, timeout_s=5) as store, server.client() as client:
-        store.put_many([Item(A, None, T0 + 60)])
+        store.refresh_many({A: T0 + 60})
         assert client.keys("*") == []
 
 
@@ -122,7 +122,8 @@ def test_a_key_of_another_type_is_a_miss(server: RedisServer) -> None:
     with RedisStore(server.url, timeout_s=5) as store, server.client() as client:
         client.rpush(NAME_A, "x")
         client.set("pcg:nohex", "x")
-        store.put_many([Item(B, DATA, T0 + 60), Item(A, None, T0 + 60)])
+        store.put_many([Item(B, DATA, T0 + 60)])
+        assert store.refresh_many({A: T0 + 60}) == [False]
         assert store.find_many([A], T0) == [None]
         assert store.get_many([A, B], T0) == [None, DATA]
         assert store.stats.num_damaged == 0
@@ -135,8 +136,79 @@ def test_a_refresh_extends_a_newer_payload(server: RedisServer) -> None:
         one.put_many([Item(A, b"older", T0 + 60)])
         two.put_many([Item(A, DATA, T0 + 90)])
         one.find_many([A], T0)
-        one.put_many([Item(A, None, T0 + 600)])
+        one.refresh_many({A: T0 + 600})
         assert two.get_many([A], T0 + 599) == [DATA]
+
+
+def test_a_write_is_one_round_trip(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of a batch is there already, and so is a refresh."""
+    batches: list[int] = []
+    run = RedisConnection.run
+
+    def counted(self: RedisConnection, commands: Sequence[Command]) -> list[Reply]:
+        batches.append(len(commands))
+        return run(self, commands)
+
+    monkeypatch.setattr(RedisConnection, "run", counted)
+    with RedisStore(server.url, timeout_s=5) as store:
+        for ttl_s in (60, 30, 90):
+            items = [Item(A, DATA, T0 + ttl_s), Item(B, DATA, T0 + ttl_s)]
+            assert store.put_many(items, only_longer=True) == [True, True]
+        assert store.refresh_many({A: T0 + 99, B: T0 + 1}, only_longer=True) == [True, True]
+        assert batches == [4, 4, 4, 2]
+        assert store.find_many([A, B], T0) == [Found(5000, T0 + 99), Found(5000, T0 + 90)]
+
+
+def test_a_host_that_was_faster_is_not_cut_short(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host's put between the two commands of ours stays, and ours is told as not held."""
+    with RedisStore(server.url, timeout_s=5) as one, RedisStore(server.url, timeout_s=5) as two:
+        run = one._writes.run
+
+        def crossed(commands: Sequence[Command]) -> list[Reply]:
+            first = run(commands[:1])
+            assert two.put_many([Item(A, DATA, T0 + 600)], only_longer=True) == [True]
+            return [*first, *run(commands[1:])]
+
+        with monkeypatch.context() as crossing:
+            crossing.setattr(one._writes, "run", crossed)
+            assert one.put_many([Item(A, b"mine", T0 + 60)], only_longer=True) == [False]
+        assert one.get_many([A], T0 + 599) == [DATA]
+        assert one.refresh_many({A: T0 + 60}, only_longer=True) == [True]
+        assert one.get_many([A], T0 + 599) == [DATA]
+
+
+LASTING = [name for name in HEADLESS if name.startswith("flip") or name == "cut-119"]
+
+
+@pytest.mark.parametrize("damage", [DAMAGE[name] for name in LASTING], ids=LASTING)
+def test_damage_that_would_last_longer_gives_way(
+    server: RedisServer, damage: Callable[[bytes], bytes]
+) -> None:
+    """No script knows the checksums: what outlives a put by a damaged header is replaced."""
+    with RedisStore(server.url, timeout_s=5) as store, server.client() as client:
+        store.put_many([Item(A, DATA, T0 + 600)])
+        client.set(NAME_A, damage(client.get(NAME_A)))
+        assert store.put_many([Item(A, b"anew", T0 + 60)], only_longer=True) == [True]
+        assert store.get_many([A], T0) == [b"anew"]
+
+
+def test_a_server_without_scripts(tmp_path: Path) -> None:
+    """It stores what is new; what is there can be neither replaced nor refreshed, which is said."""
+    with (
+        RedisServer(tmp_path) as server,
+        server.client() as client,
+        RedisStore(server.url, timeout_s=5) as store,
+    ):
+        client.acl_setuser(
+            "default", enabled=True, nopass=True, commands=["+@all", "-eval"], keys=["*"]
+        )
+        assert store.put_many([Item(A, DATA, T0 + 60)], only_longer=True) == [True]
+        assert store.put_many([Item(A, DATA, T0 + 90)], only_longer=True) == [False]
+        assert store.refresh_many({A: T0 + 90}) == [False]
+        assert store.find_many([A], T0) == [Found(len(DATA), T0 + 60)]
+        assert store.stats.problem == "put: NoPermissionError"
 
 
 def test_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,12 +221,11 @@ def test_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         clock = FakeClock()
         for url in (f"unix://:wrong-horse@{server.path}", f"unix://{server.path}"):
             with RedisStore(url, timeout_s=5, clock=clock) as store:
-                store.put_many([Item(B, DATA, T0 + 60)])
+                assert store.put_many([Item(B, DATA, T0 + 60)]) == [False]
                 assert store.get_many([A, B], T0) == [None, None]
                 assert store.find_many([A], T0) == [None]
                 with pytest.raises(OSError, match="does not tell"):
                     list(store.scan())
-                assert store.stats.num_put_drops == 1
                 assert store.stats.problem is not None
                 assert "Authentication" in store.stats.problem
     assert "horse" not in caplog.text
@@ -192,13 +263,13 @@ def test_out_of_memory(tmp_path: Path) -> None:
         RedisStore(server.url, timeout_s=5) as store,
     ):
         store.put_many([Item(keys[0], b"old", T0 + 60)])
-        store.put_many([Item(key, blob, T0 + 60) for key in keys[1:]])
-        store.put_many([Item(keys[0], blob, T0 + 60)])
+        held = store.put_many([Item(key, blob, T0 + 60) for key in [*keys[1:], keys[0]]])
         got = store.get_many(keys, T0)
         assert all(payload in (None, blob) for payload in got)
         assert got[0] is None
         assert got[1] == blob
-        assert store.stats.num_put_drops == sum(payload is None for payload in got) > 3
+        assert [*held[-1:], *held[:-1]] == [payload is not None for payload in got]
+        assert held.count(False) > 3
         assert store.stats.problem == "put: OutOfMemoryError"
         store.delete_many(keys)
         store.put_many([Item(keys[0], blob, T0 + 60)])
@@ -231,13 +302,14 @@ def test_cluster(tmp_path: Path) -> None:
         RedisStore(server.url, timeout_s=5) as store,
     ):
         store.put_many([Item(key, key * 100, T0 + 60) for key in keys])
-        store.put_many([Item(key, None, T0 + 90) for key in keys])
+        assert store.refresh_many(dict.fromkeys(keys, T0 + 90)) == [True] * 20
+        assert store.put_many([Item(keys[0], b"", T0 + 60)], only_longer=True) == [True]
         assert store.get_many(keys, T0 + 80) == [key * 100 for key in keys]
         assert all(store.find_many(keys, T0 + 80))
         assert {key for key, _ in store.scan()} == set(keys)
         store.delete_many(keys)
         assert store.get_many(keys, T0) == [None] * 20
-        assert (store.stats.num_put_drops, store.stats.num_errors) == (0, 0)
+        assert store.stats.num_errors == 0
 
 
 def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:

@@ -1,26 +1,35 @@
-"""One tier below the device and the threads that move its bytes.
+"""The client of one tier below the device: calls go to its I/O threads, and messages come back.
 
 Knows objects and keys, but no blocks, leases or plans.
 
-All methods are for the engine thread and none waits, but where the store is memory. Results come
-back through the mailbox.
+All methods are for the engine thread and none waits, but where the store is memory.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
+from engine.cache.tiers.calls import (
+    TierCall,
+    TierDelete,
+    TierDone,
+    TierExpire,
+    TierPurge,
+    TierQuery,
+    TierQueryResult,
+    TierRead,
+    TierReadResult,
+    TierRefresh,
+    TierWrite,
+)
 from engine.cache.tiers.io import CompletionQueue, InlineIo, Io, ThreadIo
-from engine.cache.tiers.object_format import ObjectKey, StoredEntry, decode_entry, decode_object
-from engine.cache.tree.namespace import ObjectNamespace
-from engine.cache.tree.stats import TierCounters, TierGauges
-from engine.memory import Payload
-from engine.store.base import Found, Item, NamedStore, delete_prefix
+from engine.cache.tree.stats import TierCounters, TierGauges, TierStats
+from engine.store.base import NamedStore
 from engine.store.memory import MemoryStore
 
 _log = logging.getLogger(__name__)
@@ -39,62 +48,14 @@ STALL_S: Final = 0.25
 it, until it answers."""
 
 COMPLAINT_S: Final = 60.0
-"""How long the log is spared another line about the same trouble of the same tier."""
+"""Pause between two log lines about the same trouble of the same tier."""
 
 WEIGHT: Final = 0.3
-"""Of the latest measurement in a running average."""
-
-_NOT_STORED: Final = -1
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TierQuery:
-    """What a request wants to know of a tier: which of `objects` it has, and the entries under
-    `entries`."""
-
-    objects: Sequence[bytes]
-    entries: Sequence[ObjectKey]
-    seal: ObjectNamespace
-    now_s: float
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TierQueryResult:
-    """One answer per object and one per entry; None for what is not there or not acceptable.
-    `num_corrupt` of them were damaged or foreign; those under `refused` are in the store still."""
-
-    objects: list[Found | None]
-    entries: list[StoredEntry | None]
-    num_corrupt: int
-    refused: list[bytes]
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TierReadResult:
-    """A read that ended: `body` is None when the object was gone, or was not what it should be
-    (`is_corrupt`)."""
-
-    body: memoryview | None
-    is_corrupt: bool
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class PendingWrite:
-    """An object to be stored, whose payload of about `nbytes` the tier's own thread makes; `worth`
-    as in `Item`. `replaces`: it is not always the same, so what is under the key is overwritten."""
-
-    key: bytes
-    expires_at_s: float
-    nbytes: int
-    worth: float
-    replaces: bool
-    make: Callable[[], Payload]
+"""The weight of the latest measurement in a running average."""
 
 
 class Average:
-    """A running average of what was measured, or a guess before anything was."""
+    """A running average of measurements, or a guess before the first one."""
 
     def __init__(self, guess: float) -> None:
         self.value = guess
@@ -107,13 +68,13 @@ class Average:
 
 
 class TierClient:
-    """A store, the `reader` that runs its finds and gets, and the `writer` that runs everything
+    """A store, the `reader` that runs its queries and reads, and the `writer` that runs everything
     else, strictly in order."""
 
     def __init__(
         self,
         tier: NamedStore,
-        mailbox: CompletionQueue,
+        completions: CompletionQueue[TierDone],
         reader: Io,
         writer: Io,
         clock: Callable[[], float],
@@ -123,31 +84,32 @@ class TierClient:
         self.queued_nbytes = 0
         self.num_refreshing = 0
         """Objects whose new expiry is on its way."""
-        self._unpinned_nbytes = 0
-        """What is pinned no more, as the store will hear."""
         self.bandwidth = Average(1e9)
         """Bytes per second of reads."""
         self.latency = Average(0.001)
-        """Seconds until a question is answered."""
+        """Seconds until a query is answered."""
         self.progress_s = 0.0
-        """When the lane last answered, or began to owe an answer."""
+        """The time at which the tier last answered, or began to owe an answer."""
         self._store = tier.store
-        self._mailbox = mailbox
+        self._completions = completions
         self._reader = reader
         self._writer = writer
         self._clock = clock
         self._num_owed = 0
-        self._is_told = False
+        self._is_expiring = False
+        self._unpinned_nbytes = 0
+        """Bytes that the store still counts as pinned, and will hear are not."""
         self._purges: dict[bytes, bool] = {}
         """Prefixes of keys that the store may still have though they are to be forgotten: whether
         it failed to."""
         self._quiet_until_s: dict[str, float] = {}
 
     @property
-    def gauges(self) -> TierGauges:
-        """What the tier holds and does now."""
+    def stats(self) -> TierStats:
+        """Counts, and the state of the tier now."""
         stats = self._store.stats
-        return TierGauges(
+        num_errors = self.counters.num_errors + stats.num_errors
+        gauges = TierGauges(
             nbytes=stats.nbytes,
             num_items=stats.num_items,
             queued_nbytes=self.queued_nbytes,
@@ -157,6 +119,7 @@ class TierClient:
             up=int(stats.problem is None and not self.is_stuck),
             pinned_nbytes=max(stats.pinned_nbytes - self._unpinned_nbytes, 0),
         )
+        return TierStats(replace(self.counters, num_errors=num_errors), gauges)
 
     @property
     def is_stuck(self) -> bool:
@@ -164,12 +127,12 @@ class TierClient:
         return self._num_owed > 0 and self._clock() - self.progress_s >= STALL_S
 
     def is_forgetting(self, key: bytes) -> bool:
-        """Whether what the store has under such a key may be what is to be forgotten: it is not
+        """Whether the store may still have, under such a key, what is to be forgotten: it is not
         read."""
         return any(key.startswith(prefix) for prefix in self._purges)
 
     def load_s(self, nbytes: int) -> float:
-        """How long a read of so many bytes should take."""
+        """The expected seconds of a read of so many bytes."""
         return self.latency.value + nbytes / max(self.bandwidth.value, 1.0)
 
     def has_room(self, nbytes: int) -> bool:
@@ -183,176 +146,47 @@ class TierClient:
             failed and key.startswith(prefix) for prefix, failed in self._purges.items()
         )
 
-    # Reads ----------------------------------------------------------------------------------------
+    # Calls ----------------------------------------------------------------------------------------
 
-    def ask(self, question: TierQuery, then: Callable[[TierQueryResult | None], None]) -> None:
-        """Find out what is there; None when the store failed."""
-
-        def look() -> TierQueryResult:
-            num_damaged = self._store.stats.num_damaged
-            found = self._store.find_many(question.objects, question.now_s)
-            keys = [label.key for label in question.entries]
-            payloads = self._store.get_many(keys, question.now_s) if keys else []
-            # Another thread's finds are among these: never more than what is missing here.
-            num_damaged = min(
-                self._store.stats.num_damaged - num_damaged, [*found, *payloads].count(None)
-            )
-            pairs = zip(payloads, question.entries, strict=True)
-            entries = [_open_entry(payload, label, question.seal) for payload, label in pairs]
-            triples = zip(keys, payloads, entries, strict=True)
-            refused = [
-                key for key, payload, entry in triples if payload is not None and entry is None
-            ]
-            return TierQueryResult(found, entries, num_damaged + len(refused), refused)
-
-        def told(answer: TierQueryResult | None, seconds: float) -> None:
-            self._answered()
-            if answer is not None:
-                self.latency.add(seconds)
-                self._distrust(answer.num_corrupt, answer.refused)
-            then(answer)
-
+    def ask(self, query: TierQuery) -> None:
+        """Find out what is there."""
         self._owe()
-        self._run(self._reader, look, told, urgent=True)
+        self._run(self._reader, query, urgent=True)
 
-    def read(
-        self,
-        label: ObjectKey,
-        seal: ObjectNamespace,
-        now_s: float,
-        then: Callable[[TierReadResult], None],
-    ) -> None:
+    def read(self, read: TierRead) -> None:
         """Get one object's body."""
-
-        def get() -> TierReadResult:
-            num_damaged = self._store.stats.num_damaged
-            (payload,) = self._store.get_many([label.key], now_s)
-            if payload is None:
-                return TierReadResult(None, is_corrupt=self._store.stats.num_damaged > num_damaged)
-            body = decode_object(payload, label, seal)
-            return TierReadResult(body, is_corrupt=body is None)
-
-        def told(got: TierReadResult | None, seconds: float) -> None:
-            self._answered()
-            got = got or TierReadResult(None, is_corrupt=False)
-            if got.body is not None:
-                self.counters.num_hits += 1
-                self.counters.read_nbytes += len(got.body)
-                self.counters.read_seconds += seconds
-                self.bandwidth.add(len(got.body) / max(seconds, 1e-6))
-            self._distrust(int(got.is_corrupt), [label.key])
-            then(got)
-
         self._owe()
-        self._run(self._reader, get, told)
+        self._run(self._reader, read)
 
-    def late(self) -> None:
-        """A request has stopped waiting for this tier."""
-        self.counters.num_late += 1
-        self._complain("a tier does not answer in time")
+    def write(self, write: TierWrite) -> None:
+        """Store an object. The caller saw that there is room for its bytes."""
+        self.queued_nbytes += len(write.body)
+        self._run(self._writer, write)
 
-    # Writes ---------------------------------------------------------------------------------------
+    def refresh(self, refresh: TierRefresh) -> None:
+        """Move the expiry of objects."""
+        self.num_refreshing += len(refresh.expiries)
+        self._unpinned_nbytes += refresh.unpinned_nbytes
+        self._run(self._writer, refresh)
 
-    def put(self, item: PendingWrite, then: Callable[[bool], None]) -> None:
-        """Store an object, and then say whether the store has it. The caller saw that there is room
-        for its bytes.
-
-        One that is there already is not written again, unless it may have changed, and none is ever
-        kept shorter: another host may have promised more.
-        """
-
-        def store() -> int:
-            key, expires_at_s = item.key, item.expires_at_s
-            there = self._store.find_many([key], 0.0)[0]
-            if there is not None and there.expires_at_s > expires_at_s:
-                return 0
-            if there is not None and not item.replaces:
-                self._store.put_many([Item(key, None, expires_at_s)])
-                return 0
-            self._store.put_many([Item(key, item.make(), expires_at_s, item.worth)])
-            return item.nbytes if self._store.find_many([key], 0.0)[0] is not None else _NOT_STORED
-
-        def told(nbytes: int | None, seconds: float) -> None:
-            self.queued_nbytes -= item.nbytes
-            is_stored = nbytes is not None and nbytes != _NOT_STORED
-            self.counters.written_nbytes += nbytes if nbytes is not None and is_stored else 0
-            self.counters.num_dropped_writes += not is_stored
-            then(is_stored)
-
-        self.queued_nbytes += item.nbytes
-        self._run(self._writer, store, told)
-
-    def refresh(self, expiries: Mapping[bytes, float]) -> None:
-        """Tell the tier until when objects are kept. None is ever kept shorter."""
-
-        def tell() -> None:
-            found = self._store.find_many(list(expiries), 0.0)
-            pairs = zip(expiries.items(), found, strict=True)
-            # What is not found may have expired since it was refreshed here: the store may have it
-            # still.
-            items = [
-                Item(key, None, until_s)
-                for (key, until_s), there in pairs
-                if not there or there.expires_at_s < until_s
-            ]
-            if items:
-                self._store.put_many(items)
-
-        def told(result: object, seconds: float) -> None:
-            self.num_refreshing -= len(expiries)
-
-        self.num_refreshing += len(expiries)
-        self._run(self._writer, tell, told)
-
-    def curtail(self, expiries: Mapping[bytes, float], unpinned_nbytes: int) -> None:
-        """Tell the tier until when objects are kept that were kept longer so far, `unpinned_nbytes`
-        of KV for ever."""
-        items = [Item(key, None, until_s) for key, until_s in expiries.items()]
-
-        def told(result: object, seconds: float) -> None:
-            self._unpinned_nbytes -= unpinned_nbytes
-
-        self._unpinned_nbytes += unpinned_nbytes
-        self._run(self._writer, lambda: self._store.put_many(items), told)
-
-    def tell_time(self, now_s: float) -> None:
-        """Let the tier drop some of what has expired, though nobody asks it for anything, and what
-        it failed to forget."""
+    def expire(self, now_s: float) -> None:
+        """Let the tier drop some of what has expired, and try failed purges again."""
         for prefix in [prefix for prefix, failed in self._purges.items() if failed]:
-            self.purge(prefix, lambda num_keys: None)
-        if not self.is_stuck and not self._is_told:
-            self._is_told = True
-
-            def told(result: object, seconds: float) -> None:
-                self._is_told = False
-
-            self._run(self._writer, lambda: self._store.find_many((), now_s), told)
+            self.purge(TierPurge(prefix))
+        if not self.is_stuck and not self._is_expiring:
+            self._is_expiring = True
+            self._run(self._writer, TierExpire(now_s))
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Forget objects."""
-        self._run(self._writer, lambda: self._store.delete_many(keys), _ignore)
+        self._run(self._writer, TierDelete(keys))
 
-    def purge(self, prefix: bytes, then: Callable[[int | None], None]) -> None:
-        """Forget every object whose key begins with `prefix`, those on their way to the store
-        included; then say how many, or None when the store failed: it is told again with the time,
-        and none of them is read before it has done so."""
-
-        def forget() -> int | None:
-            try:
-                return delete_prefix(self._store, prefix)
-            except OSError:  # it does not tell what it has
-                return None
-
-        def told(num_keys: int | None, seconds: float) -> None:
-            if num_keys is None:
-                self._purges[prefix] = True
-                self._complain("a tier does not forget what was flushed")
-            else:
-                self._purges.pop(prefix, None)
-            then(num_keys)
-
-        self._purges[prefix] = False
-        self._run(self._writer, forget, told)
+    def purge(self, purge: TierPurge) -> None:
+        """Forget every object whose key begins with a prefix, those on their way to the store
+        included. Where the store fails it is tried again with `expire`, and none of them is read
+        before it has succeeded."""
+        self._purges[purge.prefix] = False
+        self._run(self._writer, purge)
 
     def close(self, timeout_s: float) -> bool:
         """Write what is queued; False when that took too long and was given up."""
@@ -360,39 +194,65 @@ class TierClient:
         is_written = self._writer.close(timeout_s)
         return self._reader.close(max(0.0, timeout_s - (time.monotonic() - begin_s))) and is_written
 
+    def count(self, done: TierDone) -> None:
+        """Learn from the end of a call, before anybody else acts on its result."""
+        if done.error:
+            self.counters.num_errors += 1
+            self._complain(f"a tier failed with {done.error}")
+        if isinstance(done.call, TierQuery | TierRead):
+            self._num_owed -= 1
+            self.progress_s = self._clock()
+        match done.call, done.result:
+            case TierQuery(), TierQueryResult() as result:
+                self.latency.add(done.seconds)
+                self._count_corrupt(result.num_corrupt, result.unreadable)
+            case TierRead() as read, TierReadResult(body=None) as result:
+                self._count_corrupt(int(result.is_corrupt), [read.label.key])
+            case TierRead(), TierReadResult(body=memoryview() as body):
+                self.counters.num_hits += 1
+                self.counters.read_nbytes += len(body)
+                self.counters.read_seconds += done.seconds
+                self.bandwidth.add(len(body) / max(done.seconds, 1e-6))
+            case TierWrite() as write, num_written:
+                self.queued_nbytes -= len(write.body)
+                self.counters.written_nbytes += num_written if isinstance(num_written, int) else 0
+                self.counters.num_dropped_writes += num_written is None
+            case TierRefresh() as refresh, _:
+                self.num_refreshing -= len(refresh.expiries)
+                self._unpinned_nbytes -= refresh.unpinned_nbytes
+            case TierExpire(), _:
+                self._is_expiring = False
+            case TierPurge() as purge, None:
+                self._purges[purge.prefix] = True
+                self._complain("a tier does not forget what was flushed")
+            case TierPurge() as purge, _:
+                self._purges.pop(purge.prefix, None)
+
+    def late(self) -> None:
+        """Count a request that has stopped waiting for this tier."""
+        self.counters.num_late += 1
+        self._complain("a tier does not answer in time")
+
     # Inside ---------------------------------------------------------------------------------------
 
-    def _run(
-        self,
-        io: Io,
-        work: Callable[[], T],
-        told: Callable[[T | None, float], None],
-        *,
-        urgent: bool = False,
-    ) -> None:
-        """Do `work` in `io` and have the engine thread told its result and seconds; a store that
-        raises has none."""
+    def _run(self, io: Io, call: TierCall, *, urgent: bool = False) -> None:
+        io.submit(partial(self._work, call), urgent=urgent)
 
-        def job() -> None:
-            result: T | None = None
-            begin_s = time.perf_counter()
-            try:
-                result = work()
-            # Whatever a store's libraries raise: a broken tier costs speed, never a request.
-            except Exception as error:
-                self._mailbox.post(partial(self._failed, type(error).__name__))
-            seconds = time.perf_counter() - begin_s
-            self._mailbox.post(lambda: told(result, seconds))
+    def _work(self, call: TierCall) -> None:
+        """Call the store, in an I/O thread."""
+        result, error = None, ""
+        begin_s = time.perf_counter()
+        try:
+            result = call.run(self._store)
+        # Whatever a store's libraries raise: a broken tier costs speed, never a request.
+        except Exception as raised:
+            error = type(raised).__name__
+        seconds = time.perf_counter() - begin_s
+        self._completions.post(TierDone(self.name, call, result, seconds, error))
 
-        io.submit(job, urgent=urgent)
-
-    def _failed(self, kind: str) -> None:
-        self.counters.num_errors += 1
-        self._complain(f"a tier failed with {kind}")
-
-    def _distrust(self, num_corrupt: int, keys: Sequence[bytes]) -> None:
-        """Count what was not what it should be, say so, and forget the objects under `keys`.
-        Nothing when there are none."""
+    def _count_corrupt(self, num_corrupt: int, keys: Sequence[bytes]) -> None:
+        """Count corrupt objects, log them, and delete those under `keys`; nothing where there are
+        none."""
         if not num_corrupt:
             return
         self.counters.num_corrupt += num_corrupt
@@ -412,34 +272,31 @@ class TierClient:
             self.progress_s = self._clock()
         self._num_owed += 1
 
-    def _answered(self) -> None:
-        self._num_owed -= 1
-        self.progress_s = self._clock()
+
+def start_io(tier: NamedStore) -> tuple[Io, Io]:
+    """The reader and the writer of a tier: the engine thread where the store is memory, else
+    threads of its own."""
+    if isinstance(tier.store, MemoryStore):
+        return InlineIo(), InlineIo()
+    return (
+        ThreadIo(f"{tier.name}-read", NUM_READERS),
+        ThreadIo(f"{tier.name}-write", 1, niceness=WRITER_NICENESS),
+    )
 
 
-def open_clients(
-    tiers: Sequence[NamedStore], mailbox: CompletionQueue, clock: Callable[[], float]
-) -> tuple[TierClient, ...]:
-    """A lane per tier: in the engine thread where the store is memory, else with threads of its
-    own."""
-    lanes = []
-    for tier in tiers:
-        if isinstance(tier.store, MemoryStore):
-            reader: Io = InlineIo()
-            writer: Io = InlineIo()
-        else:
-            reader = ThreadIo(f"{tier.name}-read", NUM_READERS)
-            writer = ThreadIo(f"{tier.name}-write", 1, niceness=WRITER_NICENESS)
-        lanes.append(TierClient(tier, mailbox, reader, writer, clock))
-    return tuple(lanes)
+class TierClients:
+    """The clients of one engine's tiers, in the order they are read, and the queue of all their
+    messages. Its I/O threads run until the clients are closed."""
 
-
-def _open_entry(
-    payload: Payload | None, label: ObjectKey, seal: ObjectNamespace
-) -> StoredEntry | None:
-    body = None if payload is None else decode_object(payload, label, seal)
-    return None if body is None else decode_entry(body)
-
-
-def _ignore(result: object, seconds: float) -> None:
-    """Nobody waits for it."""
+    def __init__(
+        self,
+        stores: Sequence[NamedStore] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        start_io: Callable[[NamedStore], tuple[Io, Io]] = start_io,
+    ) -> None:
+        self.clock = clock
+        self.completions: CompletionQueue[TierDone] = CompletionQueue()
+        self.clients = tuple(
+            TierClient(tier, self.completions, *start_io(tier), clock) for tier in stores
+        )

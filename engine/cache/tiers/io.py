@@ -1,4 +1,4 @@
-"""Where calls of stores run, and how their results come back to the engine thread.
+"""Threads that run calls of stores, and the queue of messages back to the engine thread.
 
 Knows no stores and no blocks.
 """
@@ -9,10 +9,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 Job: TypeAlias = Callable[[], None]
+T = TypeVar("T")
 
 
 class Io(Protocol):
@@ -99,26 +100,26 @@ class ThreadIo:
             job()
 
 
-class CompletionQueue:
-    """What I/O threads have for the engine thread. `post` may be called from any thread, the rest
+class CompletionQueue(Generic[T]):
+    """Messages of I/O threads to the engine thread. `post` may be called from any thread, the rest
     from the engine's alone."""
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = lambda: None
         """Called after each `post`, in the thread that posts."""
-        self._posts: deque[Job] = deque()
+        self._messages: deque[T] = deque()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has come since the last `drain`."""
-        return not self._posts
+        """Whether every message was taken."""
+        return not self._messages
 
-    def post(self, news: Job) -> None:
-        """Leave something to be called by `drain`."""
-        self._posts.append(news)
+    def post(self, message: T) -> None:
+        """Leave a message for the engine thread."""
+        self._messages.append(message)
         self.wake()
 
-    def drain(self) -> None:
-        """Call everything posted, in order, and what that posts in turn."""
-        while self._posts:
-            self._posts.popleft()()
+    def take(self) -> Iterator[T]:
+        """Every message, in order, those that are posted meanwhile included."""
+        while self._messages:
+            yield self._messages.popleft()

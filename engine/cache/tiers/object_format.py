@@ -1,4 +1,4 @@
-"""What lies in the tiers below the device: keys and the one payload format.
+"""The objects in the tiers below the device: their keys and their one payload format.
 
 Pure bytes; knows no stores, pages or clocks.
 
@@ -24,7 +24,6 @@ import hmac
 import math
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 import msgspec
@@ -44,17 +43,9 @@ HEADER: Final = struct.Struct(f"<8sHHIQQ{KEY_NBYTES}s{MAC_NBYTES}s")
 after the header, key, MAC."""
 
 
-class Kind(IntEnum):
-    """What an object is. The number goes into its key."""
-
-    SPAN = 1
-    TAIL = 2
-    ENTRY = 3
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class ObjectKey:
-    """What an object says of itself besides its body: its key and its own packed token ids."""
+    """The label of an object besides its body: its key and its own packed token ids."""
 
     key: bytes
     ids: bytes
@@ -77,52 +68,54 @@ class StoredEntry(msgspec.Struct, frozen=True, array_like=True):
     ends_at_s: float = math.inf
 
 
-def span_key(seal: ObjectNamespace, last_block: bytes) -> bytes:
+def span_key(namespace: ObjectNamespace, last_block: bytes) -> bytes:
     """Key of the span whose last full block has the key `last_block`."""
-    return _key(seal, Kind.SPAN, last_block)
+    return _key(namespace, b"SPAN", last_block)
 
 
-def tail_key(seal: ObjectNamespace, ancestor: bytes, tail: bytes) -> bytes:
+def tail_key(namespace: ObjectNamespace, ancestor: bytes, tail: bytes) -> bytes:
     """Key of the tail that ends `tail` (packed ids, less than a block) after the full block with
     key `ancestor`."""
-    return _key(seal, Kind.TAIL, ancestor + tail)
+    return _key(namespace, b"TAIL", ancestor + tail)
 
 
-def stored_entry_key(seal: ObjectNamespace, entry: bytes) -> bytes:
+def stored_entry_key(namespace: ObjectNamespace, entry: bytes) -> bytes:
     """Key of the object that keeps the entry with key `entry`."""
-    return _key(seal, Kind.ENTRY, entry)
+    return _key(namespace, b"ENTRY", entry)
 
 
-def encode_object(label: ObjectKey, seal: ObjectNamespace, body: Payload) -> Payload:
+def encode_object(label: ObjectKey, namespace: ObjectNamespace, body: Payload) -> Payload:
     """A payload with this body."""
-    checksum = xxhash.xxh3_64(seal.fingerprint + label.ids)
+    checksum = xxhash.xxh3_64(namespace.fingerprint + label.ids)
     checksum.update(body)
-    sizes = len(seal.fingerprint), len(label.ids), len(body)
+    sizes = len(namespace.fingerprint), len(label.ids), len(body)
     open_header = HEADER.pack(
         MAGIC, LAYOUT_VERSION, *sizes, checksum.intdigest(), label.key, bytes(MAC_NBYTES)
     )
-    mac = _mac(seal, open_header, label.ids)
-    return joined((open_header[:-MAC_NBYTES], mac, seal.fingerprint, label.ids, body))
+    mac = _mac(namespace, open_header, label.ids)
+    return joined((open_header[:-MAC_NBYTES], mac, namespace.fingerprint, label.ids, body))
 
 
-def decode_object(payload: Payload, label: ObjectKey, seal: ObjectNamespace) -> memoryview | None:
+def decode_object(
+    payload: Payload, label: ObjectKey, namespace: ObjectNamespace
+) -> memoryview | None:
     """The body, a view of the payload; None when that is damaged, or of another key, tenant, model,
     layout or other tokens."""
     header = bytes(payload[: HEADER.size])
-    ids_at = HEADER.size + len(seal.fingerprint)
+    ids_at = HEADER.size + len(namespace.fingerprint)
     body_at = ids_at + len(label.ids)
     if len(payload) < body_at:
         return None
     magic, version, num_fingerprint, num_ids, num_body, checksum, key, mac = HEADER.unpack(header)
     if (
         (magic, version, num_fingerprint, num_ids)
-        != (MAGIC, LAYOUT_VERSION, len(seal.fingerprint), len(label.ids))
+        != (MAGIC, LAYOUT_VERSION, len(namespace.fingerprint), len(label.ids))
         or key != label.key
         or len(payload) != body_at + num_body
-        or payload[HEADER.size : ids_at] != seal.fingerprint
+        or payload[HEADER.size : ids_at] != namespace.fingerprint
         or payload[ids_at:body_at] != label.ids
         or not hmac.compare_digest(
-            mac, _mac(seal, header[:-MAC_NBYTES] + bytes(MAC_NBYTES), label.ids)
+            mac, _mac(namespace, header[:-MAC_NBYTES] + bytes(MAC_NBYTES), label.ids)
         )
         or xxhash.xxh3_64_intdigest(memoryview(payload)[HEADER.size :]) != checksum
     ):
@@ -158,11 +151,11 @@ def decode_entry(body: memoryview) -> StoredEntry | None:
         return None
 
 
-def _key(seal: ObjectNamespace, kind: Kind, place: bytes) -> bytes:
-    digest = hashlib.sha256(kind.name.encode() + b"\0" + place).digest()
-    return seal.namespace + digest[: KEY_NBYTES - NAMESPACE_NBYTES]
+def _key(namespace: ObjectNamespace, kind: bytes, place: bytes) -> bytes:
+    digest = hashlib.sha256(kind + b"\0" + place).digest()
+    return namespace.prefix + digest[: KEY_NBYTES - NAMESPACE_NBYTES]
 
 
-def _mac(seal: ObjectNamespace, open_header: bytes, ids: bytes) -> bytes:
-    message = open_header + seal.fingerprint + ids
-    return hashlib.blake2b(message, key=seal.root_key, digest_size=MAC_NBYTES).digest()
+def _mac(namespace: ObjectNamespace, open_header: bytes, ids: bytes) -> bytes:
+    message = open_header + namespace.fingerprint + ids
+    return hashlib.blake2b(message, key=namespace.root_key, digest_size=MAC_NBYTES).digest()

@@ -1,5 +1,5 @@
-"""What the device holds and the lower tiers should: objects wanted, copied a slice at a time,
-handed to the tiers.
+"""Writing from the device to the lower tiers: objects that are wanted there are copied,
+a slice at a time, and handed over.
 
 Knows blocks and pages; knows no leases and no threads. Everything is in order: an entry is never
 written before its KV.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from engine.cache.tiers.calls import ObjectSpec
 from engine.cache.tiers.object_format import (
     ObjectKey,
     StoredEntry,
@@ -20,7 +21,7 @@ from engine.cache.tiers.object_format import (
     stored_entry_key,
     tail_key,
 )
-from engine.cache.tiers.tiers import ObjectSpec, Tiers
+from engine.cache.tiers.tiers import Tiers
 from engine.cache.tree.block import Block
 from engine.cache.tree.device import PageDevice
 from engine.cache.tree.entries import Entry
@@ -36,23 +37,40 @@ MAX_WANTED: Final = 1024
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Span:
-    space: TenantCache
+    tenant: TenantCache
     last: Block
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Tail:
-    space: TenantCache
+    tenant: TenantCache
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Promise:
-    space: TenantCache
+    tenant: TenantCache
     entry: Entry
 
 
 _Wanted: TypeAlias = _Span | _Tail | _Promise
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _CopiedKv:
+    """The pages of `path`, copied for the tail of `entry`, or as a span without one."""
+
+    path: Sequence[Block]
+    entry: Entry | None = None
+
+    def lost(self) -> None:
+        """See `Copied`. It is wanted again by the next request that uses it."""
+        if self.entry is None:
+            self.path[-1].stored_until_s = 0.0
+        else:
+            self.entry.has_tail = False
+        for block in self.path:
+            block.stored = False
 
 
 class WriteBack:
@@ -87,7 +105,7 @@ class WriteBack:
             self._geometry.nbytes(0, self._geometry.span_tokens)
         )
 
-    def spans(self, space: TenantCache, held: Sequence[Block]) -> None:
+    def spans(self, tenant: TenantCache, held: Sequence[Block]) -> None:
         """Want every span of the path `held` that no tier has, and keep the others as long as the
         device does.
 
@@ -98,44 +116,49 @@ class WriteBack:
         for i in range(step - 1, len(held), step):
             last = held[i]
             if last.stored_until_s <= now_s:
-                self._want(_Span(space, last), last)
+                self._want(_Span(tenant, last), last)
             elif last.expires_at_s > last.stored_until_s:
                 last.stored_until_s = last.expires_at_s
-                self._tiers.refresh(span_key(space.seal, last.key), last.expires_at_s)
+                self._tiers.refresh(span_key(tenant.namespace, last.key), last.expires_at_s)
 
-    def entry(self, space: TenantCache, entry: Entry) -> None:
+    def entry(self, tenant: TenantCache, entry: Entry) -> None:
         """Want an entry as it is now, and the tail that leads to it."""
         if entry.offset % self._geometry.span_tokens:
             if entry.has_tail:
                 self._tiers.refresh(
-                    tail_key(space.seal, entry.ancestor, entry.tail), self._kept_until_s(entry)
+                    tail_key(tenant.namespace, entry.ancestor, entry.tail),
+                    self._kept_until_s(entry),
                 )
             else:
-                self._want(_Tail(space, entry), entry)
-        self._want(_Promise(space, entry), entry)
+                self._want(_Tail(tenant, entry), entry)
+        self._want(_Promise(tenant, entry), entry)
 
-    def curtail(
-        self, space: TenantCache, entry: Entry, path: Sequence[Block], until_s: float
+    def shorten(
+        self, tenant: TenantCache, entry: Entry, path: Sequence[Block], until_s: float
     ) -> None:
         """An entry at the end of `path` was pinned and now is not: its KV is kept no longer than on
         the device, its object written anew."""
         expiries, num_tokens = {}, 0
         for last in path[self._geometry.span_blocks - 1 :: self._geometry.span_blocks]:
             if last.stored_until_s > last.expires_at_s:
-                last.stored_until_s = expiries[span_key(space.seal, last.key)] = last.expires_at_s
+                last.stored_until_s = expiries[span_key(tenant.namespace, last.key)] = (
+                    last.expires_at_s
+                )
                 num_tokens += (
                     self._geometry.span_tokens if last.expires_at_s < PINNED_UNTIL_S else 0
                 )
         if entry.offset % self._geometry.span_tokens:
             kept_until_s = max(until_s, self._kept_until_s(entry))
-            expiries[tail_key(space.seal, entry.ancestor, entry.tail)] = kept_until_s
+            expiries[tail_key(tenant.namespace, entry.ancestor, entry.tail)] = kept_until_s
             num_tokens += (
                 entry.offset % self._geometry.span_tokens if kept_until_s < PINNED_UNTIL_S else 0
             )
-        self._tiers.curtail(
-            expiries, stored_entry_key(space.seal, entry.key), self._geometry.nbytes(0, num_tokens)
+        self._tiers.shorten(
+            expiries,
+            stored_entry_key(tenant.namespace, entry.key),
+            self._geometry.nbytes(0, num_tokens),
         )
-        self._want(_Promise(space, entry), entry)
+        self._want(_Promise(tenant, entry), entry)
 
     def rescue(self, block: Block) -> None:
         """Copy what is wanted of a block that is about to leave the device."""
@@ -160,9 +183,9 @@ class WriteBack:
         if not self._wanted:
             self._num_tails = 0
 
-    def forget(self, space: TenantCache) -> None:
+    def forget(self, tenant: TenantCache) -> None:
         """Want nothing more of a tenant."""
-        for key in [key for key, wanted in self._wanted.items() if wanted.space is space]:
+        for key in [key for key, wanted in self._wanted.items() if wanted.tenant is tenant]:
             del self._wanted[key]
 
     # Inside ---------------------------------------------------------------------------------------
@@ -181,84 +204,70 @@ class WriteBack:
         """The bytes copied."""
         match wanted:
             case _Span():
-                return self._copy_span(wanted.space, wanted.last)
+                return self._copy_span(wanted.tenant, wanted.last)
             case _Tail():
-                return self._copy_tail(wanted.space, wanted.entry)
+                return self._copy_tail(wanted.tenant, wanted.entry)
             case _Promise():
-                return self._copy_entry(wanted.space, wanted.entry)
+                return self._copy_entry(wanted.tenant, wanted.entry)
 
-    def _copy_span(self, space: TenantCache, last: Block) -> int:
+    def _copy_span(self, tenant: TenantCache, last: Block) -> int:
         if last.parent is None or last.expires_at_s <= self._now_s():
             return 0
         path = self._path(last)
-        label = ObjectKey(span_key(space.seal, last.key), b"".join(block.ids for block in path))
-
-        def lost() -> None:
-            last.stored_until_s = 0.0
-
-        last.stored_until_s = last.expires_at_s
-        nbytes = self._hand_over(
-            ObjectSpec(label, space.seal, last.expires_at_s, _saved(path)), path, lost
+        if not self._has_room(path):
+            return 0
+        label = ObjectKey(
+            span_key(tenant.namespace, last.key), b"".join(block.ids for block in path)
         )
-        if not nbytes:
-            lost()
-        return nbytes
+        last.stored_until_s = last.expires_at_s
+        spec = ObjectSpec(label, tenant.namespace, last.expires_at_s, _saved(path))
+        return self._hand_over(spec, _CopiedKv(path))
 
-    def _copy_tail(self, space: TenantCache, entry: Entry) -> int:
+    def _copy_tail(self, tenant: TenantCache, entry: Entry) -> int:
         last = entry.block
         if last is None or last.parent is None or entry.expires_at_s <= self._now_s():
             return 0
         path = self._path(last)
+        if not self._has_room(path):
+            return 0
         ids = b"".join(block.ids for block in path[:-1]) + (entry.tail or last.ids)
-        label = ObjectKey(tail_key(space.seal, entry.ancestor, entry.tail), ids)
-
-        def lost() -> None:
-            entry.has_tail = False
-
+        label = ObjectKey(tail_key(tenant.namespace, entry.ancestor, entry.tail), ids)
         entry.has_tail = True
         # Written though a tier may have one: nobody read that one, or it was not what it should be.
-        sealed = ObjectSpec(
-            label, space.seal, self._kept_until_s(entry), _saved(path), replaces=True
+        spec = ObjectSpec(
+            label, tenant.namespace, self._kept_until_s(entry), _saved(path), replaces=True
         )
-        nbytes = self._hand_over(sealed, path, lost)
-        entry.has_tail &= nbytes > 0
-        return nbytes
+        return self._hand_over(spec, _CopiedKv(path, entry))
 
-    def _copy_entry(self, space: TenantCache, entry: Entry) -> int:
+    def _copy_entry(self, tenant: TenantCache, entry: Entry) -> int:
         if entry.expires_at_s <= self._now_s():
             return 0
         times = entry.ttl_s, entry.expires_at_s, entry.refresh_on_read
         stored = StoredEntry(
             entry.ancestor, *times, str(entry.position), entry.offset, entry.ends_at_s
         )
-        label = ObjectKey(stored_entry_key(space.seal, entry.key), entry.tail)
+        label = ObjectKey(stored_entry_key(tenant.namespace, entry.key), entry.tail)
         body = encode_entry(stored)
         saved = prefill_tokens(0, entry.offset)
         self._tiers.put(
-            ObjectSpec(label, space.seal, entry.expires_at_s, saved, replaces=True),
-            body,
-            lambda is_stored: None,
+            ObjectSpec(label, tenant.namespace, entry.expires_at_s, saved, replaces=True), body
         )
         return len(body)
 
-    def _hand_over(self, sealed: ObjectSpec, path: list[Block], lost: Callable[[], None]) -> int:
-        """The bytes copied; 0 when no tier has room for them. `lost` is called when no tier took
-        them after all."""
-        nbytes = len(path) * self._geometry.page_nbytes
-        if not self._tiers.has_room(nbytes):
-            self._counters.num_dropped_writes += 1
-            return 0
-
-        def told(is_stored: bool) -> None:
-            if not is_stored:
-                lost()
-                for block in path:
-                    block.stored = False
-
-        for block in path:
+    def _hand_over(self, spec: ObjectSpec, copied: _CopiedKv) -> int:
+        """Copy pages and give them to the tiers. The bytes copied."""
+        for block in copied.path:
             block.stored = True
-        self._tiers.put(sealed, self._device.read_pages([block.page for block in path]), told)
-        return nbytes
+        pages = [block.page for block in copied.path]
+        self._tiers.put(spec, self._device.read_pages(pages), copied)
+        return len(pages) * self._geometry.page_nbytes
+
+    def _has_room(self, path: Sequence[Block]) -> bool:
+        """Whether a tier has room for the KV of a path; else it is dropped."""
+        if self._tiers.has_room(len(path) * self._geometry.page_nbytes):
+            return True
+        self._counters.num_dropped_writes += 1
+        return False
 
     def _path(self, last: Block) -> list[Block]:
         """The blocks from the last span border before `last` to it."""
@@ -279,5 +288,5 @@ class WriteBack:
 
 
 def _saved(path: Sequence[Block]) -> float:
-    """What the KV of consecutive blocks saves."""
+    """Tokens of prefill that the KV of consecutive blocks saves."""
     return prefill_tokens(path[0].start, path[-1].start + path[-1].num_tokens)

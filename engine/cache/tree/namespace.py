@@ -1,4 +1,4 @@
-"""The part of every stored object's key and seal that is a tenant's."""
+"""The part of every stored object's key and MAC that is a tenant's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMESPACE_NBYTES: Final = 8
 class ObjectNamespace:
     """The identity that every object of one tenant under one model is bound to."""
 
-    namespace: bytes
+    prefix: bytes
     root_key: bytes
     fingerprint: bytes
 

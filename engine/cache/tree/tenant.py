@@ -11,11 +11,14 @@ from engine.cache.tree.namespace import ObjectNamespace, namespace
 
 @dataclass(slots=True, eq=False, repr=False)
 class TenantCache:
-    """A tree of blocks and the entries on its paths. `seal` binds stored objects to the tenant."""
+    """A tree of blocks and the entries on its paths.
+
+    `namespace` binds stored objects to the tenant.
+    """
 
     name: str
     root: Block
-    seal: ObjectNamespace
+    namespace: ObjectNamespace
     entries: EntryTable = field(default_factory=EntryTable)
 
     @property
@@ -36,8 +39,8 @@ class TenantCaches(dict[str, TenantCache]):
     def __missing__(self, name: str) -> TenantCache:
         key = root_key(self._root_secret, name, self._fingerprint, self._block_size)
         fingerprint = self._fingerprint.encode("utf-8", "surrogatepass")
-        seal = ObjectNamespace(self.namespace(name), key, fingerprint)
-        self[name] = TenantCache(name, Block(key, None, b"", 0), seal)
+        namespace = ObjectNamespace(self.namespace(name), key, fingerprint)
+        self[name] = TenantCache(name, Block(key, None, b"", 0), namespace)
         return self[name]
 
     def namespace(self, name: str) -> bytes:

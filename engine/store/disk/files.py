@@ -85,7 +85,7 @@ class Files:
         path.unlink(missing_ok=True)
 
     def make_folder(self, path: Path) -> bool:
-        """Whether it had to be made."""
+        """Make the folder; whether it was missing."""
         try:
             path.mkdir(0o700)
         except FileExistsError:
@@ -93,11 +93,11 @@ class Files:
         return True
 
     def allocated(self, path: Path) -> int:
-        """What the file or folder itself occupies on the medium."""
+        """Bytes that the file or folder itself occupies on the medium."""
         return allocated(os.lstat(path))
 
     def free_nbytes(self, path: Path) -> int:
-        """What an ordinary user may still write to the file system."""
+        """Bytes that an ordinary user may still write to the file system."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 

@@ -1,4 +1,4 @@
-"""Where the objects of a disk store lie in its folder, and what else is there.
+"""The places of objects in the folder of a disk store, and a survey of the folder.
 
 Reads names and sizes, never contents.
 
@@ -36,7 +36,7 @@ class FoundFile:
 
 @dataclass(slots=True)
 class Survey:
-    """What a folder held when it was looked through. `other_nbytes` are foreign files and the
+    """The contents of a folder when it was looked through. `other_nbytes` are foreign files and the
     lock."""
 
     objects: list[FoundFile] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Taking possession of a disk store's folder: lock it, clear what a dead writer left,
+"""Opening the folder of a disk store: lock it, delete the leftovers of a dead writer,
 read every header.
 
 Decides nothing.
@@ -107,5 +107,5 @@ def _record(file: FoundFile, layout: Layout, files: Files) -> ObjectRecord | OSE
     if header is None or header.key != file.key or header.payload_nbytes != payload_nbytes:
         return None
     return ObjectRecord(
-        file.key, payload_nbytes, file.allocated_nbytes, header.expires_at_s, header.worth
+        file.key, payload_nbytes, file.allocated_nbytes, header.expires_at_s, header.recompute_cost
     )

@@ -13,15 +13,15 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from engine.memory import Payload
 from engine.store.base import Found, Item, StoreStats
+from engine.store.disk.contents import FolderContents
 from engine.store.disk.files import Files
-from engine.store.disk.holdings import Holdings
 from engine.store.disk.index import ObjectRecord
 from engine.store.disk.layout import Layout
 from engine.store.disk.opening import Progress, open_folder
@@ -30,13 +30,9 @@ from engine.store.health import ErrorReporter
 from engine.store.object import HEADER_NBYTES, decode_header, encode_header
 
 REOPEN_S: Final = 5.0
-"""How long a folder that could not be opened is left alone."""
+"""Pause before a folder that could not be opened is tried again."""
 SWEEP: Final = 16
-"""How many expired objects a call deletes at most, beside its own work."""
-
-
-def no_progress(num_done: int, num_total: int) -> None:
-    """Tells nobody."""
+"""The most expired objects that a call deletes, beside its own work."""
 
 
 class DiskStore:
@@ -45,10 +41,10 @@ class DiskStore:
 
     What must go goes expired first, then by the score `eviction` of `index.py`; what is being read
     stays. Nothing is written while less than `min_free_nbytes` would be left on the file system.
-    Expired means: by the largest `now_s` seen. What has expired is deleted only by the largest
-    `now_s` that a find for nothing told: a reader may be ahead of a refresh that waits among the
-    writes. After a restart the order of use is the order of writing, and each object was used once.
-    Foreign files are never touched.
+    An object is expired by the largest `now_s` seen, and deleted only by the largest `now_s` of
+    `expire`: a reader may be ahead of a refresh that waits among the writes. After a restart the
+    order of use is the order of writing, and each object was used once. Foreign files are never
+    touched.
 
     The bulk of a read or write happens outside the lock, all changes of names inside.
     """
@@ -62,7 +58,7 @@ class DiskStore:
         eviction: str = "lru",
         fsync: bool = False,
         waits: bool = False,
-        progress: Progress = no_progress,
+        progress: Progress = lambda num_done, num_total: None,
         files: Files | None = None,
     ) -> None:
         """`progress(num_done, num_total)` hears of the headers read while the folder is opened.
@@ -79,43 +75,57 @@ class DiskStore:
         self._waits = waits
         self._progress = progress
         self._health = ErrorReporter("ssd", self.stats)
-        self._held = Holdings(self._layout, self._files, self._health, nbytes, eviction)
+        self._contents = FolderContents(self._layout, self._files, self._health, nbytes, eviction)
         self._lock = threading.Lock()
         self._lock_fd: int | None = None
         self._closed = False
-        self._now_s = self._told_s = float("-inf")
+        self._now_s = self._expired_s = float("-inf")
         self._tried_at_s = float("-inf")
         self._part_numbers = itertools.count()
 
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
-        """One answer per key, from memory; does not count as use."""
+        """One answer per key, from memory."""
         with self._lock:
-            if not keys:
-                self._told_s = max(self._told_s, now_s)
-            self._begin(now_s, 0 if keys else SWEEP)
-            records = [self._held.live(key, self._now_s) for key in keys]
+            self._begin(now_s, 0)
+            records = [self._contents.live(key, self._now_s) for key in keys]
             return [
                 None if record is None else Found(record.payload_nbytes, record.expires_at_s)
                 for record in records
             ]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
-        """One payload or None per key, its checksum verified; counts as use. What turns out damaged
-        is deleted."""
+        """One payload or None per key, its checksum verified. What turns out damaged is deleted."""
         with self._lock:
             self._begin(now_s, 0)
         return [self._get(key) for key in keys]
 
-    def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order. Without `fsync`, done means safe from the death of this
+    def put_many(self, items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
+        """Store items, in order. Without `fsync`, held means safe from the death of this
         process."""
         with self._lock:
             self._begin(self._now_s, SWEEP)
-        for item in items:
-            if item.payload is None:
-                self._refresh(item)
-            else:
-                self._put(item, item.payload)
+        return [
+            (only_longer and self._outlives(item.key, item.expires_at_s)) or self._put(item)
+            for item in items
+        ]
+
+    def refresh_many(
+        self, expiries: Mapping[bytes, float], *, only_longer: bool = False
+    ) -> list[bool]:
+        """Move the expiry of objects, in their files too. One that fails lives for the shorter of
+        both times."""
+        with self._lock:
+            self._begin(self._now_s, SWEEP)
+        return [
+            self._refresh(key, expires_at_s, only_longer=only_longer)
+            for key, expires_at_s in expiries.items()
+        ]
+
+    def expire(self, now_s: float) -> None:
+        """Delete up to `SWEEP` expired objects, and try again what could not be deleted."""
+        with self._lock:
+            self._expired_s = max(self._expired_s, now_s)
+            self._begin(now_s, SWEEP)
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """Forget the keys and unlink their files. A file that can't be unlinked now is tried again
@@ -135,7 +145,7 @@ class DiskStore:
             return iter(
                 [
                     (record.key, Found(record.payload_nbytes, record.expires_at_s))
-                    for record in self._held.index
+                    for record in self._contents.index
                 ]
             )
 
@@ -143,7 +153,7 @@ class DiskStore:
         """Assert, while no call is in flight, that counters, index and folder agree and that the
         cap holds."""
         with self._lock:
-            self._held.check()
+            self._contents.check()
 
     def __enter__(self) -> Self:
         """Lock and read the folder. Raises `StoreBusy`, unless it `waits`; a folder that fails
@@ -180,7 +190,7 @@ class DiskStore:
             except StoreBusy as error:
                 self._health.failed("open", str(error))
         if num_sweep is not None:
-            self._held.sweep(self._told_s, num_sweep)
+            self._contents.sweep(self._expired_s, num_sweep)
 
     def _open(self) -> None:
         self._tried_at_s = self._now_s
@@ -191,11 +201,11 @@ class DiskStore:
             return
         self._health.worked("open")
         self._lock_fd = opened.lock_fd
-        self._held.take_over(opened)
+        self._contents.take_over(opened)
 
     def _start_over(self) -> None:
         """The folder was removed under us: the next call makes it again."""
-        self._held.lose()
+        self._contents.lose()
         if self._lock_fd is not None:
             self._files.unlock(self._lock_fd)
             self._lock_fd = None
@@ -203,11 +213,10 @@ class DiskStore:
 
     def _get(self, key: bytes) -> Payload | None:
         with self._lock:
-            self.stats.num_gets += 1
-            record = self._held.live(key, self._now_s)
+            record = self._contents.live(key, self._now_s)
             if record is None:
                 return None
-            self._held.index.touch(record)
+            self._contents.index.touch(record)
             record.num_readers += 1
         payload: Payload | None = None
         failure: OSError | None = None
@@ -216,7 +225,7 @@ class DiskStore:
         except OSError as error:
             failure = error
         with self._lock:
-            self._held.end_read(record)
+            self._contents.end_read(record)
             self._judge(record, payload, failure)
         return payload
 
@@ -235,44 +244,44 @@ class DiskStore:
         """Count what a read came to. An object found damaged or gone is forgotten, unless it was
         replaced meanwhile."""
         if payload is not None:
-            self.stats.num_hits += 1
             self._health.worked("get")
             return
         if failure is not None and not isinstance(failure, FileNotFoundError):
             self._health.failed("get", failure)
             return
-        if self._held.index.get(record.key) is record:
+        if self._contents.index.get(record.key) is record:
             self.stats.num_damaged += 1
-            self._held.remove(record)
+            self._contents.remove(record)
 
-    def _put(self, item: Item, payload: Payload) -> None:
-        key = item.key
-        header = encode_header(key, payload, item.expires_at_s, item.worth)
+    def _outlives(self, key: bytes, expires_at_s: float) -> bool:
+        with self._lock:
+            record = self._contents.index.get(key)
+            return record is not None and record.expires_at_s > expires_at_s
+
+    def _put(self, item: Item) -> bool:
+        """Whether it is held now."""
+        key, payload = item.key, item.payload
+        header = encode_header(key, payload, item.expires_at_s, item.recompute_cost)
         part = self._layout.part(f"{os.getpid()}-{next(self._part_numbers)}")
         with self._lock:
             reserved_nbytes = self._prepare(key, HEADER_NBYTES + len(payload))
         if reserved_nbytes is None:
-            return
+            return False
         try:
             nbytes = self._files.write_new(part, (header, payload), fsync=self._fsync)
+            record = ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.recompute_cost)
+            with self._lock:
+                self._contents.install(record, part, fsync=self._fsync)
+                self._contents.release(reserved_nbytes)
+                self._contents.shrink(self._expired_s)
+                self._health.worked("put")
+                return self._contents.index.get(key) is not None
         except OSError as error:
             with self._lock:
-                self._abandon(key, part, reserved_nbytes, error)
-            return
-        with self._lock:
-            try:
-                self._held.install(
-                    ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.worth),
-                    part,
-                    fsync=self._fsync,
-                )
-            except OSError as error:
-                self._abandon(key, part, reserved_nbytes, error)
-                return
-            self._held.release(reserved_nbytes)
-            self._held.shrink(self._told_s)
-            self.stats.num_puts += 1
-            self._health.worked("put")
+                self._health.failed("put", error)
+                self._contents.abandon(part, reserved_nbytes)
+                self._discard(key)
+            return False
 
     def _prepare(self, key: bytes, nbytes: int) -> int | None:
         """The bytes reserved for a write that may begin; None when it may not, and then nothing is
@@ -284,44 +293,39 @@ class DiskStore:
             elif self._files.free_nbytes(self._layout.root) < self._min_free_nbytes + nbytes:
                 self._health.failed("put", "too little space is free on the file system")
             else:
-                reserved_nbytes = self._held.reserve(nbytes, self._told_s)
-                self._held.make_folders(key)
+                reserved_nbytes = self._contents.reserve(nbytes, self._expired_s)
+                self._contents.make_folders(key)
         except OSError as error:
             self._health.failed("put", error)
             if reserved_nbytes is not None:
-                self._held.release(reserved_nbytes)
+                self._contents.release(reserved_nbytes)
                 reserved_nbytes = None
             if isinstance(error, FileNotFoundError) and not self._layout.root.exists():
                 self._start_over()
         if reserved_nbytes is None:
-            self._drop(key)
+            self._discard(key)
         return reserved_nbytes
 
-    def _abandon(self, key: bytes, part: Path, reserved_nbytes: int, error: OSError) -> None:
-        self._health.failed("put", error)
-        self._held.abandon(part, reserved_nbytes)
-        self._drop(key)
-
-    def _refresh(self, item: Item) -> None:
+    def _refresh(self, key: bytes, expires_at_s: float, *, only_longer: bool) -> bool:
+        """Whether the object is held now, until then or later."""
         with self._lock:
-            record = self._held.index.get(item.key)
+            record = self._contents.index.get(key)
             if record is None:
-                return
+                return False
+            if only_longer:
+                expires_at_s = max(expires_at_s, record.expires_at_s)
             try:
-                self._held.refresh(record, item.expires_at_s)
+                self._contents.refresh(record, expires_at_s)
             except FileNotFoundError:
-                self._held.remove(record)
+                self._contents.remove(record)
+                return False
             except OSError as error:
-                self.stats.num_put_drops += 1
                 self._health.failed("refresh", error)
-            else:
-                self._health.worked("refresh")
-
-    def _drop(self, key: bytes) -> None:
-        self.stats.num_put_drops += 1
-        self._discard(key)
+                return record.expires_at_s >= expires_at_s
+            self._health.worked("refresh")
+            return True
 
     def _discard(self, key: bytes) -> None:
-        record = self._held.index.get(key)
+        record = self._contents.index.get(key)
         if record is not None:
-            self._held.remove(record)
+            self._contents.remove(record)

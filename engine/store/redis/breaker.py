@@ -1,4 +1,4 @@
-"""When to stop asking a server that does not answer, and when to ask again. Knows no server."""
+"""A circuit breaker: pauses between the calls of a server that does not answer. Knows no server."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ class Breaker:
         self._num_failures = 0
         self._opened_at_s: float | None = None
         self._probing = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether every call may go."""
-        return self._opened_at_s is None
 
     def allow(self) -> bool:
         """Whether a call may go now."""

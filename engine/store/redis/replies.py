@@ -45,7 +45,8 @@ class LargeReplies(_RESP2Parser):
 
 
 class _Received(SocketBuffer):
-    """What came from the socket. Raises as its base does; the connection is not used again then."""
+    """Bytes received from the socket. Raises as its base does; then the connection is not used
+    again."""
 
     def __init__(self, sock: Any, read_nbytes: int, timeout_s: float, lend: Lend) -> None:
         super().__init__(sock, read_nbytes, timeout_s)

@@ -23,7 +23,7 @@ from engine.store.redis.replies import LargeReplies
 
 Command = tuple[str | Payload | int, ...]
 Reply = bytes | memoryview | int | bool | redis.RedisError | None
-"""What a command came to. An error is the reply of its own command only."""
+"""The reply to a command. An error is the reply of its own command only."""
 
 UNANSWERED: Final = (
     redis.ConnectionError,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Final, Self
@@ -25,6 +25,7 @@ from engine.store.object import (
     EXPIRY_AT,
     HEADER_NBYTES,
     MAGIC,
+    PAYLOAD_NBYTES_AT,
     ObjectHeader,
     decode_header,
     encode_expiry,
@@ -45,13 +46,36 @@ MAX_WRITE_NBYTES: Final = 16 << 20
 PX_MARGIN_S: Final = 60.0
 UNKNOWN_TIME_PX_MS: Final = 86_400_000
 MAX_PX_MS: Final = 10 * 365 * 86_400_000
-"""How long the server keeps an object written before any time is known, and at most."""
+"""The time that the server keeps an object written before any time is known, and the longest."""
 MAX_OWED: Final = 65_536
 MAX_OWED_AT_ONCE: Final = 256
-"""How many keys may await their deletion, and how many of them go out with one batch of
+"""The most keys that may await their deletion, and the most that go out with one batch of
 commands."""
 MAX_SCAN_AT_ONCE: Final = 256
-UNHEARD: Final = "the Redis server does not tell what it has"
+_HEADER_OF_WHOLE: Final = f"""
+local header = redis.pcall('GETRANGE', KEYS[1], 0, {HEADER_NBYTES - 1})
+if type(header) ~= 'string' or #header < {HEADER_NBYTES} or redis.call('STRLEN', KEYS[1])
+    ~= {HEADER_NBYTES} + struct.unpack('<I8', header, {PAYLOAD_NBYTES_AT + 1}) then
+  header = ''
+end
+local outlives = header ~= '' and
+    struct.unpack('<d', header, {EXPIRY_AT + 1}) > struct.unpack('<d', ARGV[1])
+"""
+REFRESH: Final = f"""{_HEADER_OF_WHOLE}
+if header ~= '' and not (ARGV[3] == '1' and outlives) then
+  redis.call('SETRANGE', KEYS[1], {EXPIRY_AT}, ARGV[1])
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return header
+"""
+MAKE_ROOM: Final = f"""{_HEADER_OF_WHOLE}
+if outlives then return header end
+redis.call('UNLINK', KEYS[1])
+return ''
+"""
+"""Scripts, which a server runs undisturbed: ARGV begins with an expiry slot, and the reply is the
+header before the call. It is checked here: no script knows the checksum."""
+NOT_LISTED: Final = "the Redis server does not tell what it has"
 
 
 class RedisStore:
@@ -60,8 +84,8 @@ class RedisStore:
 
     A server that refuses, hangs, or resets costs at most `timeout_s` without progress per call (a
     write ten times that, a cluster one more for each node it asks for the map of slots), and
-    nothing while the breaker is open. Deletes it could not be told of are owed: until it has been
-    told, their keys are misses here (a bounded number of keys, in this process only). A refresh
+    nothing while the breaker is open. Deletes that did not reach it are owed: until they do,
+    their keys are misses here (a bounded number of keys, in this process only). A refresh
     that fails leaves the old expiry. `stats.nbytes` and `num_items` stay 0: the server is shared.
     `clock` is monotonic and paces the breaker only.
     """
@@ -90,60 +114,59 @@ class RedisStore:
     def find_many(self, keys: Sequence[bytes], now_s: float) -> list[Found | None]:
         """One answer per key in one round trip, from headers and lengths."""
         now_s = self._see(now_s)
-        all_found = self._find(keys) or [None] * len(keys)
         return [
             found if found is not None and found.expires_at_s > now_s else None
-            for found in all_found
+            for found in self._find(keys) or [None] * len(keys)
         ]
 
     def get_many(self, keys: Sequence[bytes], now_s: float) -> list[Payload | None]:
         """One payload or None per key in one round trip, checksums verified."""
         now_s = self._see(now_s)
-        with self._lock:
-            owed = set(self._owed)
-        values = self._ask(self._reads, "get", [("GET", self._name(key)) for key in keys]) or [
-            None
-        ] * len(keys)
+        commands: list[Command] = [("GET", self._name(key)) for key in keys]
         payloads: list[Payload | None] = []
-        headers, num_damaged = self._headers(keys, values, owed)
-        for header, value in zip(headers, values, strict=True):
-            payload = (
-                memoryview(value)[HEADER_NBYTES:] if isinstance(value, bytes | memoryview) else b""
-            )
-            if header is None or header.expires_at_s <= now_s:
-                payloads.append(None)
-            elif header.describes(payload):
-                payloads.append(payload)
-            else:
-                payloads.append(None)
-                num_damaged += 1
-        with self._lock:
-            self.stats.num_gets += len(keys)
-            self.stats.num_hits += sum(payload is not None for payload in payloads)
-            self.stats.num_damaged += num_damaged
+        headers = self._headers(self._reads, "get", keys, commands)
+        for header, value in headers or [(None, None)] * len(keys):
+            payload = None
+            if header is not None and header.expires_at_s > now_s:
+                assert isinstance(value, bytes | memoryview)
+                payload = memoryview(value)[HEADER_NBYTES:]
+                if not header.describes(payload):
+                    payload = None
+                    self._count_damaged(1)
+            payloads.append(payload)
         return payloads
 
-    def put_many(self, items: Sequence[Item]) -> None:
-        """Store or refresh, in order. A put that the server refuses or does not answer leaves
-        nothing under its key."""
-        held = self._held(items)
-        batch: list[Item] = []
-        nbytes = 0
-        for item in items:
-            if item.payload is None and item.key not in held:
-                continue
-            held.add(item.key)
-            batch.append(item)
-            nbytes += 0 if item.payload is None else len(item.payload)
-            if nbytes >= MAX_WRITE_NBYTES:
-                self._write(batch)
-                batch, nbytes = [], 0
-        if batch:
-            self._write(batch)
+    def put_many(self, items: Sequence[Item], *, only_longer: bool = False) -> list[bool]:
+        """Store items, in order, in one round trip per batch. A put that the server refuses or does
+        not answer leaves nothing under its key."""
+        held: list[bool] = []
+        for batch in _batches(items):
+            held += self._put(batch, only_longer=only_longer)
+        return held
+
+    def refresh_many(
+        self, expiries: Mapping[bytes, float], *, only_longer: bool = False
+    ) -> list[bool]:
+        """Move the expiry of objects in one round trip. One that fails keeps its old expiry."""
+        commands: list[Command] = [
+            (
+                *("EVAL", REFRESH, 1, self._name(key), encode_expiry(key, expires_at_s)),
+                *(self._px_ms(expires_at_s), int(only_longer)),
+            )
+            for key, expires_at_s in expiries.items()
+        ]
+        headers = self._headers(self._writes, "refresh", list(expiries), commands)
+        return [header is not None for header, _ in headers or [(None, None)] * len(expiries)]
+
+    def expire(self, now_s: float) -> None:
+        """Learn the time, which is needed to tell the server how long to keep an object; it expires
+        objects by itself. Deletes that are owed are tried again."""
+        self._see(now_s)
+        self._ask(self._writes, "delete", [])
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
-        """Forget the keys. What the server can't be told now it is told later; till then they are
-        misses here."""
+        """Forget the keys. A delete that does not reach the server is tried again later; until then
+        the key is a miss here."""
         self._owe(keys)
         for _ in range(0, len(keys), MAX_OWED_AT_ONCE):
             self._ask(self._writes, "delete", [])
@@ -155,8 +178,8 @@ class RedisStore:
         for at in range(0, len(keys), MAX_SCAN_AT_ONCE):
             page = keys[at : at + MAX_SCAN_AT_ONCE]
             all_found = self._find(page)
-            if all_found is None:
-                raise OSError(UNHEARD)
+            if not all_found:
+                raise OSError(NOT_LISTED)
             yield from (
                 (key, found)
                 for key, found in zip(page, all_found, strict=True)
@@ -176,104 +199,91 @@ class RedisStore:
         self._reads.close()
         self._writes.close()
 
-    def _find(self, keys: Sequence[bytes]) -> list[Found | None] | None:
-        """What each key has, expired or not; None when the server does not answer."""
-        with self._lock:
-            owed = set(self._owed)
+    def _find(self, keys: Sequence[bytes]) -> list[Found | None]:
+        """The object of each key, expired or not; nothing when the server does not answer."""
         commands: list[Command] = []
         for key in keys:
-            commands += (
-                ("GETRANGE", self._name(key), 0, HEADER_NBYTES - 1),
-                ("STRLEN", self._name(key)),
-            )
-        replies = self._ask(self._reads, "get", commands)
-        if replies is None:
-            return None
-        headers, num_damaged = self._headers(keys, replies[::2], owed)
-        all_found: list[Found | None] = []
-        for header, length in zip(headers, replies[1::2], strict=True):
-            is_whole = header is not None and length == HEADER_NBYTES + header.payload_nbytes
-            all_found.append(
-                Found(header.payload_nbytes, header.expires_at_s)
-                if header is not None and is_whole
-                else None
-            )
-        with self._lock:
-            self.stats.num_damaged += num_damaged
-        return all_found
+            name = self._name(key)
+            commands += (("GETRANGE", name, 0, HEADER_NBYTES - 1), ("STRLEN", name))
+        return [
+            Found(header.payload_nbytes, header.expires_at_s)
+            if header is not None and length == HEADER_NBYTES + header.payload_nbytes
+            else None
+            for header, length in self._headers(self._reads, "get", keys, commands)
+        ]
 
-    @staticmethod
     def _headers(
-        keys: Sequence[bytes], values: Sequence[Reply], owed: set[bytes]
-    ) -> tuple[list[ObjectHeader | None], int]:
-        """The header that each value begins with, None unless it is sound, its key's own, and not
-        to be deleted; and how many strings have none though they should."""
+        self,
+        server: RedisConnection,
+        operation: str,
+        keys: Sequence[bytes],
+        commands: Sequence[Command],
+    ) -> list[tuple[ObjectHeader | None, Reply]]:
+        """For each key the header that the reply to its first command begins with, and the reply to
+        its last one; nothing when the server does not answer. A header is None unless it is sound,
+        its key's own, and not to be deleted."""
+        with self._lock:
+            owed = set(self._owed)
+        replies = self._ask(server, operation, commands)
+        if not replies:
+            return []
+        step = len(commands) // len(keys)
         headers: list[ObjectHeader | None] = []
-        num_damaged = 0
-        for key, value in zip(keys, values, strict=True):
+        for key, value in zip(keys, replies[::step], strict=True):
             header = None
             if key not in owed and isinstance(value, bytes | memoryview) and len(value) > 0:
                 header = decode_header(value)
-                header = header if header is not None and header.key == key else None
-                # A refresh that crosses a delete leaves a stump, which begins with zeros.
-                num_damaged += header is None and any(value[: len(MAGIC)])
+                if header is None or header.key != key:
+                    header = None
+                    # A refresh by an older version that crosses a delete leaves a stump of zeros.
+                    self._count_damaged(any(value[: len(MAGIC)]))
             headers.append(header)
-        return headers, num_damaged
+        return list(zip(headers, replies[step - 1 :: step], strict=True))
 
-    def _held(self, items: Sequence[Item]) -> set[bytes]:
-        """Of the keys to refresh, those that the server has: a refresh of the others would leave a
-        stump there."""
-        keys = [item.key for item in items if item.payload is None]
-        replies = (
-            self._ask(self._writes, "refresh", [("STRLEN", self._name(key)) for key in keys])
-            if keys
-            else []
-        )
-        if replies is None:
-            with self._lock:
-                self.stats.num_put_drops += len(keys)
-            return set()
-        return {
-            key
-            for key, nbytes in zip(keys, replies, strict=True)
-            if isinstance(nbytes, int) and nbytes > 0
-        }
+    def _count_damaged(self, num_damaged: int) -> None:
+        with self._lock:
+            self.stats.num_damaged += num_damaged
 
-    def _write(self, items: Sequence[Item]) -> None:
+    def _put(self, items: Sequence[Item], *, only_longer: bool) -> list[bool]:
+        """One batch. With `only_longer` a script first deletes what is to be replaced, and the
+        payload is stored only where nothing is: the server copies payloads of scripts twice."""
+        with self._lock:  # What is owed is to be replaced, however long it would live.
+            guarded = [only_longer and item.key not in self._owed for item in items]
         commands: list[Command] = []
-        for item in items:
-            commands += (
-                self._put_commands(item)
-                if item.payload is not None
-                else self._refresh_commands(item)
-            )
-        replies = iter(self._ask(self._writes, "put", commands) or [None] * len(commands))
-        for key, payload, *_ in items:
-            done = [next(replies) for _ in range(1 if payload is not None else 2)]
-            failed = any(reply is None or isinstance(reply, Exception) for reply in done)
-            with self._lock:
-                self.stats.num_put_drops += failed
-                if payload is not None:
-                    self.stats.num_puts += not failed
-                    self._owed.pop(key, None)
-                    self.stats.num_undeleted = len(self._owed)
-            if failed and payload is not None:
-                self._owe([key])
-
-    def _put_commands(self, item: Item) -> list[Command]:
-        assert item.payload is not None
-        value = joined(
-            (encode_header(item.key, item.payload, item.expires_at_s, item.worth), item.payload)
-        )
-        return [("SET", self._name(item.key), value, "PX", self._px_ms(item.expires_at_s))]
-
-    def _refresh_commands(self, item: Item) -> list[Command]:
-        name = self._name(item.key)
-        slot = encode_expiry(item.key, item.expires_at_s)
+        for item, is_guarded in zip(items, guarded, strict=True):
+            name, px_ms = self._name(item.key), self._px_ms(item.expires_at_s)
+            header = encode_header(item.key, item.payload, item.expires_at_s, item.recompute_cost)
+            if is_guarded:
+                commands.append(("EVAL", MAKE_ROOM, 1, name, header[EXPIRY_AT:]))
+            value = joined((header, item.payload))
+            commands.append(("SET", name, value, "PX", px_ms, *(("NX",) if is_guarded else ())))
+        replies = self._ask(self._writes, "put", commands)
+        if replies is None:
+            self._owe([item.key for item in items])
+            return [False] * len(items)
+        rest = iter(replies)
         return [
-            ("SETRANGE", name, EXPIRY_AT, slot),
-            ("PEXPIRE", name, self._px_ms(item.expires_at_s)),
+            self._is_held(item, next(rest) if is_guarded else None, next(rest))
+            for item, is_guarded in zip(items, guarded, strict=True)
         ]
+
+    def _is_held(self, item: Item, header: Reply, stored: Reply) -> bool:
+        """Whether an item is held, by the header of what outlives it and by the reply to its
+        put."""
+        if isinstance(stored, Exception):
+            self._owe([item.key])
+            return False
+        if stored is not None:
+            with self._lock:
+                self._owed.pop(item.key, None)
+                self.stats.num_undeleted = len(self._owed)
+            return True
+        if not isinstance(header, bytes | memoryview) or not header:
+            return False  # Another host was faster, for however long.
+        other = decode_header(header)
+        if other is not None and other.key == item.key:
+            return True
+        return self._put([item], only_longer=False)[0]  # What is there is damaged.
 
     def _px_ms(self, expires_at_s: float) -> int:
         if self._now_s is None:
@@ -338,7 +348,7 @@ class RedisStore:
     def _names(self) -> list[bytes]:
         """The names under the prefix. Raises OSError when the server does not tell them all."""
         if not self._breaker.allow():
-            raise OSError(UNHEARD)
+            raise OSError(NOT_LISTED)
         names: list[bytes] = []
         try:
             names.extend(self._reads.names(self._prefix))
@@ -346,14 +356,14 @@ class RedisStore:
             self._breaker.failed()
             with self._lock:
                 self._health.failed("answer", type(error).__name__)
-            raise OSError(UNHEARD) from None
+            raise OSError(NOT_LISTED) from None
         except (
             redis.RedisError
         ) as error:  # an answer, if a refusal: the server may be asked for everything else
             self._breaker.succeeded()
             with self._lock:
                 self._health.failed("scan", type(error).__name__)
-            raise OSError(UNHEARD) from None
+            raise OSError(NOT_LISTED) from None
         except BaseException:
             self._breaker.failed()
             raise
@@ -376,3 +386,17 @@ class RedisStore:
         with self._lock:
             self._now_s = now_s if self._now_s is None else max(self._now_s, now_s)
             return self._now_s
+
+
+def _batches(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """The items in order, in batches of about `MAX_WRITE_NBYTES`."""
+    batch: list[Item] = []
+    nbytes = 0
+    for item in items:
+        batch.append(item)
+        nbytes += len(item.payload)
+        if nbytes >= MAX_WRITE_NBYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch

@@ -1,4 +1,5 @@
-"""What the folder of a disk store holds and how much of the cap that takes: the one owner of both.
+"""The contents of a disk store's folder and their share of the cap: the one owner of both.
+
 Moves no payloads.
 
 Not thread-safe: the store calls everything here under its lock. Names change only here, together
@@ -23,10 +24,10 @@ SLACK_NBYTES: Final = 4 * BLOCK_NBYTES
 """Reserved beside a file while it is written: folders that are made or grow, and the file system's
 own map of it."""
 MAX_RETRIES: Final = 16
-"""How many files that could not be deleted are tried again at a time."""
+"""The most files that could not be deleted and are tried again at a time."""
 
 
-class Holdings:
+class FolderContents:
     """`stats.nbytes` is the sum of objects, folders, foreign files, files that resist deletion, and
     reservations.
 
@@ -69,7 +70,6 @@ class Holdings:
             and (first := self.index.next_to_expire()) is not None
         ):
             self.remove(first)
-            self._stats.num_evictions += 1
         self._count()
 
     def lose(self) -> None:
@@ -95,7 +95,6 @@ class Holdings:
             victim = self.index.victim(now_s)
             if victim is None or not self.remove(victim):
                 return None
-            self._stats.num_evictions += 1
         self._reserved_nbytes += nbytes
         self._stats.nbytes += nbytes
         return nbytes
@@ -137,7 +136,6 @@ class Holdings:
             self._stats.nbytes > self._cap_nbytes
             and (victim := self.index.victim(now_s)) is not None
         ):
-            self._stats.num_evictions += 1
             if not self.remove(victim):
                 return
 
@@ -180,7 +178,7 @@ class Holdings:
         self.index.expire_at(record, expires_at_s)
         self._count()
 
-    def sweep(self, now_s: float, limit: int) -> int:
+    def sweep(self, now_s: float, limit: int) -> None:
         """Delete up to `limit` expired objects, soonest expired first, and try again what could not
         be deleted."""
         for path, nbytes in list(self._undeleted.items())[:MAX_RETRIES]:
@@ -190,13 +188,11 @@ class Holdings:
         self._count()
         if not self._undeleted:
             self._health.worked("delete")
-        for num_gone in range(limit):
+        for _ in range(limit):
             first = self.index.next_to_expire()
             if first is None or first.expires_at_s > now_s or first.num_readers > 0:
-                return num_gone
-            self._stats.num_expired += 1
+                return
             self.remove(first)
-        return limit
 
     def check(self) -> None:
         """Assert, while nothing is in flight, that counters, index and folder agree and that the
