@@ -23,8 +23,10 @@ from gateway.backends.router import Router
 from gateway.bill.record import Ledger, Record
 from gateway.calls.catalog import ModelCatalog
 from gateway.clock import Clock
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.registry import DIALECTS
 from gateway.http.batch_routes import BatchRoutes
-from gateway.http.server import Server, WireKey
+from gateway.http.server import Server
 from gateway.operate.admin import Admin
 from gateway.operate.cache_admin import CacheAdmin
 from gateway.operate.inventory import Inventory
@@ -40,12 +42,9 @@ from gateway.state.batches import BatchStore
 from gateway.state.response_cache import ResponseCache
 from gateway.upstream.http import HttpUpstream
 from gateway.waits import first_of
-from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.completions import CompletionsWire
-from gateway.wire.openai.responses import ResponsesWire
-from gateway.wire.openai.responses.compact import CompactWire
+from gateway.wire.registry import WIRES
+from policies.rules import PresetName
 from policies.schema import Policy
 
 KEEPALIVE_S: Final = 3630.0
@@ -87,39 +86,40 @@ def build_app(
     inventory: Inventory | None = None,
     root_secret: bytes | None = None,
     batches: Path | None = None,
+    wires: Mapping[str, Wire] = WIRES,
+    dialects: Mapping[PresetName, Dialect] = DIALECTS,
 ) -> Gateway:
     """A gateway over backends, one per model name of the policy, and the policy's upstreams. Starts
     nothing.
 
-    `inventory` is what its tiers hold, `batches` the folder of message batches; without it there
-    are none.
+    `inventory` lists the objects of its tiers. `batches` is the folder of message batches; without
+    it there are none. `wires` are its formats by name, `dialects` the rules of its presets.
     """
     metrics, ledger = metrics or Metrics(), Ledger()
     in_flight = InFlight(_most_requests(policy))
-    upstreams = {backend.name: HttpUpstream(backend) for backend in policy.backends}
+    providers = {wire.provider.name: wire.provider for wire in wires.values()}
+    upstreams = {
+        backend.name: HttpUpstream(backend, providers[backend.api].upstream_key_header)
+        for backend in policy.backends
+    }
 
     def record(finished: Record) -> None:
         ledger.add(finished)
         metrics.add(finished)
         on_record(finished)
 
-    wires: dict[WireKey, Wire] = {
-        "anthropic": AnthropicWire(),
-        "openai": OpenAIWire(),
-        "responses": ResponsesWire(),
-        "compact": CompactWire(),
-        "completions": CompletionsWire(),
-    }
+    titles = {name: provider.title for name, provider in providers.items()}
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     responses, background = ResponseCache(policy.caching.responses), Background(clock)
     handler = Handler(
         policy,
-        ModelCatalog(policy, backends, upstreams),
+        ModelCatalog(policy, backends, upstreams, titles),
         in_flight,
         record,
         archive,
         responses,
         background,
+        dialects,
     )
     limits = policy.server.batches
     later = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.wire.base import Wire
@@ -14,8 +14,9 @@ class Call:
     """A request that has arrived and whose wire format is known. `headers` has lower-case names.
 
     `arrived_s` is on the event loop's monotonic clock, `started_at_s` is epoch seconds on the
-    gateway's clock: the moment every TTL of this request counts from. `path` is what was asked for,
-    with its query. `tenant` is known already where no key came with the request: a batch's.
+    gateway's clock: the moment every TTL of this request counts from. `path` includes the query,
+    which `query` holds decoded; `resource_id` is the part of the path that names a resource.
+    `tenant` is known already where no key came with the request: a batch's.
     """
 
     id: str
@@ -26,6 +27,18 @@ class Call:
     started_at_s: float
     tenant: str | None = None
     path: str = ""
+    resource_id: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def native_id(self) -> str:
+        """The request's id in the provider's own form."""
+        return self.wire.provider.native_id(self.id)
+
+    @property
+    def id_headers(self) -> dict[str, str]:
+        """The headers by which the answer names the request."""
+        return self.wire.provider.id_headers(self.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ gateway of this policy does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Literal, Protocol, TypeAlias
@@ -16,18 +16,16 @@ import msgspec
 import orjson
 
 from engine.prompt.rendered import RenderedPrompt
-from engine.prompt.types import Position, Prompt
+from engine.prompt.types import Position, Prompt, num_common
 from engine.types import Boundary, CachePlan, CacheReport, Hit
-from gateway import dialects
 from gateway.cli.differ import Difference, Kind, excerpt, first_difference
+from gateway.dialects.dialect import Dialect
 from gateway.dialects.openai import eligible_ends
-from gateway.dialects.places import marks
+from gateway.dialects.places import marks_of
+from gateway.dialects.registry import DIALECTS
 from gateway.errors import InvalidRequest, UnknownModel
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
-from gateway.wire.base import RememberingWire, Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.registry import WIRES
 from policies.pricing import Usage, charge, format_usd
 from policies.rules import DialectRules
 from policies.schema import Policy
@@ -74,38 +72,6 @@ MEANINGS: Final[Mapping[Cause, str]] = {
 }
 
 
-BodyForm: TypeAlias = Literal["anthropic", "openai", "responses"]
-
-WIRES: Final[Mapping[BodyForm, Wire]] = {
-    "anthropic": AnthropicWire(),
-    "openai": OpenAIWire(),
-    "responses": ResponsesWire(),
-}
-
-CHAT_FIELDS: Final = frozenset(
-    {
-        *(
-            "frequency_penalty",
-            "logit_bias",
-            "logprobs",
-            "max_completion_tokens",
-            "n",
-            "parallel_tool_calls",
-        ),
-        *(
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "reasoning_effort",
-            "response_format",
-            "seed",
-        ),
-        *("presence_penalty", "stop", "store", "stream_options", "top_logprobs", "verbosity"),
-    }
-)
-"""Fields of Chat Completions that Anthropic's Messages has not."""
-
-
 class TemplateRenderer(Protocol):
     """Turns a prompt into tokens."""
 
@@ -147,6 +113,7 @@ class _Side:
     rendered: RenderedPrompt
     model: str
     rules: DialectRules
+    dialect: Dialect
 
     @property
     def plan(self) -> CachePlan:
@@ -191,27 +158,16 @@ class _Side:
         )
 
 
-def wire_of(body: bytes) -> BodyForm:
-    """Which format a body is in, by what only one of them has; Anthropic's cannot do without
-    `max_tokens`."""
+def wire_of(body: bytes) -> str:
+    """The name of the format that a body is in, by signs that only one of them has."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        return "anthropic"
-    if "input" in fields and "messages" not in fields:
-        return "responses"
-    messages = _objects(fields.get("messages"))
-    parts = [part for message in messages for part in _objects(message.get("content"))]
-    openai = fields.keys() & CHAT_FIELDS or ("max_tokens" not in fields and "system" not in fields)
-    openai = openai or any(tool.get("type") == "function" for tool in _objects(fields.get("tools")))
-    openai = openai or any(
-        message.get("role") in ("developer", "tool") or "tool_calls" in message
-        for message in messages
+    names = (
+        name for name, wire in WIRES.items() if isinstance(fields, dict) and wire.claims(fields)
     )
-    openai = openai or any("prompt_cache_breakpoint" in part for part in parts)
-    return "openai" if openai or (messages and messages[0].get("role") == "system") else "anthropic"
+    return next(names, next(iter(WIRES)))
 
 
 def model_of(body: bytes, policy: Policy) -> ModelPolicy:
@@ -250,23 +206,18 @@ def explain(
     )
 
 
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """Those in a list; none of what is no list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
 def _side(body: bytes, policy: Policy, renderer: TemplateRenderer) -> _Side:
     wire = WIRES[wire_of(body)]
     request = wire.parse(body, {}, request_id="why")
-    if isinstance(wire, RememberingWire):
-        request = wire.resume(request, lambda _: None)
-    rules = policy.rules_for(request.model, wire.name)
-    request = dialects.normalize(msgspec.structs.replace(request, unseen=()), rules)
-    request = msgspec.structs.replace(request, plan=dialects.plan(request, rules))
+    if wire.memory is not None:
+        request = wire.memory.resume(request, lambda _: None)
+    rules = policy.rules_for(request.model, wire.provider.preset)
+    dialect = DIALECTS[rules.preset]
+    request = dialect.normalize(msgspec.structs.replace(request, unseen=()), rules, wire)
+    request = msgspec.structs.replace(request, plan=dialect.plan(request, rules))
     model = policy.resolve_model(request.model)
-    return _Side(
-        request, renderer.render(request.prompt), "" if model is None else model.name, rules
-    )
+    rendered = renderer.render(request.prompt)
+    return _Side(request, rendered, "" if model is None else model.name, rules, dialect)
 
 
 def _wanted(a: _Side, b: _Side) -> int:
@@ -284,7 +235,7 @@ def _read(a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
         return 0
     if b.reads_any:
         shared = min(
-            _common(a.rendered.token_ids, b.rendered.token_ids[:-1]), a.num_kept(seen.after_s)
+            num_common(a.rendered.token_ids, b.rendered.token_ids[:-1]), a.num_kept(seen.after_s)
         )
         return shared if b.measures or shared >= b.plan.min_tokens else 0
     written = a.lifetimes()
@@ -296,11 +247,6 @@ def _read(a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
         ):
             return b.offset(position)
     return 0
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(one), len(other)))
 
 
 def _is_shared(position: Position, difference: Difference | None) -> bool:
@@ -345,12 +291,11 @@ def _cause(
 
 
 def _is_looked_for(b: _Side, position: Position) -> bool:
-    """Whether a read may end there, were it near enough: with Anthropic's rules anywhere, with
-    OpenAI's at a breakpoint."""
-    if b.rules.preset in ("anthropic", "qwen"):
+    """Whether a read may end there, were it near enough."""
+    if b.dialect.looks_back:
         return True
     automatic = b.rules.automatic and "cache_mode" not in b.request.parameters
-    return position in marks(b.request.prompt) or (
+    return position in marks_of(b.request.prompt) or (
         automatic and position in eligible_ends(b.request.prompt)
     )
 
@@ -362,7 +307,7 @@ def _usage(b: _Side, read: int) -> Usage:
     )
     hit = Hit(Position("messages", 0), read, 0.0) if read else None
     report = CacheReport(len(b.rendered.token_ids), read, hit, boundaries)
-    return dialects.usage(report, b.rules, b.plan, 0)
+    return b.dialect.usage(report, b.rules, b.plan, 0)
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:

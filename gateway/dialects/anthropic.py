@@ -12,7 +12,7 @@ import msgspec
 from engine.prompt.types import Level, Position
 from engine.types import CachePlan, CacheReport, PlannedEntry
 from gateway.dialects.billing import settle
-from gateway.dialects.places import marks
+from gateway.dialects.places import marks_of
 from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
@@ -34,7 +34,7 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
     Of more marks than may be, which only Anthropic refuses, the latest count. Without a mark
     nothing is read and nothing is written: caching is opt-in.
     """
-    wanted = dict(list(marks(request.prompt).items())[-rules.max_breakpoints :])
+    wanted = dict(list(marks_of(request.prompt).items())[-rules.max_breakpoints :])
     order = [position for position, _ in request.prompt.positions()]
     return CachePlan(
         readable=_readable(
@@ -46,9 +46,9 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
         min_tokens=rules.min_tokens,
         salts=salts(request.parameters),
         unmarked_ttl_s=rules.unmarked_ttl_s,
-        read=request.read_cache,
-        store=request.store_cache,
-        max_age_s=request.max_age_s,
+        read=request.directives.read,
+        store=request.directives.store,
+        max_age_s=request.directives.max_age_s,
     )
 
 

@@ -1,50 +1,46 @@
-"""Makes a parsed request what its plan is made from: marks checked or repaired,
-one automatic mark placed, nonce dropped.
+"""Makes a parsed request ready for planning: marks checked or mended, one automatic mark placed,
+the billing nonce dropped.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
-from gateway.dialects.marks import checked
+from engine.prompt.types import Position
+from gateway.dialects.marks import FinalMarks
 from gateway.dialects.order import ordered
-from gateway.dialects.places import marks, places, with_marks
+from gateway.dialects.places import marks_of, with_marks
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from policies.rules import DialectRules
 
 BILLING_NONCE: Final = re.compile(r"x-anthropic-billing-header:(?:\s*[A-Za-z_]+=[^;\r\n]*;)+\s*")
-"""A system block some clients put first, different in every request: `x-anthropic-billing-header:
-cc_version=...; ...`."""
-
+"""A system block that some clients put first, different in every request:
+`x-anthropic-billing-header: cc_version=...; ...`."""
 
 NONCE_DROPPED: Final = "billing-nonce-dropped"
 
 
-def normalize(request: Request, rules: DialectRules) -> Request:
-    """The same request with final marks: afterwards `automatic` is None and `marker_problems` is
-    empty.
-
-    With `marker_errors: strict` raises `InvalidRequest` as the provider would; with `repair` mends
-    and adds a warning. What the model cannot see is refused in either case.
-    """
+def mended(
+    request: Request,
+    rules: DialectRules,
+    place_marks: Callable[[Mapping[Position, float]], FinalMarks],
+) -> Request:
+    """The request with the marks that `place_marks` makes of its own."""
     if request.marker_problems and rules.marker_errors == "strict":
         problem = request.marker_problems[0]
         raise InvalidRequest(problem.message, path=problem.path)
     warnings = [problem.warning for problem in request.marker_problems]
     prompt = request.prompt
-    if rules.preset == "anthropic":
-        final = checked(request, rules)
-        warnings += final.warnings
-        if final.marks != marks(prompt):
-            prompt = with_marks(prompt, final.marks)
-    elif request.automatic is not None:
-        last = next((place.position for place in reversed(places(prompt)) if place.eligible), None)
-        if last is not None:
-            prompt = with_marks(prompt, {last: request.automatic} | marks(prompt))
+    current = marks_of(prompt)
+    final = place_marks(current)
+    warnings += final.warnings
+    if final.marks != current:
+        prompt = with_marks(prompt, final.marks)
     if request.unseen:
         raise InvalidRequest(request.unseen[0].message, path=request.unseen[0].path)
     if (

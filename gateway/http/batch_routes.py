@@ -20,8 +20,9 @@ import structlog
 from gateway.calls.exchange import Call, Client, Reply
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
-from gateway.ids import id_headers, native_id, request_id
-from gateway.serve.auth import authenticate
+from gateway.http.routes import Route, Serve
+from gateway.ids import request_id
+from gateway.serve.auth import tenant_of
 from gateway.serve.handler import BATCHED, JSON_HEADERS, Handler
 from gateway.state.batches import (
     LIFETIME_S,
@@ -79,11 +80,36 @@ class BatchRoutes:
     concurrency: int = 2
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def routes(self) -> tuple[Route, ...]:
+        """The rows of these routes."""
+        every, one = "/v1/messages/batches", "/v1/messages/batches/{id}"
+        rows = (
+            ("POST", every, self.create),
+            ("GET", every, self.list),
+            ("GET", one, self.show),
+            ("GET", f"{one}/results", self.results),
+            ("POST", f"{one}/cancel", self.cancel),
+            ("DELETE", one, self.delete),
+        )
+        return tuple(
+            Route(method, path, "batches", self._recorded(serve), "anthropic")
+            for method, path, serve in rows
+        )
+
+    def _recorded(self, serve: Serve) -> Serve:
+        """The route with its errors answered and its outcome recorded."""
+
+        async def recorded(call: Call, client: Client) -> None:
+            async with self.handler.recorded(call, client):
+                await serve(call, client)
+
+        return recorded
+
     # The routes -----------------------------------------------------------------------------------
 
     async def create(self, call: Call, client: Client) -> None:
         """POST /v1/messages/batches."""
-        tenant = authenticate(self.handler.policy, call.headers).name
+        tenant = tenant_of(self.handler.policy, call)
         items = read_items(await client.read(self.handler.policy.server.max_body))
         kept = {
             name: call.headers[name]
@@ -107,14 +133,14 @@ class BatchRoutes:
         self._wake.set()
         await self._send(call, client, as_json(batch, base_url(call)))
 
-    async def show(self, call: Call, client: Client, batch_id: str) -> None:
+    async def show(self, call: Call, client: Client) -> None:
         """GET /v1/messages/batches/{id}."""
-        await self._send(call, client, as_json(self._find(call, batch_id), base_url(call)))
+        await self._send(call, client, as_json(self._find(call, call.resource_id), base_url(call)))
 
-    async def list(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
+    async def list(self, call: Call, client: Client) -> None:
         """GET /v1/messages/batches."""
-        tenant = authenticate(self.handler.policy, call.headers).name
-        page = read_page(query, [batch.id for batch in self.store.of(tenant)])
+        tenant = tenant_of(self.handler.policy, call)
+        page = read_page(call.query, [batch.id for batch in self.store.of(tenant)])
         found = [as_json(self._find(call, name), base_url(call)) for name in page.ids]
         first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
         await self._send(
@@ -123,33 +149,29 @@ class BatchRoutes:
             {"data": found, "has_more": page.has_more, "first_id": first, "last_id": last},
         )
 
-    async def results(self, call: Call, client: Client, batch_id: str) -> None:
+    async def results(self, call: Call, client: Client) -> None:
         """GET /v1/messages/batches/{id}/results."""
-        batch = self._find(call, batch_id)
+        batch = self._find(call, call.resource_id)
         if batch.ended_at_s is None:
             raise InvalidRequest(
                 f"Batch {batch.id} has not ended; its results are not available yet."
             )
-        headers = (
-            dict(JSON_HEADERS)
-            | {"Content-Type": "application/x-jsonl"}
-            | id_headers(call.wire.name, call.id)
-        )
+        headers = dict(JSON_HEADERS) | {"Content-Type": "application/x-jsonl"} | call.id_headers
         await client.send(Reply(200, await asyncio.to_thread(self.store.results, batch), headers))
 
-    async def cancel(self, call: Call, client: Client, batch_id: str) -> None:
+    async def cancel(self, call: Call, client: Client) -> None:
         """POST /v1/messages/batches/{id}/cancel: what runs ends, what waits is not begun.
         Idempotent."""
-        batch = self._find(call, batch_id)
+        batch = self._find(call, call.resource_id)
         if batch.cancelled_at_s is None and batch.ended_at_s is None:
             batch.cancelled_at_s = call.started_at_s
             self.store.save(batch)
             self._wake.set()
         await self._send(call, client, as_json(batch, base_url(call)))
 
-    async def delete(self, call: Call, client: Client, batch_id: str) -> None:
+    async def delete(self, call: Call, client: Client) -> None:
         """DELETE /v1/messages/batches/{id}: of one that has ended."""
-        batch = self._find(call, batch_id)
+        batch = self._find(call, call.resource_id)
         if batch.ended_at_s is None:
             raise InvalidRequest(
                 f"Batch {batch.id} cannot be deleted while it is being processed; cancel it first."
@@ -158,15 +180,13 @@ class BatchRoutes:
         await self._send(call, client, {"id": batch.id, "type": "message_batch_deleted"})
 
     def _find(self, call: Call, batch_id: str) -> Batch:
-        batch = self.store.find(authenticate(self.handler.policy, call.headers).name, batch_id)
+        batch = self.store.find(tenant_of(self.handler.policy, call), batch_id)
         if batch is None:
             raise UnknownPath(f"batch: {batch_id[:80]}")
         return batch
 
     async def _send(self, call: Call, client: Client, body: dict[str, Any]) -> None:
-        await client.send(
-            Reply(200, orjson.dumps(body), dict(JSON_HEADERS) | id_headers(call.wire.name, call.id))
-        )
+        await client.send(Reply(200, orjson.dumps(body), dict(JSON_HEADERS) | call.id_headers))
 
     # The work -------------------------------------------------------------------------------------
 
@@ -222,7 +242,7 @@ class BatchRoutes:
         refusal = _refused(item.params)
         if refusal is not None:
             told = self.wire.encode_error(
-                refusal, request_id=native_id(self.wire.name, request_id(None, self.clock()))
+                refusal, request_id=self.wire.provider.native_id(request_id(None, self.clock()))
             )
             return "errored", {"error": orjson.loads(told.body)}
         reply = await self._asked(batch, item)

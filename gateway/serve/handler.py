@@ -25,7 +25,6 @@ import msgspec
 import structlog
 
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
-from gateway import dialects
 from gateway.backends.base import Backend, Event
 from gateway.bill.headers import billing_headers, headers_without_counts
 from gateway.bill.record import Record
@@ -33,10 +32,11 @@ from gateway.calls.catalog import ModelCatalog
 from gateway.calls.choices import ChoiceEvent, merge_choices
 from gateway.calls.exchange import Call, Client, Reply
 from gateway.calls.feed import EventFeed, Keepalive, feed
+from gateway.dialects.abilities import check_abilities
+from gateway.dialects.dialect import Dialect
 from gateway.errors import EngineFailed, GatewayError, NotCached, UnknownModel
-from gateway.ids import id_headers, native_id
 from gateway.request import Request
-from gateway.serve.auth import authenticate
+from gateway.serve.auth import tenant_of
 from gateway.serve.limits import InFlight
 from gateway.serve.progress import ChoiceBuilder, Progress
 from gateway.serve.upstream_exchange import UpstreamExchange
@@ -46,8 +46,9 @@ from gateway.state.background import Background, EventLog
 from gateway.state.diagnoses import Diagnoses
 from gateway.state.response_cache import ResponseCache, replay
 from gateway.upstream.proxy import UpstreamProxy
-from gateway.wire.base import RememberingWire, StreamEncoder, ToolCall
+from gateway.wire.base import StreamEncoder, ToolCall
 from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
+from policies.rules import PresetName
 from policies.schema import Policy
 
 JSON_HEADERS: Final[Mapping[str, str]] = {
@@ -79,6 +80,7 @@ class Handler:
     archive: Archive
     responses: ResponseCache
     background: Background
+    dialects: Mapping[PresetName, Dialect]
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
 
     @property
@@ -96,7 +98,7 @@ class Handler:
                 if await self._passed(progress, body, client):
                     return
                 request, backend = self._admit(progress, body)
-                if not request.wire_options.get("background"):
+                if not request.background:
                     await self._answer(progress, backend, client)
                     return
             await self._defer(progress, backend, client)
@@ -110,32 +112,31 @@ class Handler:
                 body = await self._read(progress, client)
                 if await self._passed(progress, body, client, billed=False):
                     return
-                request = call.wire.parse_count(
-                    body, call.headers, request_id=native_id(call.wire.name, call.id)
-                )
+                request = call.wire.parse_count(body, call.headers, request_id=call.native_id)
                 served = self.catalogue.find(request.model)
                 progress.request, progress.served_by = request, served.name
                 request = self._resumed(progress, request)
-                request = dialects.normalize(
-                    request, self.policy.rules_for(request.model, request.wire)
-                )
+                rules = self.policy.rules_for(request.model, call.wire.provider.preset)
+                request = self.dialects[rules.preset].normalize(request, rules, call.wire)
                 num_prompt = await served.backend.count(request.prompt)
             await self.send(call, client, call.wire.encode_count(num_prompt))
             progress.answered()
 
-    async def models(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
+    async def models(self, call: Call, client: Client) -> None:
         """GET /v1/models."""
-        await self._lookup(
-            call,
-            client,
-            lambda: call.wire.encode_models(self.catalogue.listed(call.wire.name), query),
-        )
 
-    async def model(self, call: Call, client: Client, model_id: str) -> None:
+        def encode() -> bytes:
+            models = self.catalogue.listed(call.wire.provider.name)
+            return call.wire.encode_models(models, call.query)
+
+        await self._lookup(call, client, encode)
+
+    async def model(self, call: Call, client: Client) -> None:
         """GET /v1/models/{id}."""
 
         def encode() -> bytes:
-            return call.wire.encode_model(self.catalogue.info(model_id, call.wire.name), model_id)
+            info = self.catalogue.info(call.resource_id, call.wire.provider.name)
+            return call.wire.encode_model(info, call.resource_id)
 
         await self._lookup(call, client, encode)
 
@@ -168,7 +169,7 @@ class Handler:
         self, call: Call, client: Client, body: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
         """A whole answer with status 200."""
-        told = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(headers or {})
+        told = dict(JSON_HEADERS) | call.id_headers | dict(headers or {})
         await client.send(Reply(200, body, told))
 
     async def follow(
@@ -184,7 +185,7 @@ class Handler:
         """Answer from what is at hand."""
         progress = Progress(call)
         async with self._recorded(progress, client):
-            progress.tenant = authenticate(self.policy, call.headers).name
+            progress.tenant = tenant_of(self.policy, call)
             await self.send(call, client, encode())
             progress.answered()
 
@@ -192,9 +193,7 @@ class Handler:
 
     async def _read(self, progress: Progress, client: Client) -> bytes:
         """The body, of a tenant that is known then."""
-        progress.tenant = (
-            progress.call.tenant or authenticate(self.policy, progress.call.headers).name
-        )
+        progress.tenant = tenant_of(self.policy, progress.call)
         with progress.phase("read"):
             return await client.read(self.policy.server.max_body)
 
@@ -213,21 +212,20 @@ class Handler:
         call = progress.call
         assert progress.tenant is not None
         with progress.phase("parse"):
-            request = call.wire.parse(
-                body, call.headers, request_id=native_id(call.wire.name, call.id)
-            )
+            request = call.wire.parse(body, call.headers, request_id=call.native_id)
         progress.request = request
         served = self.catalogue.find(request.model)
         progress.served_by = served.name
         request = self._resumed(progress, request)
         with progress.phase("plan"):
-            rules = self.policy.rules_for(request.model, request.wire)
-            dialects.check_abilities(request, rules)
-            request = dialects.normalize(request, rules)
+            rules = self.policy.rules_for(request.model, call.wire.provider.preset)
+            dialect = self.dialects[rules.preset]
+            check_abilities(request, rules, call.wire)
+            request = dialect.normalize(request, rules, call.wire)
             request = msgspec.structs.replace(
                 request,
                 tenant=progress.tenant,
-                plan=dialects.plan(request, rules),
+                plan=dialect.plan(request, rules),
                 ttl_classes=dict(rules.ttl_classes),
                 usage_fields=rules.usage_fields,
                 started_at_s=call.started_at_s,
@@ -236,11 +234,10 @@ class Handler:
         request = self.diagnoses.diagnose(request)
         prices = self.policy.prices_for(request.model)
         if call.route == BATCHED:
-            request = msgspec.structs.replace(
-                request, wire_options={**request.wire_options, "service_tier": "batch"}
-            )
+            request = msgspec.structs.replace(request, service_tier="batch")
             prices = prices.times(BATCH_MULTIPLIER)
-        progress.request, progress.rules, progress.prices = request, rules, prices
+        progress.request, progress.dialect = request, dialect
+        progress.rules, progress.prices = rules, prices
         progress.choices = [ChoiceBuilder() for _ in range(request.num_answers)]
         progress.context = None if served.backend.model is None else served.backend.model.context
         return request, served.backend
@@ -277,9 +274,7 @@ class Handler:
         encoder = call.wire.stream(request, created_at_s=call.started_at_s)
         event = await events.next(sse.early_headers_after)
         _note(progress, event)
-        await client.open(
-            dict(SSE_HEADERS) | id_headers(call.wire.name, call.id) | _billing(progress)
-        )
+        await client.open(dict(SSE_HEADERS) | call.id_headers | _billing(progress))
         silence = Keepalive(sse.keepalive)
         try:
             while not progress.finished:
@@ -304,8 +299,8 @@ class Handler:
         events as they come."""
         call, request = progress.call, progress.request
         assert request is not None
-        assert isinstance(call.wire, RememberingWire)
-        state = partial(call.wire.encode_unfinished, request, created_at_s=call.started_at_s)
+        assert call.wire.memory is not None
+        state = partial(call.wire.memory.encode_unfinished, request, created_at_s=call.started_at_s)
         later = replace(
             progress,
             call=replace(call, route=BACKGROUND),
@@ -317,14 +312,12 @@ class Handler:
         )
         log = self.background.begin(
             request.tenant,
-            request.wire_options["response_id"],
+            request.response_id,
             state,
             lambda log: self._make(later, backend, log),
         )
         if request.stream:
-            await self.follow(
-                client, log, 0, id_headers(call.wire.name, call.id) | _billing(progress)
-            )
+            await self.follow(client, log, 0, call.id_headers | _billing(progress))
         else:
             await self.send(call, client, state(begun=False), _billing(progress))
         progress.answered()
@@ -333,8 +326,8 @@ class Handler:
         """Make an answer for which nobody waits. Afterwards it is kept, whatever it came to."""
         call, request = progress.call, progress.request
         assert request is not None
-        assert isinstance(call.wire, RememberingWire)
-        keep = partial(call.wire.keep_unanswered, request, created_at_s=call.started_at_s)
+        assert call.wire.memory is not None
+        keep = partial(call.wire.memory.keep_unanswered, request, created_at_s=call.started_at_s)
         try:
             async with self._recorded(progress, log):
                 await self.in_flight.wait_free()
@@ -356,18 +349,18 @@ class Handler:
         """With what it refers to filled in, where its format can refer to earlier requests."""
         call, tenant = progress.call, progress.tenant
         assert tenant is not None
-        if not isinstance(call.wire, RememberingWire):
+        if call.wire.memory is None:
             return request
-        return call.wire.resume(
+        return call.wire.memory.resume(
             request, lambda name: self.archive.find(tenant, name, call.started_at_s)
         )
 
     def _keep(self, progress: Progress) -> None:
         """For later requests to refer to, before the client knows its name."""
         call, request = progress.call, progress.request
-        if isinstance(call.wire, RememberingWire):
+        if call.wire.memory is not None:
             assert request is not None
-            kept = call.wire.keep(request, progress.answer(), created_at_s=call.started_at_s)
+            kept = call.wire.memory.keep(request, progress.answer(), created_at_s=call.started_at_s)
             self.archive.put(request.tenant, kept, call.started_at_s)
 
     def _answers(
@@ -414,9 +407,9 @@ class Handler:
 
     async def _tell(self, progress: Progress, client: Client, error: GatewayError) -> None:
         call = progress.call
-        told = call.wire.encode_error(error, request_id=native_id(call.wire.name, call.id))
+        told = call.wire.encode_error(error, request_id=call.native_id)
         progress.failed(error, told.status)
-        headers = dict(JSON_HEADERS) | id_headers(call.wire.name, call.id) | dict(told.headers)
+        headers = dict(JSON_HEADERS) | call.id_headers | dict(told.headers)
         await client.send(Reply(told.status, told.body, headers))
 
 
@@ -453,7 +446,7 @@ def _check_cached(progress: Progress) -> None:
     assert bill is not None
     assert progress.request is not None
     if (
-        progress.request.only_if_cached
+        progress.request.directives.only_if_cached
         and progress.all_started
         and not bill.usage.cache_read
         and not progress.replays

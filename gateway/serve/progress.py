@@ -13,13 +13,13 @@ from typing import Literal
 
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from engine.types import FinishReason, TokenLogprobs
-from gateway import dialects
 from gateway.bill.headers import Bill
 from gateway.bill.lookup import ResponseLookup
 from gateway.bill.merged import merged
 from gateway.bill.record import Outcome, Record
 from gateway.calls.catalog import MAX_MODEL_ID
 from gateway.calls.exchange import Call
+from gateway.dialects.dialect import Dialect
 from gateway.errors import GatewayError
 from gateway.request import REST_OF_CONTEXT, Request
 from gateway.state.response_cache import RecordedEvents
@@ -116,6 +116,7 @@ class Progress:
     tenant: str | None = None
     request: Request | None = None
     passing: UpstreamUsage | None = None
+    dialect: Dialect | None = None
     rules: DialectRules | None = None
     prices: Prices | None = None
     served_by: str | None = None
@@ -204,6 +205,7 @@ class Progress:
         if not self.started:
             return None
         assert self.request is not None
+        assert self.dialect is not None
         assert self.rules is not None
         assert self.prices is not None
         plan, rules, reports = (
@@ -215,7 +217,7 @@ class Progress:
             usage = self.lookup.given.usage
             owed = replace(NOTHING, saved=self.lookup.given.cost_usd)
         else:
-            parts = [dialects.usage(report, rules, plan, 0) for report in reports]
+            parts = [self.dialect.usage(report, rules, plan, 0) for report in reports]
             usage = replace(
                 sum_usage(parts), output=sum(choice.num_output for choice in self.choices)
             )
@@ -279,7 +281,7 @@ class Progress:
         return Record(
             request_id=self.call.id,
             route=self.call.route,
-            wire=self.call.wire.name,
+            wire=self.call.wire.provider.name,
             outcome=self.outcome,
             status=self.status,
             at_s=self.call.started_at_s,

@@ -13,7 +13,6 @@ from gateway.bill.headers import headers_without_counts, reported_headers
 from gateway.calls.exchange import Client, Reply
 from gateway.calls.feed import EventFeed, Keepalive, feed
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.ids import id_headers, native_id
 from gateway.serve.progress import Progress
 from gateway.upstream.header_filter import to_client
 from gateway.upstream.proxy import UpstreamRoute
@@ -136,7 +135,7 @@ class UpstreamExchange:
 
     def _encoded(self, error: GatewayError) -> bytes:
         call = self.progress.call
-        return call.wire.encode_error(error, request_id=native_id(call.wire.name, call.id)).body
+        return call.wire.encode_error(error, request_id=call.native_id).body
 
     async def _write(self, data: bytes) -> None:
         if data:
@@ -148,7 +147,7 @@ class UpstreamExchange:
 
     def _ids(self) -> dict[str, str]:
         """Ours, which the upstream's own request id may replace in the header its SDK reads."""
-        return plain_headers(id_headers(self.progress.call.wire.name, self.progress.call.id))
+        return plain_headers(self.progress.call.id_headers)
 
     def _timing(self, theirs: Mapping[str, str]) -> dict[str, str]:
         return _beside(theirs, headers_without_counts(timings=self.progress.timings()))

@@ -11,6 +11,7 @@ import msgspec
 from gateway.request import Request
 from gateway.wire.anthropic.diagnosis import Fingerprint, compare, fingerprint
 from gateway.wire.anthropic.encode import message_id
+from gateway.wire.anthropic.settings import AnthropicOptions
 
 MAX_REQUESTS: Final = 4096
 MAX_HASHES: Final = 1_000_000
@@ -34,19 +35,18 @@ class Diagnoses:
     def diagnose(self, request: Request) -> Request:
         """The request with what its answer says under `diagnostics`; one that did not ask for it is
         left as it is."""
-        asked = request.wire_options.get("diagnostics")
+        options = request.options_of(AnthropicOptions)
+        asked = options.diagnostics
         if asked is None:
             return request
-        now = fingerprint(request)
+        now = fingerprint(request, asked.settings)
         found = (
-            self._look(request.tenant, asked["previous"], now)
-            if asked["previous"] is not None
-            else None
+            self._look(request.tenant, asked.previous, now) if asked.previous is not None else None
         )
         self._remember((request.tenant, message_id(request)), now)
         diagnosis = None if found is None else {"cache_miss_reason": found}
         return msgspec.structs.replace(
-            request, wire_options={**request.wire_options, "diagnosis": diagnosis}
+            request, options=msgspec.structs.replace(options, diagnosis=diagnosis)
         )
 
     def _look(self, tenant: str, previous: str, now: Fingerprint) -> dict[str, Any] | None:

@@ -19,14 +19,10 @@ from gateway.backends.base import Outgoing, Upstream
 from gateway.calls.catalog import ModelCatalog
 from gateway.calls.exchange import Call
 from gateway.errors import InvalidRequest, NotCached
-from gateway.upstream.header_filter import to_upstream
+from gateway.upstream.header_filter import CREDENTIALS, to_upstream
 from gateway.upstream.reported import UpstreamUsage
 from gateway.upstream.splice import summarize, with_model
-from gateway.wire.anthropic import reported as anthropic
 from gateway.wire.directives import cache_directives
-from gateway.wire.openai import reported as openai
-from gateway.wire.reported import UsageFormat
-from policies.backends import UpstreamMatch
 from policies.schema import Policy
 
 
@@ -55,7 +51,7 @@ class UpstreamProxy:
         asked = summarize(body) if self.policy.backends else None
         if asked is None:
             return None
-        passage = self.catalogue.passage(asked.model, call.wire.name)
+        passage = self.catalogue.passage(asked.model, call.wire.provider.name)
         if passage is None:
             return None
         if call.tenant is not None:
@@ -67,26 +63,23 @@ class UpstreamProxy:
                 "what an upstream has cached is not known before it answers, and the request says "
                 "only-if-cached"
             )
-        backend = passage.backend
+        backend, provider = passage.backend, call.wire.provider
+        hidden = CREDENTIALS.union(provider.key_headers)
+        if backend.pass_client_key:
+            hidden = frozenset()
         passing = UpstreamUsage(
             upstream=backend.name,
             model=asked.model,
             stream=asked.stream,
             billed=billed,
-            rules=self.policy.rules_for(passage.model, call.wire.name, backend.preset),
+            rules=self.policy.rules_for(passage.model, provider.preset, backend.preset),
             prices=self.policy.prices_for(passage.model),
-            format=_format(passage),
+            format=provider.preset_usage_formats.get(backend.preset, provider.usage_format),
         )
         sent = Outgoing(
             "POST",
             call.path,
-            to_upstream(call.headers, with_credentials=backend.pass_client_key),
+            to_upstream(call.headers, credentials=hidden),
             with_model(body, passage.model) if passage.renamed else body,
         )
         return UpstreamRoute(self.catalogue.upstream(backend.name), passing, sent)
-
-
-def _format(passage: UpstreamMatch) -> UsageFormat:
-    if passage.backend.api == "openai":
-        return openai.USAGE
-    return anthropic.INCLUSIVE if passage.backend.preset == "qwen" else anthropic.EXCLUSIVE

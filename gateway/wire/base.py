@@ -5,15 +5,22 @@ Pure, no aiohttp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
+from engine.prompt.types import Position
 from engine.types import FinishReason, TokenLogprobs
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, InvalidRequest
 from gateway.models import ModelInfo, UpstreamModel
 from gateway.request import Request, WireName
+from gateway.wire.reported import UsageFormat
 from policies.pricing import Usage
+from policies.rules import PresetName
+
+KEY_HEADERS: Final = ("x-api-key", "authorization")
+"""The headers in which most providers' clients send their key, the first that has one counts.
+`authorization` holds it as a bearer token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,47 @@ class ErrorReply:
     headers: Mapping[str, str]
 
 
+Operation: TypeAlias = Literal["generate", "count", "forward"]
+"""`forward`: what only upstreams serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path that takes bodies of a format by POST. `name` labels it in metrics and records."""
+
+    path: str
+    name: str
+    operation: Operation = "generate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """The conventions that all formats of one provider share.
+
+    `title` is the possessive of its name, for messages. `preset` are the rules of its requests
+    where the policy says `auto`. Its clients read a request's id from the header `id_header`, in
+    the form that `native_id` gives it. `client_headers` are request headers that only its clients
+    send. A client's key is in one of `key_headers`, an upstream's in `upstream_key_header`.
+    `usage_format` reads the usage that its upstreams report, and `preset_usage_formats` that of
+    upstreams whose policy names such a preset.
+    """
+
+    name: WireName
+    title: str
+    preset: PresetName
+    id_header: str
+    native_id: Callable[[str], str]
+    usage_format: UsageFormat
+    preset_usage_formats: Mapping[str, UsageFormat] = field(default_factory=dict)
+    client_headers: frozenset[str] = frozenset()
+    key_headers: tuple[str, ...] = KEY_HEADERS
+    upstream_key_header: str = "authorization"
+
+    def id_headers(self, request_id: str) -> dict[str, str]:
+        """The headers by which every answer names its request: ours and the provider's."""
+        return {"pcg-request-id": request_id, self.id_header: self.native_id(request_id)}
+
+
 class StreamEncoder(Protocol):
     """Turns one request's events into SSE bytes, in the provider's order. Every method returns
     complete events."""
@@ -137,10 +185,61 @@ class StreamEncoder(Protocol):
         ...
 
 
-class Wire(Protocol):
-    """One provider's format."""
+class Memory(Protocol):
+    """The part of a format whose requests may refer to earlier ones."""
 
-    name: WireName
+    def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
+        """The request with what it refers to filled in. `find` knows what this tenant's requests
+        left.
+
+        Raises `InvalidRequest` for a conversation that is not there.
+        """
+        ...
+
+    def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> StoredResponse: ...
+
+    def keep_unanswered(
+        self, request: Request, error: GatewayError | None, *, created_at_s: float
+    ) -> StoredResponse:
+        """As `keep`, for a request that failed, or was cancelled where there is no error."""
+        ...
+
+    def encode_unfinished(self, request: Request, *, begun: bool, created_at_s: float) -> bytes:
+        """The answer before its end, as one may ask for it that is made in the background."""
+        ...
+
+    def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
+        """A page of what `kept` was asked. Raises `InvalidRequest` for a query that makes no
+        sense."""
+        ...
+
+    def encode_deleted(self, kept: StoredResponse) -> bytes: ...
+
+
+class Wire(Protocol):
+    """One wire format of a provider.
+
+    `endpoints` are its paths. Unknown paths that begin with one of `prefixes` are answered in it.
+    """
+
+    provider: Provider
+    endpoints: tuple[Endpoint, ...]
+    prefixes: tuple[str, ...]
+    memory: Memory | None
+
+    def claims(self, body: Mapping[str, Any]) -> bool:
+        """Whether a body, found without its path, is certainly in this format."""
+        ...
+
+    def path_of(self, position: Position) -> str:
+        """The position in the body's own coordinates, as far as they are known."""
+        ...
+
+    def unsupported_effort(
+        self, model: str, effort: str, supported: Sequence[str]
+    ) -> InvalidRequest:
+        """The error for a level of effort that the model does not have."""
+        ...
 
     def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
         """Raises `InvalidRequest` (with the provider's path) for anything the provider would
@@ -175,35 +274,3 @@ class Wire(Protocol):
         """An error's JSON, without line breaks, as the last event of a stream that somebody else
         began."""
         ...
-
-
-@runtime_checkable
-class RememberingWire(Wire, Protocol):
-    """A format whose requests may refer to earlier ones."""
-
-    def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
-        """The request with what it refers to filled in. `find` knows what this tenant's requests
-        left.
-
-        Raises `InvalidRequest` for a conversation that is not there.
-        """
-        ...
-
-    def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> StoredResponse: ...
-
-    def keep_unanswered(
-        self, request: Request, error: GatewayError | None, *, created_at_s: float
-    ) -> StoredResponse:
-        """As `keep`, for a request that failed, or was cancelled where there is no error."""
-        ...
-
-    def encode_unfinished(self, request: Request, *, begun: bool, created_at_s: float) -> bytes:
-        """The answer before its end, as one may ask for it that is made in the background."""
-        ...
-
-    def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
-        """A page of what `kept` was asked. Raises `InvalidRequest` for a query that makes no
-        sense."""
-        ...
-
-    def encode_deleted(self, kept: StoredResponse) -> bytes: ...

@@ -5,7 +5,7 @@ Knows no provider: each wire format words the errors itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import orjson
@@ -33,14 +33,6 @@ class FieldError(Exception):
         self.path = path
         self.expected = expected
         self.got = got
-
-
-def end_user(body: Mapping[str, Any]) -> str:
-    """The client's own name for whom it asks, in either provider's field for it; empty without."""
-    metadata = body.get("metadata")
-    named = metadata.get("user_id") if isinstance(metadata, dict) else None
-    found = (body.get("safety_identifier"), body.get("user"), named)
-    return next((name for name in found if isinstance(name, str)), "")
 
 
 class Node:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway import dialects
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
@@ -13,6 +12,7 @@ from gateway.wire.base import Wire
 from gateway.wire.openai import OpenAIWire
 from gateway.wire.openai.responses import ResponsesWire
 from policies.schema import Policy
+from tests.fakes import dialects
 from tests.gateway.serving import make_policy
 
 SHIPPED = make_policy()
@@ -25,9 +25,10 @@ def parsed(wire: Wire, **body: object) -> Request:
     return wire.parse(orjson.dumps(body), {}, request_id="r")
 
 
-def refusal(request: Request, policy: Policy) -> InvalidRequest:
+def refusal(wire: Wire, request: Request, policy: Policy) -> InvalidRequest:
+    rules = policy.rules_for(request.model, wire.provider.preset)
     with pytest.raises(InvalidRequest) as caught:
-        dialects.check_abilities(request, policy.rules_for(request.model, request.wire))
+        dialects.check_abilities(request, rules, wire)
     return caught.value
 
 
@@ -40,7 +41,7 @@ def refusal(request: Request, policy: Policy) -> InvalidRequest:
 )
 def test_an_effort_that_a_gpt_has_not(wire: Wire, body: dict[str, object], field: str) -> None:
     """The field of the API at hand is named, and the levels there are."""
-    told = refusal(parsed(wire, model="gpt-few", **body), FEW)
+    told = refusal(wire, parsed(wire, model="gpt-few", **body), FEW)
     assert (told.path, told.code) == (field, "unsupported_value")
     assert told.message.endswith("Supported values are: 'low', 'medium'.")
 
@@ -78,7 +79,7 @@ def test_going_on_with_an_assistants_turn(model: str, allowed: bool) -> None:
     if allowed:
         dialects.check_abilities(request, rules)
         return
-    assert refusal(request, SHIPPED).message == (
+    assert refusal(AnthropicWire(), request, SHIPPED).message == (
         "This model does not support assistant message prefill. The conversation must end with a "
         "user message."
     )

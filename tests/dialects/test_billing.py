@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from engine.prompt.types import Position
 from engine.types import Boundary, CachePlan, CacheReport, Hit, PlannedEntry, Sampling
-from gateway import dialects
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Answer
 from gateway.wire.openai import OpenAIWire
 from policies.pricing import Prices, Usage, charge
 from policies.rules import DialectRules
+from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, EARLIER_OPENAI, OPENAI, rules
 
 PRICES = Prices(

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway import dialects
-from gateway.dialects.places import marks
+from gateway.dialects.places import marks_of
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.openai import OpenAIWire
 from policies.rules import DialectRules
+from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
 CC: dict[str, Any] = {"type": "ephemeral"}
@@ -49,7 +49,7 @@ def refused(request: Request, base: DialectRules = ANTHROPIC) -> str:
 
 
 def marked(request: Request) -> dict[str, float]:
-    return {str(position): ttl_s for position, ttl_s in marks(request.prompt).items()}
+    return {str(position): ttl_s for position, ttl_s in marks_of(request.prompt).items()}
 
 
 def repaired(request: Request) -> tuple[dict[str, float], tuple[str, ...]]:

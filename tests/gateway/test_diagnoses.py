@@ -13,6 +13,7 @@ import pytest
 from gateway.request import Request
 from gateway.state.diagnoses import Diagnoses
 from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic.settings import AnthropicOptions
 
 TOOL = {"name": "a", "input_schema": {"type": "object"}}
 CC = {"type": "ephemeral"}
@@ -50,7 +51,7 @@ def a_request(
 
 
 def reason(diagnoses: Diagnoses, request: Request) -> Any:
-    found = diagnoses.diagnose(request).wire_options["diagnosis"]
+    found = diagnoses.diagnose(request).options_of(AnthropicOptions).diagnosis
     return None if found is None else found["cache_miss_reason"]
 
 

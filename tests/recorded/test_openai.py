@@ -245,11 +245,11 @@ def test_responses_that_are_not_whole_keep_the_published_schemas() -> None:
     request = a_request("responses", background=True)
     error = Overloaded("full")
     unanswered = [
-        RESPONSES.keep_unanswered(request, reason, created_at_s=CREATED_S).body or b""
+        RESPONSES.memory.keep_unanswered(request, reason, created_at_s=CREATED_S).body or b""
         for reason in (None, error)
     ]
     states = [
-        RESPONSES.encode_unfinished(request, begun=begun, created_at_s=CREATED_S)
+        RESPONSES.memory.encode_unfinished(request, begun=begun, created_at_s=CREATED_S)
         for begun in (False, True)
     ]
     told = [json.loads(body) for body in (*states, *unanswered)]
@@ -287,8 +287,8 @@ def test_the_rest_keeps_the_published_schemas() -> None:
     request = a_request(
         "responses", input=[{"role": "user", "content": "q"}, {"role": "developer", "content": "d"}]
     )
-    kept = RESPONSES.keep(request, ANSWERS["text"], created_at_s=CREATED_S)
-    assert violations("ResponseItemList", json.loads(RESPONSES.encode_items(kept, {}))) == []
+    kept = RESPONSES.memory.keep(request, ANSWERS["text"], created_at_s=CREATED_S)
+    assert violations("ResponseItemList", json.loads(RESPONSES.memory.encode_items(kept, {}))) == []
 
 
 def test_the_schemas_can_refuse() -> None:

@@ -41,7 +41,7 @@ def example(error: type[Exception]) -> GatewayError:
     return ContextExceeded(9000, 8192) if error is ContextExceeded else error("what happened")  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.provider.name)
 @pytest.mark.parametrize(
     "error", leaves(gateway.errors, GatewayError), ids=lambda error: error.__name__
 )
@@ -88,7 +88,7 @@ def test_every_engine_error_of_a_request_crosses_the_socket() -> None:
     )
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.provider.name)
 @pytest.mark.parametrize("kind", get_args(FailureKind))
 def test_every_failure_of_the_engine_has_a_reply(kind: FailureKind, wire: Wire) -> None:
     """What the engine reports reaches the client as an error of its format: its own fault is 4xx,

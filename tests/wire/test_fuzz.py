@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import Submit, decode_to_engine, encode_frame
-from gateway import dialects
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
@@ -24,7 +23,7 @@ from gateway.wire.openai.completions import CompletionsWire
 from gateway.wire.openai.responses import ResponsesWire
 from gateway.wire.openai.responses.compact import CompactWire
 from policies.pricing import Usage
-from tests.fakes import openai_bodies
+from tests.fakes import dialects, openai_bodies
 from tests.fakes.mutants import CALLING_TURN, CC, paths
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 

@@ -19,6 +19,7 @@ from engine.prompt.types import (
 from engine.types import OutputFormat, ToolChoice
 from gateway.request import REST_OF_CONTEXT
 from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.openai.options import ChatOptions
 from tests.fakes.chat_bodies import (
     BREAKPOINT,
     CALL,
@@ -290,12 +291,12 @@ def test_parameters_and_options() -> None:
         "cache_mode": "explicit",
         "cache_ttl_s": 43200.0,
     }
-    assert (request.stream, request.wire_options, request.automatic) == (
+    assert (request.stream, request.options, request.automatic) == (
         True,
-        {"include_usage": True, "effort_field": "reasoning_effort"},
+        ChatOptions(include_usage=True),
         3600.0,
     )
-    assert (request.read_cache, request.store_cache) == (False, True)
+    assert (request.directives.read, request.directives.store) == (False, True)
 
 
 CHOICES: list[tuple[Any, ToolChoice]] = [

@@ -12,13 +12,13 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from gateway import dialects
 from gateway.calls.catalog import ModelCatalog
 from gateway.errors import InvalidRequest, UnknownModel
 from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Answer, ToolCall
 from policies.pricing import Usage, charge
+from tests.fakes import dialects
 from tests.fakes.backend import ScriptedBackend
 from tests.gateway.serving import make_policy
 

@@ -60,13 +60,13 @@ def settings_digest(settings: Any) -> str:
     ).hexdigest()
 
 
-def fingerprint(request: Request) -> Fingerprint:
-    """Of a request as it is served: what the policy drops or orders by itself is no change of the
+def fingerprint(request: Request, settings: str) -> Fingerprint:
+    """The fingerprint of a request as it is served: changes that the policy makes are not the
     client's."""
     return Fingerprint(
         at_s=request.started_at_s,
         model=f"{request.model} {request.parameters.get('speed', 'standard')}",
-        settings=request.wire_options["diagnostics"]["settings"],
+        settings=settings,
         levels=_pieces(request.prompt),
     )
 

@@ -13,6 +13,7 @@ import orjson
 
 from engine.types import FinishReason
 from gateway.request import Request
+from gateway.wire.anthropic.settings import AnthropicOptions
 from gateway.wire.anthropic.signature import Thinking
 from gateway.wire.base import Answer, ToolCall
 from policies.pricing import Usage
@@ -79,7 +80,7 @@ def message(request: Request, counts: Usage) -> dict[str, Any]:
         "stop_sequence": None,
         "stop_details": None,
         "container": None,
-        "diagnostics": request.wire_options.get("diagnosis"),
+        "diagnostics": request.options_of(AnthropicOptions).diagnosis,
         "usage": usage(request, counts),
     }
 
@@ -117,7 +118,7 @@ def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> d
         if num_thinking is None
         else {"thinking_tokens": num_thinking},
         "server_tool_use": None,
-        "service_tier": request.wire_options.get("service_tier", "standard"),
+        "service_tier": request.service_tier or "standard",
         "inference_geo": None,
         "speed": request.parameters.get("speed", "standard"),
     }

@@ -103,6 +103,14 @@ def unknown_tag(path: Path, tag: str, expected: Sequence[str]) -> InvalidRequest
     return invalid(path, message)
 
 
+def unsupported_effort(effort: str, supported: Sequence[str]) -> InvalidRequest:
+    """A level of effort that the model does not have, in the API's recorded words."""
+    levels = ", ".join(sorted(supported))
+    return InvalidRequest(
+        f"This model does not support effort level '{effort}'. Supported levels: {levels}."
+    )
+
+
 def one_of(choices: Sequence[Any]) -> str:
     """`'a', 'b' or 'c'`."""
     quoted = [f"'{choice}'" for choice in choices]

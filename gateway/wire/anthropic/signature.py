@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.request import Request
+from gateway.wire.anthropic.settings import AnthropicOptions
 
 _HASH: Final = "pcg1h"
 _TEXT: Final = "pcg1t"
@@ -40,7 +41,7 @@ class Thinking:
         generated and counted."""
         if "thinking" not in request.parameters:
             return None
-        return cls(hidden=request.wire_options.get("thinking_display") == "omitted")
+        return cls(hidden=request.options_of(AnthropicOptions).thinking_display == "omitted")
 
     def push(self, text: str) -> None:
         self.text += text

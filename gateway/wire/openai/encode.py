@@ -18,6 +18,7 @@ from gateway.request import Request
 from gateway.wire.base import Answer, ToolCall
 from gateway.wire.openai.errors import error_body
 from gateway.wire.openai.logprobs import token_logprobs
+from gateway.wire.openai.options import ChatOptions
 from gateway.wire.openai.usage import chat_usage
 from gateway.wire.sse import KEEPALIVE_COMMENT, encode_event
 from policies.pricing import Usage
@@ -50,7 +51,7 @@ class ChunkStream:
     def __init__(self, request: Request, *, created_at_s: float) -> None:
         self._request = request
         self._envelope = _envelope(request, "chat.completion.chunk", created_at_s)
-        self._include_usage = bool(request.wire_options.get("include_usage"))
+        self._include_usage = request.options_of(ChatOptions).include_usage
 
     def start(self, usage: Usage) -> bytes:
         role = {"role": "assistant", "content": "", "refusal": None}

@@ -108,6 +108,18 @@ def unsupported_value(path: Path, value: str) -> InvalidRequest:
     return invalid(path, message, "unsupported_value")
 
 
+def unsupported_effort(
+    model: str, effort: str, supported: Sequence[str], *, field: str
+) -> InvalidRequest:
+    """A level of effort that the model does not have, in words quoted in public issues."""
+    levels = ", ".join(f"'{level}'" for level in supported)
+    message = (
+        f"Unsupported value: '{effort}' is not supported with the '{model[:64]}' model. "
+        f"Supported values are: {levels}."
+    )
+    return InvalidRequest(message, path=field, code="unsupported_value")
+
+
 def from_field(error: FieldError) -> InvalidRequest:
     """What a field reader found, in OpenAI's words."""
     name = param(error.path)

@@ -6,10 +6,11 @@ Knows no HTTP server and no caching rules.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from gateway.errors import GatewayError
 from gateway.request import Request
-from gateway.wire.base import Answer, ErrorReply, StreamEncoder
+from gateway.wire.base import Answer, Endpoint, ErrorReply, StreamEncoder
 from gateway.wire.openai import OpenAIWire, errors
 from gateway.wire.openai.completions import encode
 from gateway.wire.openai.completions.parse import parse
@@ -19,6 +20,12 @@ __all__ = ["CompletionsWire"]
 
 class CompletionsWire(OpenAIWire):
     """A `Wire`. Models and errors are those of OpenAI's other APIs."""
+
+    endpoints: tuple[Endpoint, ...] = (Endpoint("/v1/completions", "completions"),)
+    prefixes: tuple[str, ...] = ("/v1/completions",)
+
+    def claims(self, body: Mapping[str, Any]) -> bool:
+        return False
 
     def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
         return parse(body, headers, request_id=request_id)

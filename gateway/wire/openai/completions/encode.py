@@ -18,6 +18,7 @@ from gateway.wire.base import Answer, ToolCall
 from gateway.wire.openai.encode import DONE, FINISH_REASONS
 from gateway.wire.openai.errors import error_body
 from gateway.wire.openai.logprobs import logprob, token_text
+from gateway.wire.openai.options import CompletionsOptions
 from gateway.wire.openai.usage import chat_usage
 from gateway.wire.sse import KEEPALIVE_COMMENT, encode_event
 from policies.pricing import Usage
@@ -49,7 +50,7 @@ class TextStream:
     def __init__(self, request: Request, *, created_at_s: float) -> None:
         self._request = request
         self._envelope = _envelope(request, created_at_s)
-        self._include_usage = bool(request.wire_options["include_usage"])
+        self._include_usage = request.options_of(CompletionsOptions).include_usage
         self._num_characters = [0] * request.num_answers
 
     def start(self, usage: Usage) -> bytes:
@@ -125,8 +126,8 @@ def legacy_logprobs(found: Sequence[TokenLogprobs], offset: int) -> dict[str, An
 
 
 def _echo(request: Request, index: int) -> str:
-    """What stands before answer number `index`."""
-    echoes: tuple[str, ...] = request.wire_options["echo"]
+    """The text before answer number `index`."""
+    echoes = request.options_of(CompletionsOptions).echo
     return echoes[index // request.num_choices] if echoes else ""
 
 

@@ -1,5 +1,4 @@
-"""OpenAI's Responses API: bytes to `Request`, answers to bytes,
-and what later requests may refer to.
+"""OpenAI's Responses API: bytes to `Request`, answers to bytes.
 
 Knows no HTTP server.
 """
@@ -8,50 +7,43 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 import orjson
 
-from engine.prompt.types import Message, Prompt
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.errors import GatewayError
 from gateway.request import Request
-from gateway.wire.base import Answer, ErrorReply, StoredResponse, StreamEncoder
-from gateway.wire.fields import Node, clip
+from gateway.wire.base import Answer, Endpoint, ErrorReply, StreamEncoder
 from gateway.wire.openai import OpenAIWire, errors
-from gateway.wire.openai.caching import DEFAULT_BREAKPOINT_TTL
-from gateway.wire.openai.errors import invalid
+from gateway.wire.openai.recognize import is_responses
 from gateway.wire.openai.responses import encode
-from gateway.wire.openai.responses.diagnose import Comparison, Traits, traits
-from gateway.wire.openai.responses.items import InputItems
-from gateway.wire.openai.responses.pages import encode_items
+from gateway.wire.openai.responses.memory import ResponsesMemory
 from gateway.wire.openai.responses.parse import parse
 from gateway.wire.openai.responses.stream import ResponseStream
 from gateway.wire.sse import encode_event
 
 __all__ = ["ResponsesWire"]
 
-FIXED_NBYTES: Final = 4096
-PART_NBYTES: Final = 128
-"""What the hashes of a request, and of each of its parts, take in memory."""
-
 
 class ResponsesWire(OpenAIWire):
-    """A `RememberingWire`. Models and errors are those of OpenAI's other API. `new_id` gives each
-    response its name."""
+    """A `Wire` with a memory. `new_id` gives each response its name."""
+
+    endpoints: tuple[Endpoint, ...] = (
+        Endpoint("/v1/responses", "responses"),
+        Endpoint("/v1/responses/input_tokens", "input_tokens", "count"),
+    )
+    prefixes: tuple[str, ...] = ("/v1/responses",)
+    effort_field = "reasoning.effort"
 
     def __init__(self, new_id: Callable[[], str] = lambda: secrets.token_hex(24)) -> None:
         self._new_id = new_id
+        self.memory = ResponsesMemory()
+
+    def claims(self, body: Mapping[str, Any]) -> bool:
+        return is_responses(body)
 
     def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        read = partial(
-            parse, body, headers, request_id=request_id, response_id=f"resp_{self._new_id()}"
-        )
-        request = read()
-        if not request.wire_options["referred"]:
-            return request
-        return msgspec.structs.replace(request, wire_options=request.wire_options | {"read": read})
+        return parse(body, headers, request_id=request_id, response_id=f"resp_{self._new_id()}")
 
     def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
         return self.parse(body, headers, request_id=request_id)
@@ -69,116 +61,3 @@ class ResponsesWire(OpenAIWire):
         """The nested form, which the official clients raise on, without a number: the last one is
         not known."""
         return encode_event(orjson.dumps({"type": "error"} | orjson.loads(body)), "error")
-
-    # What later requests refer to -----------------------------------------------------------------
-
-    def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
-        """Instructions are the new request's alone; everything else of the earlier conversation
-        comes first."""
-        if referred := request.wire_options["referred"]:
-            found = {name: _item(name, path, find) for name, path in referred.items()}
-            request = request.wire_options["read"](found=found)
-        options = request.wire_options
-        if previous := options["previous_response_id"]:
-            kept = find(previous)
-            if kept is None or kept.prompt is None:
-                message = f"Previous response with id '{previous}' not found."
-                raise invalid(("previous_response_id",), message, "previous_response_not_found")
-            earlier_prompt = msgspec.msgpack.decode(kept.prompt, type=Prompt)
-            request = msgspec.structs.replace(
-                request, prompt=_continued(earlier_prompt, request.prompt)
-            )
-        if earlier := options["comparison_response_id"]:
-            kept = find(earlier)
-            known = kept.traits if kept is not None and isinstance(kept.traits, Traits) else None
-            request = msgspec.structs.replace(
-                request, wire_options=options | {"compared": Comparison(traits(request), known)}
-            )
-        return request
-
-    def keep(self, request: Request, answer: Answer, *, created_at_s: float) -> StoredResponse:
-        """Everything, or with `store: false` only hashes to compare later requests with."""
-        return _kept(
-            request,
-            encode.encode_answer(request, answer, created_at_s=created_at_s),
-            _answered(request, answer),
-        )
-
-    def keep_unanswered(
-        self, request: Request, error: GatewayError | None, *, created_at_s: float
-    ) -> StoredResponse:
-        """A conversation that goes on from here goes on without an answer."""
-        if error is None:
-            body = encode.begun(request, created_at_s=created_at_s, status="cancelled")
-        else:
-            body = encode.failed(request, error, created_at_s=created_at_s)
-        return _kept(request, orjson.dumps(body), _uninstructed(request, request.prompt.messages))
-
-    def encode_unfinished(self, request: Request, *, begun: bool, created_at_s: float) -> bytes:
-        return orjson.dumps(
-            encode.begun(
-                request, created_at_s=created_at_s, status="in_progress" if begun else "queued"
-            )
-        )
-
-    def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
-        return encode_items(orjson.loads(kept.items or b"[]"), query)
-
-    def encode_deleted(self, kept: StoredResponse) -> bytes:
-        return orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
-
-
-def _item(name: str, path: str, find: Callable[[str], StoredResponse | None]) -> Any:
-    """The item of that id, of the answer or of the input of the response that the id begins
-    with."""
-    owner = name.partition("_")[2].rpartition("_")[0]
-    kept = find(f"resp_{owner}")
-    if kept is not None and kept.body is not None:
-        for item in (*orjson.loads(kept.body)["output"], *orjson.loads(kept.items or b"[]")):
-            if item["id"] == name:
-                return item
-    raise InvalidRequest(
-        f"Item with id '{clip(name)}' not found.", path=path, code="item_not_found"
-    )
-
-
-def _kept(request: Request, body: bytes, prompt: Prompt) -> StoredResponse:
-    known, options = traits(request), request.wire_options
-    nbytes = PART_NBYTES * len(known.input) + FIXED_NBYTES
-    if not options["store"]:
-        return StoredResponse(options["response_id"], known, nbytes)
-    parts = (
-        _trimmed(body),
-        _trimmed(orjson.dumps(options["items"])),
-        _trimmed(msgspec.msgpack.encode(prompt)),
-    )
-    return StoredResponse(options["response_id"], known, nbytes + sum(map(len, parts)), *parts)
-
-
-def _trimmed(encoded: bytes) -> bytes:
-    """A copy without the room for eight times as much that orjson leaves behind its text."""
-    return bytes(memoryview(encoded))
-
-
-def _continued(earlier: Prompt, now: Prompt) -> Prompt:
-    """`now` after the conversation `earlier`, whose instructions and tools are gone."""
-    return msgspec.structs.replace(
-        now, system=(*now.system, *earlier.system), messages=(*earlier.messages, *now.messages)
-    )
-
-
-def _answered(request: Request, answer: Answer) -> Prompt:
-    """The conversation and the answer behind it, read as if the client had sent its items back;
-    without instructions."""
-    turns = InputItems(
-        ttl=DEFAULT_BREAKPOINT_TTL, continues=True, messages=list(request.prompt.messages)
-    )
-    if not request.prewarm:
-        turns.read(Node({"input": encode.output(request, answer)}, ()))
-    return _uninstructed(request, tuple(turns.messages))
-
-
-def _uninstructed(request: Request, turns: tuple[Message, ...]) -> Prompt:
-    return Prompt(
-        messages=turns, system=request.prompt.system[request.wire_options["num_instructions"] :]
-    )

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from engine.prompt.types import Part
 from gateway.request import Request
+from gateway.wire.openai.responses.options import Traits, TraitsPair
 from policies.pricing import Usage
 
 REASONS: Final[Mapping[str, str]] = {
@@ -31,24 +31,6 @@ REASONS: Final[Mapping[str, str]] = {
 """Settings in the order they are reported, and the reason each gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What a request can be compared by: a hash per setting, and for each part of the input its
-    hash and length."""
-
-    settings: Mapping[str, bytes]
-    input: Sequence[bytes]
-    lengths: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """This request and the one it is compared with, if that is known."""
-
-    now: Traits
-    earlier: Traits | None
-
-
 def traits(request: Request) -> Traits:
     """Of a request whose conversation is complete."""
     prompt, words = request.prompt, request.parameters
@@ -61,7 +43,7 @@ def traits(request: Request) -> Traits:
     told |= {
         "model": request.model,
         "tools": tools,
-        "service_tier": request.wire_options["service_tier"],
+        "service_tier": request.service_tier,
     }
     settings = {name: _digest(value) for name, value in told.items()}
     return Traits(
@@ -71,10 +53,10 @@ def traits(request: Request) -> Traits:
     )
 
 
-def diagnosis(comparison: Comparison, usage: Usage) -> dict[str, Any]:
+def diagnosis(pair: TraitsPair, usage: Usage) -> dict[str, Any]:
     """The first thing that differs; token counts are shares of the prompt by length, as the
     provider's are estimates."""
-    now, earlier = comparison.now, comparison.earlier
+    now, earlier = pair.now, pair.earlier
     if earlier is None:
         return {"type": "comparison_response_not_found"}
     changed = next((name for name in REASONS if now.settings[name] != earlier.settings[name]), None)

@@ -1,22 +1,24 @@
-"""Input items of the Responses API into a `Prompt`.
+"""Input items of the Responses API: JSON -> a tree of items -> a conversation.
 
 Source: openai 3.57 `types/responses/response_input_item_param.py`.
 
-Ids, statuses and whatever else a client puts on an item are never rendered: fresh ids leave the
+Ids, statuses and other fields that a client puts on an item are never rendered: fresh ids leave the
 prefix as it is. A run of reasoning, text and calls is one assistant turn, as it was when the model
 wrote it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from engine.prompt.types import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from gateway.wire.fields import Node, Path, clip
+from engine.prompt.types import Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
+from gateway.wire.fields import Node, clip
 from gateway.wire.openai.caching import breakpoint_mark, cache_control
 from gateway.wire.openai.errors import invalid, unsupported_value
 from gateway.wire.openai.messages import INSTRUCTION_ROLES, decoded_arguments, empty_array, missing
+from gateway.wire.openai.responses.options import InputItem, Referred
 from gateway.wire.openai.responses.sealed import MAX_NBYTES, unsealed
 
 ROLES: Final = ("user", "assistant", "system", "developer")
@@ -25,111 +27,74 @@ TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
 
 
 @dataclass(slots=True)
-class InputItems:
-    """Reads the items of one body. `ttl` is for breakpoints that name none.
-
-    With `continues` the items follow an earlier conversation: instructions among them stay where
-    they are. `sealed_room` is how many bytes of sealed items may still be unpacked. `referred` are
-    items that are only named, and where: they are left out.
-    """
+class ItemReader:
+    """Reads items one by one. `ttl` is for breakpoints that name none; `sealed_room` is the number
+    of bytes of sealed items that may still be unpacked."""
 
     ttl: str
-    continues: bool
-    system: list[TextPart] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
     sealed_room: int = MAX_NBYTES
-    referred: dict[str, Path] = field(default_factory=dict)
 
-    def read(self, body: Node) -> None:
-        """Raises `InvalidRequest` or `FieldError` with the path of the field."""
+    def read(self, body: Node) -> tuple[InputItem, ...]:
+        """The field `input`. Raises `InvalidRequest` or `FieldError` with the path of the field."""
         value = body.value.get("input")
         if type(value) is str:
-            self.messages.append(Message("user", (TextPart(value),)))
-            return
+            return (Message("user", (TextPart(value),)),)
         if value is None:
             raise missing(body, "input")
         if not value and type(value) is list:
             raise empty_array(body, "input")
-        for node in body.children("input"):
-            self._item(node)
+        found = (self.item(node, i) for i, node in enumerate(body.children("input")))
+        return tuple(item for item in found if item is not None)
 
-    def _item(self, node: Node) -> None:
-        kind = node.text_or("type", "message")
-        match kind:
+    def item(self, node: Node, index: int) -> InputItem | None:
+        """Item number `index`; None for reasoning that cannot be read."""
+        match kind := node.text_or("type", "message"):
             case "message":
-                self._message(node)
+                return self._message(node)
             case "function_call":
-                self._assistant(
-                    ToolCallPart(
-                        node.text("call_id"),
-                        node.text("name"),
-                        decoded_arguments(node.text("arguments")),
-                    )
-                )
+                call_id, name = node.text("call_id"), node.text("name")
+                arguments = decoded_arguments(node.text("arguments"))
+                return Message("assistant", (ToolCallPart(call_id, name, arguments),))
             case "custom_tool_call":
-                self._assistant(
-                    ToolCallPart(
-                        node.text("call_id"), node.text("name"), {"input": node.text("input")}
-                    )
-                )
+                call_id, name = node.text("call_id"), node.text("name")
+                free = {"input": node.text("input")}
+                return Message("assistant", (ToolCallPart(call_id, name, free),))
             case "function_call_output" | "custom_tool_call_output":
-                self.messages.append(Message("tool", (self._result(node),)))
+                return Message("tool", (self._result(node),))
             case "reasoning":
-                if text := self._reasoning(node):
-                    self._assistant(ThinkingPart(text))
+                text = self._reasoning(node)
+                return Message("assistant", (ThinkingPart(text),)) if text else None
             case "compaction":
-                self._compaction(node)
+                return self._compaction(node)
             case "item_reference":
-                self.referred[node.text("id")] = node.at("id")
-            case _:
-                raise unsupported_value(node.at("type"), clip(kind))
+                return Referred(node.text("id"), index)
+        raise unsupported_value(node.at("type"), clip(kind))
 
-    def _compaction(self, node: Node) -> None:
-        """What was said before, as `/v1/responses/compact` summed it up."""
+    def _compaction(self, node: Node) -> Message:
+        """The summary of an earlier conversation, made by `/v1/responses/compact`."""
         text = self._unsealed(node.text("encrypted_content"))
         if not text:
             message = "This compaction item was not made here, and cannot be read."
             raise invalid(node.at("encrypted_content"), message, "invalid_encrypted_content")
-        part = TextPart(f"{SUMMARY}\n{text}")
-        if self.messages or self.continues:
-            self.messages.append(Message("system", (part,)))
-        else:
-            self.system.append(part)
+        return Message("system", (TextPart(f"{SUMMARY}\n{text}"),))
 
     def _reasoning(self, node: Node) -> str:
-        """The reasoning as text, in the open or as we sealed it; empty where another provider
-        sealed it or there is none."""
+        """The reasoning as text, open or sealed here; empty where another provider sealed it or
+        there is none."""
         found = "".join(part.text("text") for part in node.children("content"))
-        if found:
-            return found
-        return self._unsealed(node.text_or("encrypted_content", ""))
+        return found or self._unsealed(node.text_or("encrypted_content", ""))
 
     def _unsealed(self, content: str) -> str:
         text = unsealed(content, self.sealed_room)
         self.sealed_room -= len(text.encode())
         return text
 
-    def _message(self, node: Node) -> None:
+    def _message(self, node: Node) -> Message:
         role = node.choice("role", ROLES)
-        texts = self._texts(node, "content")
-        if role in INSTRUCTION_ROLES and not self.messages and not self.continues:
-            self.system += texts
-        elif role == "assistant":
-            self._assistant(*texts)
-        else:
-            self.messages.append(Message("user" if role == "user" else "system", tuple(texts)))
-
-    def _assistant(self, *parts: Part) -> None:
-        """More of the turn that is being read; text after text, and reasoning after anything,
-        begins another."""
-        last = self.messages[-1] if self.messages else None
-        goes_on = last is not None and last.role == "assistant"
-        if goes_on and last is not None and not isinstance(parts[0], ToolCallPart):
-            goes_on = all(isinstance(part, ThinkingPart) for part in last.parts)
-        if goes_on and last is not None:
-            self.messages[-1] = Message("assistant", (*last.parts, *parts))
-        else:
-            self.messages.append(Message("assistant", parts))
+        texts = tuple(self._texts(node, "content"))
+        if role in INSTRUCTION_ROLES:
+            return Message("system", texts)
+        return Message("assistant" if role == "assistant" else "user", texts)
 
     def _texts(self, node: Node, key: str) -> list[TextPart]:
         """A string or a list of text parts. Never empty."""
@@ -168,16 +133,54 @@ class InputItems:
         )
 
 
-def listed(body: Node, owner: str) -> list[dict[str, Any]]:
+def conversation(
+    items: Iterable[InputItem], *, continues: bool
+) -> tuple[tuple[TextPart, ...], tuple[Message, ...]]:
+    """The system blocks and the turns that the items make; references are left out.
+
+    Instructions before the first turn are system blocks, unless the items continue an earlier
+    conversation.
+    """
+    system: list[TextPart] = []
+    messages: list[Message] = []
+    for item in items:
+        if isinstance(item, Referred):
+            continue
+        if item.role == "system" and not messages and not continues:
+            system += (part for part in item.parts if isinstance(part, TextPart))
+        else:
+            add_turn(messages, item)
+    return tuple(system), tuple(messages)
+
+
+def add_turn(messages: list[Message], turn: Message) -> None:
+    """Append a turn. An assistant's goes on with the last one if it is a call, or follows nothing
+    but reasoning."""
+    last = messages[-1] if messages else None
+    if (
+        last is not None
+        and last.role == turn.role == "assistant"
+        and (
+            isinstance(turn.parts[0], ToolCallPart)
+            or all(isinstance(part, ThinkingPart) for part in last.parts)
+        )
+    ):
+        messages[-1] = Message("assistant", (*last.parts, *turn.parts))
+    else:
+        messages.append(turn)
+
+
+def listed_input(body: Node, response_id: str) -> tuple[dict[str, Any], ...]:
     """The input as `GET /v1/responses/{id}/input_items` shows it: items with ids, message content
     as a list of parts."""
     value = body.value.get("input")
     items = [{"role": "user", "content": value}] if type(value) is str else value
-    return [_listed(item, f"{owner}_i{i}") for i, item in enumerate(items or [])]
+    return tuple(listed_item(item, response_id, i) for i, item in enumerate(items or []))
 
 
-def _listed(item: dict[str, Any], owner: str) -> dict[str, Any]:
-    kind = item.get("type") or "message"
+def listed_item(item: dict[str, Any], response_id: str, index: int) -> dict[str, Any]:
+    """Item number `index` of the input of a response as it is shown."""
+    kind, owner = item.get("type") or "message", f"{response_id.removeprefix('resp_')}_i{index}"
     shown = {"type": kind} | item
     shown["id"] = item.get("id") or f"{'msg' if kind == 'message' else 'item'}_{owner}"
     if kind == "message":

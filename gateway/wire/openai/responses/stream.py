@@ -177,7 +177,7 @@ class ResponseStream:
 
     @property
     def _custom(self) -> bool:
-        return self._call.name in self._request.wire_options["custom_tools"]
+        return encode.is_custom(self._request, self._call)
 
     def _place(self) -> dict[str, Any]:
         item = self._item("in_progress", None)
