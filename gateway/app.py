@@ -155,7 +155,7 @@ def build_app(
 
 
 def _most_requests(policy: Policy) -> int:
-    """What engines and upstreams together take at a time, waiting ones included."""
+    """The number of requests that engines and upstreams take at a time, waiting ones included."""
     engines = sum(
         m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models
     )
@@ -164,7 +164,7 @@ def _most_requests(policy: Policy) -> int:
 
 @dataclass(slots=True)
 class Listener:
-    """Where the gateway can be reached; `stop` takes no more connections and leaves those that are
+    """The gateway's listening socket. `stop` takes no more connections and leaves those that are
     open."""
 
     site: web.TCPSite
@@ -246,8 +246,8 @@ async def serve(
     every wait.
 
     Raises `ModelError` when a model cannot be loaded at start, `OSError` when the port is taken.
-    `on_ready` is told the base URL once every worker is loaded; until one of a model is, its
-    requests wait and `/readyz` says so. `engines` holds one configuration per worker, by model
+    `on_ready` gets the base URL once every worker is loaded; until one of a model is, its
+    requests wait and `/readyz` reports it. `engines` holds one configuration per worker, by model
     name, and `command` starts one. The operator's key follows from `root_secret`, which is that of
     the engines where there are any. Message batches are kept in the folder `batches`, and gone on
     with by the next start.

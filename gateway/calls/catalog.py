@@ -1,4 +1,4 @@
-"""Which model answers for a requested model id, and with what backend. Knows no wire format."""
+"""The models by the ids that clients ask for, with their backends. Knows no wire format."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class Reply:
 
 
 class Client(Protocol):
-    """Where the answer goes. Every method raises `ConnectionError` once the client has gone, or is
-    cancelled."""
+    """The receiver of the answer. Every method raises `ConnectionError` once the client has gone,
+    or is cancelled."""
 
     async def read(self, max_nbytes: int) -> bytes:
         """The request's body, decoded. Raises `BodyTooLarge`, `BodyLate`, `InvalidRequest`."""

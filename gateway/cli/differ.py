@@ -1,4 +1,4 @@
-"""Where two prompts first differ, and what kind of difference it is.
+"""The first difference between two prompts: its place and its kind.
 
 Knows no tokens, no rules and no money.
 """
@@ -56,7 +56,7 @@ _NONCE: Final = re.compile(
 
 _MEDIA: Final = re.compile(r"\[(image|document) [^\]]+\]")
 _AROUND: Final = 24
-"""Characters on either side of a difference that tell what it is."""
+"""Characters on either side of a difference by which its kind is recognized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _spaceless(text: str) -> str:
 
 
 def _text(content: Tool | Part) -> str:
-    """What is compared character by character."""
+    """The text that is compared character by character."""
     match content:
         case TextPart() | ThinkingPart() | ToolResultPart():
             return content.text

@@ -1,7 +1,8 @@
-"""Why the second of two requests reads less of the cache than the first wrote, and what that costs.
+"""The reason why a request reads less of the cache than an earlier one wrote, and its cost.
+
 Runs no model.
 
-The same parsers, rules, template and tokenizer as the gateway's own: what is said here is what a
+The same parsers, rules, template and tokenizer as the gateway's own: the result is what a
 gateway of this policy does.
 """
 
@@ -80,8 +81,8 @@ class TemplateRenderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What two bodies alone do not tell: seconds from the first to the second, and whether one
-    tenant sent both.
+    """Facts beside the two bodies: seconds from the first to the second, and whether one tenant
+    sent both.
 
     An entry may also have been evicted, which only the gateway that did it knows (`pcg-miss-reason:
     evicted`).
@@ -121,7 +122,7 @@ class _Side:
 
     @property
     def measures(self) -> bool:
-        """Whether what is skipped is what counts as read."""
+        """Whether skipped tokens count as read."""
         return self.rules.usage_mode == "measured"
 
     @property
@@ -133,8 +134,8 @@ class _Side:
         return min(self.rendered.offsets[position], len(self.rendered.token_ids) - 1)
 
     def boundaries(self) -> dict[Position, float]:
-        """What the request leaves behind: positions that are long enough, and the seconds of their
-        TTL class."""
+        """The entries that the request writes: positions of long enough prefixes, and the seconds
+        of their TTL class."""
         planned = ((entry.position, entry.ttl_s) for entry in self.plan.writable)
         return {p: ttl_s for p, ttl_s in planned if self.offset(p) >= max(self.plan.min_tokens, 1)}
 
@@ -221,7 +222,7 @@ def _side(body: bytes, policy: Policy, renderer: TemplateRenderer) -> _Side:
 
 
 def _wanted(a: _Side, b: _Side) -> int:
-    """Tokens that the second request could read of what the first wrote, if nothing stood in the
+    """Tokens of the first request's entries that the second could read, if nothing stood in the
     way."""
     limit = len(b.rendered.token_ids) - 1
     if a.reads_any and b.reads_any:
@@ -264,8 +265,7 @@ def _may_read(a: _Side, b: _Side, position: Position, lives_s: float, seen: Circ
 def _cause(
     a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
 ) -> tuple[Cause, Position | None]:
-    """From the widest to the narrowest: what keeps the second request from reading the first one's
-    last entry."""
+    """The widest reason that keeps the second request from reading the first one's last entry."""
     if not seen.same_tenant:
         return "other_tenant", None
     if a.model != b.model:
@@ -301,7 +301,7 @@ def _is_looked_for(b: _Side, position: Position) -> bool:
 
 
 def _usage(b: _Side, read: int) -> Usage:
-    """What the second request is billed for when so many tokens are found."""
+    """The bill of the second request in tokens when so many of them are found."""
     boundaries = tuple(
         Boundary(p, b.offset(p), ttl_s, b.offset(p) <= read) for p, ttl_s in b.boundaries().items()
     )
@@ -316,7 +316,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "cause": finding.cause,
         "meaning": MEANINGS[finding.cause],
         "at": None if finding.position is None else str(finding.position),
-        "character": None if (told := _told(finding)) is None else told.character,
+        "character": None if (shown := _shown(finding)) is None else shown.character,
         "prompt_tokens": finding.num_prompt,
         "read_tokens": finding.num_read,
         "missed_tokens": finding.num_missed,
@@ -327,21 +327,21 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 def finding_lines(finding: Finding) -> list[str]:
     """For people, with the text on either side of the difference."""
     lines = [f"{finding.cause}: {MEANINGS[finding.cause]}"]
-    told = _told(finding)
+    shown = _shown(finding)
     if finding.position is not None:
         lines.append(
-            f"at {finding.position}" + ("" if told is None else f", character {told.character}")
+            f"at {finding.position}" + ("" if shown is None else f", character {shown.character}")
         )
-    if told is not None:
-        for name, text in (("first", told.before), ("second", told.after)):
-            lines.append(f"  {name:<6} {excerpt(text, told.character)!r}")
+    if shown is not None:
+        for name, text in (("first", shown.before), ("second", shown.after)):
+            lines.append(f"  {name:<6} {excerpt(text, shown.character)!r}")
     lines.append(
         f"reads {finding.num_read} of {finding.num_prompt} tokens, misses {finding.num_missed}"
     )
     return [*lines, f"costs {format_usd(finding.usd)} USD more than if nothing were missed"]
 
 
-def _told(finding: Finding) -> Difference | None:
+def _shown(finding: Finding) -> Difference | None:
     """The difference, where it is the cause."""
     return (
         finding.difference

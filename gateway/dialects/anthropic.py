@@ -60,8 +60,8 @@ def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output:
 
 
 def salts(parameters: dict[str, Any]) -> dict[Level, str]:
-    """What invalidates a level without being rendered. A level inherits the salt of the levels
-    before it.
+    """The parameters that invalidate a level without being rendered. A level inherits the salt of
+    the levels before it.
 
     The table of the pages "Prompt caching" and "Tool use with prompt caching": tool choice,
     thinking and effort cost the messages; speed and citations cost the system text too; nothing but
@@ -80,7 +80,7 @@ def salts(parameters: dict[str, Any]) -> dict[Level, str]:
 
 
 def salt(parameters: dict[str, Any]) -> str:
-    """Equal parameters give equal text, whatever their order."""
+    """Equal parameters give equal text in any order."""
     return msgspec.json.encode(parameters, order="deterministic").decode()
 
 

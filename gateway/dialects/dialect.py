@@ -29,8 +29,8 @@ class Dialect:
     """The rules of one preset. `normalize`, then `plan`, and `usage` once the engine has reported.
 
     `usage` gives the bill in tokens: its parts add up to `report.num_prompt`, and no more is read
-    than was skipped. `place_marks` gives the final marks of a request that has the given ones, and
-    raises `InvalidRequest`. `looks_back`: entries are looked for at any position before a mark, and
+    than was skipped. `place_marks` turns a request's marks into the final ones, and raises
+    `InvalidRequest`. `looks_back`: entries are looked for at any position before a mark, and
     not only at marks and automatic breakpoints.
     """
 

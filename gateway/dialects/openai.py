@@ -66,11 +66,11 @@ def _kept_s(request: Request, rules: DialectRules) -> float:
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
-    """Exact boundaries where writes are billed; else what was skipped, rounded down to `read_step`,
-    from `min_tokens` on.
+    """Exact boundaries where writes are billed; else the skipped tokens, rounded down to
+    `read_step`, from `min_tokens` on.
 
-    Where the client forbade reading, or set an age that only entries have, what was skipped all the
-    same is not read.
+    Tokens skipped although the client forbade reading, or set an age that only entries have, are
+    not read.
     """
     read = report.hit.offset if report.hit is not None else 0
     if plan.any_prefix:
@@ -111,8 +111,8 @@ def eligible_ends(prompt: Prompt) -> list[Position]:
 def _breakpoints(
     request: Request, rules: DialectRules, wanted: dict[Position, float], *, automatic: bool
 ) -> tuple[Iterable[Position], list[tuple[Position, float]]]:
-    """Message ends to look up, and what to write: the latest marks, one of them the automatic one
-    unless it is turned off."""
+    """Message ends to look up, and entries to write: the latest marks, one of them the automatic
+    one unless it is turned off."""
     ends = eligible_ends(request.prompt)
     if not automatic or not ends:
         return [], list(wanted.items())[-rules.max_breakpoints :]

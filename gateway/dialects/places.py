@@ -40,8 +40,8 @@ def marks_of(prompt: Prompt) -> dict[Position, float]:
 
 
 def with_marks(prompt: Prompt, wanted: Mapping[Position, float]) -> Prompt:
-    """The prompt with exactly the `wanted` marks, none of which may stand on reasoning. Touches
-    only what changes."""
+    """The prompt with exactly the `wanted` marks, none of which may stand on reasoning. Other parts
+    stay the same objects."""
     current = marks_of(prompt)
     tools, system, messages = list(prompt.tools), list(prompt.system), list(prompt.messages)
     for position in current.keys() | wanted.keys():

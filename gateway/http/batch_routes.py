@@ -41,10 +41,10 @@ from gateway.wire.base import Wire
 MAX_TRIES: Final = 20
 RETRY_S: Final = 1.0
 STUCK_S: Final = 30.0
-"""Until it is tried again to go on with what failed: a disk that is full or broken, a bug."""
+"""Seconds until a failed batch is tried again: the disk is full or broken, or there is a bug."""
 
 TIDY_S: Final = 3600.0
-"""Between two looks for what is old while there is nothing to do."""
+"""Seconds between two searches for old batches while there is nothing to do."""
 
 _log = structlog.get_logger("pcg.batches")
 
@@ -160,7 +160,7 @@ class BatchRoutes:
         await client.send(Reply(200, await asyncio.to_thread(self.store.results, batch), headers))
 
     async def cancel(self, call: Call, client: Client) -> None:
-        """POST /v1/messages/batches/{id}/cancel: what runs ends, what waits is not begun.
+        """POST /v1/messages/batches/{id}/cancel: running requests end, waiting ones do not begin.
         Idempotent."""
         batch = self._find(call, call.resource_id)
         if batch.cancelled_at_s is None and batch.ended_at_s is None:
@@ -241,10 +241,10 @@ class BatchRoutes:
         """One request through the handler, again while the engine has no room for it."""
         refusal = _refused(item.params)
         if refusal is not None:
-            told = self.wire.encode_error(
+            error = self.wire.encode_error(
                 refusal, request_id=self.wire.provider.native_id(request_id(None, self.clock()))
             )
-            return "errored", {"error": orjson.loads(told.body)}
+            return "errored", {"error": orjson.loads(error.body)}
         reply = await self._asked(batch, item)
         for _ in range(MAX_TRIES - 1):
             if reply.status < 500:
@@ -280,7 +280,7 @@ class BatchRoutes:
 
 
 def base_url(call: Call) -> str:
-    """Where the client reached us, or the proxy in front of us that says how it was reached."""
+    """The address by which the client reached this gateway, or the proxy in front of it."""
     forwarded = {
         name: call.headers.get(f"x-forwarded-{name}", "").partition(",")[0].strip()
         for name in ("proto", "host")
@@ -290,7 +290,7 @@ def base_url(call: Call) -> str:
 
 
 def _refused(params: dict[str, Any]) -> GatewayError | None:
-    """What a batch does not allow in a request."""
+    """The error for a request that a batch does not allow."""
     if params.get("stream"):
         return InvalidRequest("streaming is not supported in batches", path="stream")
     if params.get("max_tokens") == 0:

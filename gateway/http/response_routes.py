@@ -22,7 +22,7 @@ from gateway.wire.base import Memory, StoredResponse
 
 @dataclass(frozen=True, slots=True)
 class ResponseRoutes:
-    """The routes below /v1/responses/{id}."""
+    """The routes under /v1/responses/{id}."""
 
     handler: Handler
 
@@ -37,7 +37,7 @@ class ResponseRoutes:
         )
 
     async def show(self, call: Call, client: Client) -> None:
-        """GET /v1/responses/{id}: the answer as it was given, or is so far; with `stream=true` its
+        """GET /v1/responses/{id}: the answer, or as much as there is so far; with `stream=true` its
         events."""
         async with self._asking(call, client) as tenant:
             if call.query.get("stream", "").lower() == "true":
@@ -48,7 +48,7 @@ class ResponseRoutes:
             await self.handler.send(call, client, body or b"")
 
     async def items(self, call: Call, client: Client) -> None:
-        """GET /v1/responses/{id}/input_items: what it was asked."""
+        """GET /v1/responses/{id}/input_items: its input."""
         async with self._asking(call, client) as tenant:
             page = _memory(call).encode_items(self._kept(call, tenant), call.query)
             await self.handler.send(call, client, page)

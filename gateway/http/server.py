@@ -29,7 +29,7 @@ UNROUTED: Final = "other"
 labels."""
 
 ADMIN: Final = "/admin/"
-"""Where the operators' routes are."""
+"""The beginning of the operators' paths."""
 
 GREETING: Final = (
     "Prompt Cache Gateway\n\n"
@@ -70,11 +70,11 @@ class HttpClient:
 
     @property
     def leftover(self) -> web.StreamResponse:
-        """For a client that has gone: whatever aiohttp may try to write to nobody."""
+        """The response for aiohttp when the client has gone: nobody reads it."""
         return self._stream or web.Response(status=400)
 
     async def finish(self) -> web.StreamResponse:
-        """What aiohttp is to be given; a stream has ended when this returns."""
+        """The response for aiohttp; a stream has ended when this returns."""
         if self._stream is not None:
             await self._stream.write_eof()
             return self._stream

@@ -87,19 +87,19 @@ class ChoiceBuilder:
     def answer(self, usage: Usage, *, reason: FinishReason | None = None) -> Answer:
         """The whole answer; only once it is finished. `reason` is told instead of the engine's."""
         assert self.finished is not None
-        said = tuple(
+        runs = tuple(
             AnswerRun(run.kind, "".join(run.pieces), tuple(run.logprobs)) for run in self.runs
         )
         return Answer(
-            text="".join(run.text for run in said if run.kind == "text"),
+            text="".join(run.text for run in runs if run.kind == "text"),
             reason=reason or self.finished.reason,
             stop=self.finished.stop,
             usage=usage,
-            thinking="".join(run.text for run in said if run.kind == "thinking"),
+            thinking="".join(run.text for run in runs if run.kind == "thinking"),
             calls=tuple(self.calls),
             logprobs=tuple(self.logprobs),
             num_thinking=self.num_thinking,
-            said=said,
+            runs=runs,
         )
 
 

@@ -25,8 +25,8 @@ KEY_HEADERS: Final = ("x-api-key", "authorization")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool the model calls. `arguments` is the text of a JSON object as the model wrote it, or
-    what should have been one."""
+    """A tool the model calls. `arguments` is the text as the model wrote it, meant to be a JSON
+    object."""
 
     name: str
     arguments: str
@@ -34,7 +34,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRun:
-    """A run of one kind in an answer: of a `call` it is only told that it stands here."""
+    """A run of one kind in an answer. A `call` has no text here: it marks the place of the call."""
 
     kind: Literal["thinking", "text", "call"]
     text: str = ""
@@ -45,7 +45,7 @@ class AnswerRun:
 class Answer:
     """A finished answer, whole: reasoning, then text, then tool calls, each possibly empty.
 
-    `said` is the same in the order in which it was said, for formats that keep it; empty where that
+    `runs` are the same in the order of generation, for formats that keep it; empty where that
     is the order above. `logprobs` is one per token, where they were asked for. `num_thinking`
     tokens of the output were reasoning. `others` are the further answers to the same prompt where
     several were wanted; `usage` is what they cost all together.
@@ -60,12 +60,12 @@ class Answer:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_thinking: int = 0
     others: tuple[Answer, ...] = ()
-    said: tuple[AnswerRun, ...] = ()
+    runs: tuple[AnswerRun, ...] = ()
 
     def in_order(self) -> tuple[AnswerRun, ...]:
-        """`said`, or what it is where it says nothing else."""
-        if self.said:
-            return self.said
+        """`runs`, or the runs in the order of the class where there are none."""
+        if self.runs:
+            return self.runs
         thinking = (AnswerRun("thinking", self.thinking),) if self.thinking else ()
         text = (AnswerRun("text", self.text, self.logprobs),) if self.text else ()
         return (*thinking, *text, *(AnswerRun("call") for _ in self.calls))
@@ -73,7 +73,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """What a finished request leaves for later ones to refer to by `id`.
+    """The record of a finished request, to which later ones refer by `id`.
 
     `body` is its answer and `items` its input as the client may ask for them again, `prompt` the
     conversation up to and with the answer, both as their format packs them: all three None where
@@ -99,7 +99,7 @@ class ErrorReply:
 
 
 Operation: TypeAlias = Literal["generate", "count", "forward"]
-"""`forward`: what only upstreams serve."""
+"""`forward`: a path that only upstreams serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,7 @@ class Memory(Protocol):
     """The part of a format whose requests may refer to earlier ones."""
 
     def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
-        """The request with what it refers to filled in. `find` knows what this tenant's requests
-        left.
+        """The request with its references filled in. `find` looks up this tenant's records.
 
         Raises `InvalidRequest` for a conversation that is not there.
         """
@@ -209,7 +208,7 @@ class Memory(Protocol):
         ...
 
     def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
-        """A page of what `kept` was asked. Raises `InvalidRequest` for a query that makes no
+        """A page of the input of `kept`. Raises `InvalidRequest` for a query that makes no
         sense."""
         ...
 

@@ -22,7 +22,7 @@ MAX_QUOTED: Final = 64
 
 
 class FieldError(Exception):
-    """A field is not what it must be. `got` is a type name, a number or a clipped word, never a
+    """A field breaks its rule. `got` is a type name, a number or a clipped word, never a
     text of the prompt."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Node:
         return self.value.get(key) is not None
 
     def at(self, *steps: str | int) -> Path:
-        """The path of something below this object."""
+        """The path of something inside this object."""
         return (*self.path, *steps)
 
     def text(self, key: str) -> str:

@@ -216,7 +216,7 @@ def test_blocks_of_a_whole_answer_keep_their_order() -> None:
         AnswerRun("text", "e"),
     )
     answer = Answer(
-        "bde", "stop", None, USAGE, thinking="c", calls=(ToolCall("find", "{}"),), said=said
+        "bde", "stop", None, USAGE, thinking="c", calls=(ToolCall("find", "{}"),), runs=said
     )
     assert [block["type"] for block in shape(whole(a_request(thinking=THINKING), answer))] == [
         *("text", "thinking", "text", "tool_use", "text"),

@@ -38,11 +38,11 @@ INVALID_JSON: Final = "INVALID_JSON"
 def encode_answer(request: Request, answer: Answer) -> bytes:
     """One whole Message. A request that only warmed the cache has no content and stopped at its
     zero tokens."""
-    told = {
+    filled = {
         "content": _content(request, answer),
         "usage": usage(request, answer.usage, answer.num_thinking),
     }
-    return orjson.dumps(message(request, answer.usage) | told | end(request, answer))
+    return orjson.dumps(message(request, answer.usage) | filled | end(request, answer))
 
 
 def message_id(request: Request) -> str:
@@ -101,8 +101,8 @@ def _stop(request: Request, answer: Answer) -> dict[str, str | None]:
 
 
 def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> dict[str, Any]:
-    """Anthropic's `input_tokens` leaves out what was read and written. `num_thinking` of the output
-    were reasoning."""
+    """Anthropic's `input_tokens` leaves out tokens that were read or written. `num_thinking` of the
+    output were reasoning."""
     short_s = request.ttl_classes.get(SHORT_CLASS, parse_duration(SHORT_CLASS))
     short = sum(tokens for ttl_s, tokens in counts.cache_write if ttl_s == short_s)
     return {
@@ -125,7 +125,7 @@ def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> d
 
 
 def _content(request: Request, answer: Answer) -> list[dict[str, Any]]:
-    """The blocks in the order in which they were said, as a stream shows them."""
+    """The blocks in the order of generation, as a stream shows them."""
     content: list[dict[str, Any]] = []
     calls = enumerate(answer.calls)
     for run in () if request.prewarm else answer.in_order():

@@ -1,6 +1,6 @@
 """Pages of Anthropic's lists, as its SDK walks them.
 
-Source: anthropic 2.14 `pagination.py`. Knows not what is listed.
+Source: anthropic 2.14 `pagination.py`. Knows nothing of the listed items.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ MAX_STOPS: Final = 1024
 """Stop sequences of one request: they are looked for after every token, while others wait."""
 
 CHANGES_THE_ANSWER: Final = ("mcp_servers", "thread")
-"""Fields that would change what the model is asked or how it answers, and that are not there."""
+"""Fields that would change the prompt or the answer, and that are not supported."""
 
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str, counting: bool) -> Request:
@@ -148,7 +148,7 @@ def _sampling(body: Node, max_tokens: int, settings: AnswerSettings) -> Sampling
 
 
 def _check_prewarm(body: Node, *, stream: bool) -> None:
-    """What a request that only warms the cache may not ask for (page "Prompt caching",
+    """Refuses what a request that only warms the cache may not ask for (page "Prompt caching",
     "Pre-warming")."""
     refused = {
         "stream": stream,
@@ -157,8 +157,8 @@ def _check_prewarm(body: Node, *, stream: bool) -> None:
         "output_format": bool(body.value.get("output_format")),
         "tool_choice": (body.value.get("tool_choice") or {}).get("type") in ("tool", "any"),
     }
-    for name, given in refused.items():
-        if given:
+    for name, is_set in refused.items():
+        if is_set:
             raise InvalidRequest("not allowed when `max_tokens` is 0", path=name)
 
 

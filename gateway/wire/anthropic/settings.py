@@ -27,7 +27,7 @@ MIN_THINKING_BUDGET: Final = 1024
 
 
 class DiagnosticsRequest(msgspec.Struct, frozen=True):
-    """A wish to be compared with an earlier message. `settings` is a digest of all that may part
+    """A request to be compared with an earlier message. `settings` is a digest of all that may part
     two requests besides model and prompt."""
 
     previous: str | None

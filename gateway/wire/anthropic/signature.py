@@ -2,10 +2,10 @@
 
 Knows no stream and no prompt.
 
-A signature is no secret: it lets a client's echo be told from a changed one, and a hidden text come
-back. It begins with `pcg1`, then a letter for what follows, in URL-safe base64: `h` and the SHA-256
-of the text, or `t` and the text itself. Signatures that begin otherwise were made elsewhere, and
-pass unread.
+A signature is no secret. It shows whether a client changed the text, and brings a hidden text
+back. It begins with `pcg1`, then a letter for the kind of the rest, in URL-safe base64: `h` and the
+SHA-256 of the text, or `t` and the text itself. Signatures that begin otherwise were made
+elsewhere, and pass unread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Thinking:
 
     @property
     def visible(self) -> str:
-        """What the client may read."""
+        """The text that the client may read."""
         return "" if self.hidden else self.text
 
     def signature(self) -> str:

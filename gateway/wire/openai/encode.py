@@ -1,6 +1,6 @@
 """Answers in OpenAI's shape: `chat.completion` and its chunks. Source: openai 3.57 `types/chat`.
 
-Reasoning is told as `reasoning_content`, the field DeepSeek introduced and vLLM kept: OpenAI's own
+Reasoning is shown as `reasoning_content`, the field DeepSeek introduced and vLLM kept: OpenAI's own
 format has none.
 """
 
@@ -45,7 +45,7 @@ class ChunkStream:
     """A `StreamEncoder`: per choice the role, the text and calls, the finish reason; the usage if
     asked for; `[DONE]`.
 
-    With `stream_options.include_usage` every chunk but the last says `"usage": null`.
+    With `stream_options.include_usage` every chunk but the last has `"usage": null`.
     """
 
     def __init__(self, request: Request, *, created_at_s: float) -> None:
@@ -80,7 +80,7 @@ class ChunkStream:
         logprobs: tuple[TokenLogprobs, ...] = (),
         choice: int = 0,
     ) -> bytes:
-        """The first piece has id, type and name; every piece is told apart by its index alone."""
+        """The first piece has id, type and name; every piece names the call by its index alone."""
         piece: dict[str, Any] = {"index": index}
         if begins:
             piece |= {"id": call_id(self._request, index, choice), "type": "function"}
@@ -116,8 +116,13 @@ class ChunkStream:
         finish_reason: str | None = None,
         logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> bytes:
-        told = {"content": token_logprobs(logprobs), "refusal": None} if logprobs else None
-        chosen = {"index": choice, "delta": delta, "logprobs": told, "finish_reason": finish_reason}
+        shown = {"content": token_logprobs(logprobs), "refusal": None} if logprobs else None
+        chosen = {
+            "index": choice,
+            "delta": delta,
+            "logprobs": shown,
+            "finish_reason": finish_reason,
+        }
         chunk = self._envelope | {"choices": [chosen]}
         if self._include_usage:
             chunk["usage"] = None

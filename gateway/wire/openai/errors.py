@@ -20,7 +20,7 @@ from gateway.wire.fields import FieldError, Path
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """How one class of errors looks. `code` is used where the error has none of its own."""
+    """The shape of one class of errors. `code` is used where the error has none of its own."""
 
     status: int
     kind: str
@@ -46,7 +46,7 @@ TABLE: Final[Mapping[type[GatewayError], ErrorRow]] = {
 }
 
 FORMAT_PARAM: Final[Mapping[str, str]] = {"messages": "response_format", "input": "text.format"}
-"""Where each API takes the format of its answer, by where it takes its prompt."""
+"""The field for the format of an answer, by the field for the prompt."""
 
 
 def encode_error(error: GatewayError, *, input_field: str = "messages") -> ErrorReply:
@@ -62,8 +62,8 @@ def error_body(error: GatewayError, *, input_field: str = "messages") -> bytes:
 
 
 def error_fields(error: GatewayError, *, input_field: str = "messages") -> dict[str, Any]:
-    """`message`, `type`, `param` and `code`. `input_field` is where the API at hand takes its
-    prompt."""
+    """`message`, `type`, `param` and `code`. `input_field` is the field of the API at hand
+    that holds the prompt."""
     row = row_for(TABLE, error)
     message, path = error.message, error.path
     if isinstance(error, ContextExceeded):
@@ -121,7 +121,7 @@ def unsupported_effort(
 
 
 def from_field(error: FieldError) -> InvalidRequest:
-    """What a field reader found, in OpenAI's words."""
+    """A field reader's finding in OpenAI's words."""
     name = param(error.path)
     match error.problem:
         case "json":

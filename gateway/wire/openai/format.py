@@ -41,7 +41,7 @@ def output_format(node: Node | None, *, nested: bool) -> OutputFormat | None:
 
 
 def format_parameters(form: OutputFormat | None) -> dict[str, Any]:
-    """The format in the dialects' words: its kind, and the digest of what defines it."""
+    """The format in the dialects' words: its kind, and the digest of its definition."""
     if form is None:
         return {}
     return {"output_format": [form.kind, hashlib.sha256(form.definition.encode()).hexdigest()]}

@@ -71,7 +71,7 @@ class ChatTurns:
         return Message("system", tuple(self._texts(node)))
 
     def _texts(self, node: Node, *kinds: str) -> list[TextPart]:
-        """The message's content as text parts; `kinds` names what else than text may hold text.
+        """The message's content as text parts; `kinds` are further types of parts that hold text.
         Never empty."""
         message_mark = cache_control(node)
         content = node.value.get("content")

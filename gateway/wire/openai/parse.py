@@ -78,7 +78,8 @@ def _request(body: Node, *, request_id: str) -> Request:
 
 
 def _check_answerable(body: Node) -> None:
-    """Refuses what would need another kind of answer than the model gives, naming the field."""
+    """Raises `InvalidRequest` for a field that needs another kind of answer than the model
+    gives."""
     for name in CHANGES_THE_ANSWER:
         if body.value.get(name):
             raise unsupported((name,))
@@ -181,8 +182,8 @@ def _logit_bias(body: Node) -> dict[int, float]:
 
 
 def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
-    """What is not rendered but has a cache of its own, in the dialects' words; defaults are left
-    out."""
+    """The settings that are not rendered but have a cache of their own, in the dialects' words;
+    defaults are left out."""
     return (
         caching_parameters(body)
         | effort_parameters(body, "reasoning_effort", body)

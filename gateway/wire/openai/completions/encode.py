@@ -104,9 +104,9 @@ class TextStream:
         finish_reason: str | None = None,
         logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> bytes:
-        told = legacy_logprobs(logprobs, self._num_characters[choice]) if logprobs else None
+        shown = legacy_logprobs(logprobs, self._num_characters[choice]) if logprobs else None
         self._num_characters[choice] += sum(len(token_text(each.chosen)) for each in logprobs)
-        chosen = {"index": choice, "text": text, "logprobs": told, "finish_reason": finish_reason}
+        chosen = {"index": choice, "text": text, "logprobs": shown, "finish_reason": finish_reason}
         chunk = self._envelope | {"choices": [chosen]}
         if self._include_usage:
             chunk["usage"] = None

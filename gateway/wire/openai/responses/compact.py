@@ -85,12 +85,12 @@ class CompactWire(ResponsesWire):
 
 def _asking(body: Node) -> Node:
     """The body of the request for the response that is the summary."""
-    given = body.value.get("input")
-    if given is None and not body.has("previous_response_id"):
+    value = body.value.get("input")
+    if value is None and not body.has("previous_response_id"):
         raise missing(body, "input")
     items = (
-        [{"role": "user", "content": given}]
-        if type(given) is str
+        [{"role": "user", "content": value}]
+        if type(value) is str
         else [node.value for node in body.children("input")]
     )
     asked = {"max_output_tokens": MAX_SUMMARY_TOKENS} | {

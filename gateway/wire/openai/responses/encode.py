@@ -108,12 +108,12 @@ def failed(request: Request, error: GatewayError, *, created_at_s: float) -> dic
     code = next(
         (code for kind, code in ERROR_CODES.items() if isinstance(error, kind)), "server_error"
     )
-    told = {"code": code, "message": errors.error_fields(error, input_field="input")["message"]}
-    return begun(request, created_at_s=created_at_s, status="failed") | {"error": told}
+    fields = {"code": code, "message": errors.error_fields(error, input_field="input")["message"]}
+    return begun(request, created_at_s=created_at_s, status="failed") | {"error": fields}
 
 
 def usage(request: Request, answer: Answer) -> dict[str, Any]:
-    """Source: openai 3.57 `types/responses/response_usage.py`. `input_tokens` includes what was
+    """Source: openai 3.57 `types/responses/response_usage.py`. `input_tokens` includes tokens
     read and written."""
     counts = answer.usage
     details: dict[str, Any] = {

@@ -32,7 +32,7 @@ from gateway.wire.openai.responses.options import ResponsesOptions
 from gateway.wire.openai.responses.tools import read_tools
 
 NEEDS_MORE: Final = ("conversation", "moderation", "prompt")
-"""Parameters that ask for what is not here; false and null ask for nothing."""
+"""Parameters that need more than this gateway has; false and null ask for nothing."""
 
 MAX_BODY_DEPTH: Final = 128
 """Of everything, because a response repeats parts of its request."""
@@ -119,7 +119,7 @@ def request_from(body: Node, *, request_id: str, response_id: str) -> Request:
 
 
 def _sampling(body: Node, include: list[str], *, prewarm: bool) -> Sampling:
-    """A request that only warms the cache may say what it likes of its answer: there is none."""
+    """The sampling; settings of an answer mean nothing to a request that only warms the cache."""
     top = body.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     wanted = top if top is not None else 0 if LOGPROBS in include else None
     chosen = msgspec.structs.replace(sampling(body, ("max_output_tokens",)), num_logprobs=wanted)
@@ -127,14 +127,14 @@ def _sampling(body: Node, include: list[str], *, prewarm: bool) -> Sampling:
 
 
 def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
-    """What is not rendered but has a cache of its own, in the dialects' words; defaults are left
-    out."""
+    """The settings that are not rendered but have a cache of their own, in the dialects' words;
+    defaults are left out."""
     efforts = effort_parameters(body.child("reasoning"), "effort", body.child("text"))
     return caching_parameters(body) | efforts | format_parameters(form)
 
 
 def _echo(body: Node, options: Node) -> dict[str, Any]:
-    """What a response repeats of its request, with the defaults of what was left out."""
+    """The fields that a response repeats of its request, with defaults for absent ones."""
     value = body.value
     reasoning, text, metadata = (
         value.get("reasoning") or {},
@@ -166,12 +166,12 @@ def _echo(body: Node, options: Node) -> dict[str, Any]:
         "truncation": value.get("truncation") or "disabled",
         "user": value.get("user"),
     }
-    told = {
+    named = {
         name: options.value[name]
         for name in ("mode", "ttl", "comparison_response_id")
         if options.has(name)
     }
-    echo["prompt_cache_options"] = {"mode": "implicit", "ttl": DEFAULT_BREAKPOINT_TTL} | told
+    echo["prompt_cache_options"] = {"mode": "implicit", "ttl": DEFAULT_BREAKPOINT_TTL} | named
     return echo
 
 
