@@ -37,8 +37,8 @@ class Call:
 
     @property
     def id_headers(self) -> dict[str, str]:
-        """The headers by which the answer names the request."""
-        return self.wire.provider.id_headers(self.id)
+        """The headers by which the answer names the request: ours and the provider's."""
+        return {"pcg-request-id": self.id, self.wire.provider.id_header: self.native_id}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,11 @@ import msgspec
 from engine.prompt.types import Position
 from engine.types import CachePlan, CacheReport
 from gateway.dialects.marks import FinalMarks
-from gateway.dialects.normal import mended
+from gateway.dialects.nonce import NONCE_DROPPED, has_billing_nonce
+from gateway.dialects.order import ordered
+from gateway.dialects.places import marks_of, with_marks
 from gateway.dialects.words import ErrorWords
+from gateway.errors import InvalidRequest
 from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
@@ -46,7 +49,27 @@ class Dialect:
         With `marker_errors: strict` raises `InvalidRequest` as the provider would; with `repair`
         mends and adds a warning. Parts that the model cannot see are refused in either case.
         """
-        return mended(request, rules, lambda marks: self.place_marks(request, marks, rules, words))
+        if request.marker_problems and rules.marker_errors == "strict":
+            problem = request.marker_problems[0]
+            raise InvalidRequest(problem.message, path=problem.path)
+        current = marks_of(request.prompt)
+        final = self.place_marks(request, current, rules, words)
+        warnings = [*(problem.warning for problem in request.marker_problems), *final.warnings]
+        if request.unseen:
+            raise InvalidRequest(request.unseen[0].message, path=request.unseen[0].path)
+        prompt = request.prompt
+        if final.marks != current:
+            prompt = with_marks(prompt, final.marks)
+        if rules.drop_billing_nonce and has_billing_nonce(prompt):
+            prompt = msgspec.structs.replace(prompt, system=prompt.system[1:])
+            warnings.append(NONCE_DROPPED)
+        return msgspec.structs.replace(
+            request,
+            prompt=ordered(prompt, rules),
+            automatic=None,
+            marker_problems=(),
+            warnings=(*request.warnings, *dict.fromkeys(warnings)),
+        )
 
     def plan(self, request: Request, rules: DialectRules) -> CachePlan:
         """The entries that a normalized request may read and must write."""

@@ -12,12 +12,12 @@ from gateway.errors import InvalidRequest
 class ErrorWords(Protocol):
     """The part of a wire format that a dialect needs."""
 
-    def path_of(self, position: Position) -> str:
+    def path_of(self, position: Position, /) -> str:
         """The position in the body's own coordinates, as far as they are known."""
         ...
 
     def unsupported_effort(
-        self, model: str, effort: str, supported: Sequence[str]
+        self, model: str, effort: str, supported: Sequence[str], /
     ) -> InvalidRequest:
         """The error for a level of effort that the model does not have."""
         ...

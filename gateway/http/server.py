@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -110,20 +111,15 @@ class Server:
         app.middlewares.append(self._catch)
         app.router.add_get("/", self._greet)
         app.router.add_routes(
-            [web.route(route.method, route.path, self._handle(route)) for route in self._routes]
+            web.route(route.method, route.path, partial(self._serve, route))
+            for route in self._routes
         )
         app.on_response_prepare.append(self._sign)
-
-    def _handle(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def handle(http: web.Request) -> web.StreamResponse:
-            return await self._serve(http, route)
-
-        return handle
 
     async def _greet(self, http: web.Request) -> web.Response:
         return web.Response(text=GREETING)
 
-    async def _serve(self, http: web.Request, route: Route) -> web.StreamResponse:
+    async def _serve(self, route: Route, http: web.Request) -> web.StreamResponse:
         client = HttpClient(http, self._handler.policy.server.body_timeout, closing=self.closing)
         try:
             await route.serve(self._call(http, route), client)
@@ -176,7 +172,7 @@ class Server:
         def refuse(call: Call, client: Client) -> Awaitable[None]:
             return self._handler.refuse(call, client, error)
 
-        return await self._serve(http, Route(http.method, http.path, UNROUTED, refuse))
+        return await self._serve(Route(http.method, http.path, UNROUTED, refuse), http)
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "pcg"

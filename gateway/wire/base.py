@@ -18,6 +18,8 @@ from gateway.wire.reported import UsageFormat
 from policies.pricing import Usage
 from policies.rules import PresetName
 
+ListedModel: TypeAlias = ModelInfo | UpstreamModel
+
 KEY_HEADERS: Final = ("x-api-key", "authorization")
 """The headers in which most providers' clients send their key, the first that has one counts.
 `authorization` holds it as a bearer token."""
@@ -134,10 +136,6 @@ class Provider:
     key_headers: tuple[str, ...] = KEY_HEADERS
     upstream_key_header: str = "authorization"
 
-    def id_headers(self, request_id: str) -> dict[str, str]:
-        """The headers by which every answer names its request: ours and the provider's."""
-        return {"pcg-request-id": request_id, self.id_header: self.native_id(request_id)}
-
 
 class StreamEncoder(Protocol):
     """Turns one request's events into SSE bytes, in the provider's order. Every method returns
@@ -215,61 +213,60 @@ class Memory(Protocol):
     def encode_deleted(self, kept: StoredResponse) -> bytes: ...
 
 
-class Wire(Protocol):
-    """One wire format of a provider.
+class Parse(Protocol):
+    """Turns a body into a request."""
 
-    `endpoints` are its paths. Unknown paths that begin with one of `prefixes` are answered in it.
+    def __call__(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
+        """`headers` has lower-case names. Raises `InvalidRequest`, with the provider's path, for
+        anything the provider would refuse."""
+        ...
+
+
+class EncodeAnswer(Protocol):
+    """Turns a whole answer into a body."""
+
+    def __call__(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes: ...
+
+
+class OpenStream(Protocol):
+    """Makes the encoder of one streamed answer."""
+
+    def __call__(self, request: Request, *, created_at_s: float) -> StreamEncoder: ...
+
+
+class EncodeError(Protocol):
+    """Turns an error into an HTTP answer."""
+
+    def __call__(self, error: GatewayError, *, request_id: str) -> ErrorReply: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """One wire format of a provider, as pure functions.
+
+    `endpoints` are its paths; unknown paths that begin with one of `prefixes` are answered in it.
+    `claims` is true of a body that is certainly in it, though its path is not known. `path_of`
+    gives a position in the body's own coordinates, as far as they are known. `unsupported_effort`
+    words the error for a model, a level of effort that it lacks, and the levels that it has.
+    `encode_models` gives the list of models by id, or the page of it that a query asks for, and
+    raises `InvalidRequest`; `encode_model` gives one, under the id that was asked for.
+    `error_event` turns an error's JSON, without line breaks, into the last event of a stream that
+    somebody else began.
     """
 
     provider: Provider
     endpoints: tuple[Endpoint, ...]
-    prefixes: tuple[str, ...]
-    memory: Memory | None
-
-    def claims(self, body: Mapping[str, Any]) -> bool:
-        """Whether a body, found without its path, is certainly in this format."""
-        ...
-
-    def path_of(self, position: Position) -> str:
-        """The position in the body's own coordinates, as far as they are known."""
-        ...
-
-    def unsupported_effort(
-        self, model: str, effort: str, supported: Sequence[str]
-    ) -> InvalidRequest:
-        """The error for a level of effort that the model does not have."""
-        ...
-
-    def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        """Raises `InvalidRequest` (with the provider's path) for anything the provider would
-        refuse.
-
-        `headers` has lower-case names.
-        """
-        ...
-
-    def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        """As `parse`, for the token counting route."""
-        ...
-
-    def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes: ...
-
-    def stream(self, request: Request, *, created_at_s: float) -> StreamEncoder: ...
-
-    def encode_count(self, num_prompt: int) -> bytes: ...
-
-    def encode_models(
-        self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
-    ) -> bytes:
-        """The list of `models` by id, or the page of it that `query` asks for. Raises
-        `InvalidRequest` for a wrong query."""
-        ...
-
-    def encode_model(self, model: ModelInfo | UpstreamModel, requested: str) -> bytes: ...
-
-    def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply: ...
-
-    def error_event(self, body: bytes) -> bytes:
-        """An error's JSON, without line breaks, as the last event of a stream that somebody else
-        began."""
-        ...
+    prefixes: tuple[str, ...] = ()
+    memory: Memory | None = None
+    claims: Callable[[Mapping[str, Any]], bool]
+    path_of: Callable[[Position], str]
+    unsupported_effort: Callable[[str, str, Sequence[str]], InvalidRequest]
+    parse: Parse
+    parse_count: Parse
+    encode_answer: EncodeAnswer
+    stream: OpenStream
+    encode_count: Callable[[int], bytes]
+    encode_models: Callable[[Mapping[str, ListedModel], Mapping[str, str]], bytes]
+    encode_model: Callable[[ListedModel, str], bytes]
+    encode_error: EncodeError
+    error_event: Callable[[bytes], bytes]

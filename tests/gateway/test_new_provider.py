@@ -14,7 +14,7 @@ from gateway.wire.registry import WIRES
 from policies.schema import Policy
 from tests.fakes.backend import Script, ScriptedBackend, report_for
 from tests.fakes.toy.dialect import DIALECT
-from tests.fakes.toy.wire import ToyWire
+from tests.fakes.toy.wire import TOY_WIRE
 from tests.fakes.upstream import FakeUpstream, say_json
 from tests.gateway.serving import OPENAI, Served, make_policy, serving
 
@@ -23,7 +23,7 @@ BODY: Final = {"model": MODEL, "question": "why?", "remember": True}
 TENANTS: Final = "tenants: [{name: a, keys: [ka]}]"
 
 toy_gateway = partial(
-    serving, wires={**WIRES, "toy": ToyWire()}, dialects={**DIALECTS, "kimi": DIALECT}
+    serving, wires={**WIRES, "toy": TOY_WIRE}, dialects={**DIALECTS, "kimi": DIALECT}
 )
 
 

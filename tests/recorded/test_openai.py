@@ -21,14 +21,14 @@ from gateway.errors import InvalidRequest, Overloaded
 from gateway.models import ModelInfo
 from gateway.request import Request
 from gateway.wire.base import Answer, StreamEncoder, ToolCall, Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.completions import CompletionsWire
-from gateway.wire.openai.responses import ResponsesWire
-from gateway.wire.openai.responses.compact import CompactWire
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.openai.completions import COMPLETIONS_WIRE
+from gateway.wire.openai.responses import responses_wire
+from gateway.wire.openai.responses.compact import compact_wire
 from policies.pricing import Prices, Usage, charge
 
 FOLDER: Final = Path(__file__).parent / "openai"
-CHAT, RESPONSES, LEGACY = OpenAIWire(), ResponsesWire(new_id=lambda: "1"), CompletionsWire()
+CHAT, RESPONSES, LEGACY = CHAT_WIRE, responses_wire(new_id=lambda: "1"), COMPLETIONS_WIRE
 WIRES: Final[dict[str, Wire]] = {"chat": CHAT, "responses": RESPONSES}
 CREATED_S: Final = 1_800_000_000.0
 
@@ -259,7 +259,7 @@ def test_responses_that_are_not_whole_keep_the_published_schemas() -> None:
     failed, raised = events_of(RESPONSES.stream(request, created_at_s=CREATED_S).error(error))
     assert violations("ResponseFailedEvent", failed) == []
     assert violations("ResponseErrorEvent", raised | raised["error"] | {"type": "error"}) == []
-    compact = CompactWire(new_id=lambda: "1")
+    compact = compact_wire(new_id=lambda: "1")
     asked = compact.parse(orjson.dumps({"model": "m", "input": "q"}), {}, request_id="req_1")
     compacted = json.loads(compact.encode_answer(asked, ANSWERS["text"], created_at_s=CREATED_S))
     assert violations("CompactResource", compacted) == []

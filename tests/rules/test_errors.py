@@ -16,11 +16,11 @@ from engine.errors import EngineError, ModelError
 from engine.messages import Failed, FailureKind
 from gateway.backends.mailbox import told
 from gateway.errors import ContextExceeded, GatewayError
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Wire
-from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai import CHAT_WIRE
 
-WIRES: tuple[Wire, ...] = (AnthropicWire(), OpenAIWire())
+WIRES: tuple[Wire, ...] = (MESSAGES_WIRE, CHAT_WIRE)
 
 
 def classes(module: ModuleType, base: type[Exception]) -> list[type[Exception]]:

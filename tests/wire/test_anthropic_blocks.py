@@ -14,12 +14,12 @@ import pytest
 from engine.prompt.types import ThinkingPart
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Answer, AnswerRun, ToolCall
 from gateway.wire.sse import SSE_HEADERS
 from policies.pricing import Usage
 
-WIRE: Final = AnthropicWire()
+WIRE: Final = MESSAGES_WIRE
 USAGE: Final = Usage(input=4, output=9)
 THINKING: Final = {"type": "adaptive"}
 CALLS: Final = (ToolCall("find", '{"q": "é", "n": [1, 2]}'), ToolCall("stop", ""))

@@ -20,12 +20,12 @@ from engine.prompt.types import (
 from engine.types import OutputFormat, ToolChoice
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.anthropic.settings import AnthropicOptions
 from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC
 
-WIRE = AnthropicWire()
+WIRE = MESSAGES_WIRE
 NEW = {"anthropic-version": "2026-10-21"}
 CC = {"type": "ephemeral"}
 SCHEMA = {"type": "object", "properties": {}}

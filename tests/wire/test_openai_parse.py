@@ -18,7 +18,7 @@ from engine.prompt.types import (
 )
 from engine.types import OutputFormat, ToolChoice
 from gateway.request import REST_OF_CONTEXT
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.openai.options import ChatOptions
 from tests.fakes.chat_bodies import (
     BREAKPOINT,
@@ -74,27 +74,23 @@ def test_one_conversation_is_one_prompt_through_both_formats() -> None:
     ).prompt
     blocks = [text("t"), {"type": "tool_use", "id": "c", "name": "f", "input": {}}]
     result = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
-    anthropic = (
-        AnthropicWire()
-        .parse(
-            orjson.dumps(
-                {
-                    "model": "m",
-                    "max_tokens": 1,
-                    "system": "s",
-                    "tools": [{"name": "f", "description": "d", "input_schema": schema}],
-                    "messages": [
-                        {"role": "user", "content": "q"},
-                        {"role": "assistant", "content": blocks},
-                        {"role": "user", "content": [result]},
-                    ],
-                }
-            ),
-            {},
-            request_id="r",
-        )
-        .prompt
-    )
+    anthropic = MESSAGES_WIRE.parse(
+        orjson.dumps(
+            {
+                "model": "m",
+                "max_tokens": 1,
+                "system": "s",
+                "tools": [{"name": "f", "description": "d", "input_schema": schema}],
+                "messages": [
+                    {"role": "user", "content": "q"},
+                    {"role": "assistant", "content": blocks},
+                    {"role": "user", "content": [result]},
+                ],
+            }
+        ),
+        {},
+        request_id="r",
+    ).prompt
     assert (openai.system, openai.tools) == (anthropic.system, anthropic.tools)
     assert openai.messages[:2] == anthropic.messages[:2]
     assert openai.messages[2].parts == anthropic.messages[2].parts

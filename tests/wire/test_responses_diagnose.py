@@ -13,10 +13,10 @@ import pytest
 
 from gateway.request import Request
 from gateway.wire.base import Answer, StoredResponse
-from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.openai.responses import responses_wire
 from policies.pricing import Usage
 
-WIRE = ResponsesWire(new_id=lambda: "1")
+WIRE = responses_wire(new_id=lambda: "1")
 TOOL: Any = {"type": "function", "name": "f"}
 BASE: dict[str, Any] = {
     "model": "gpt-a",

@@ -35,7 +35,7 @@ INVALID_JSON: Final = "INVALID_JSON"
 (2026-08)."""
 
 
-def encode_answer(request: Request, answer: Answer) -> bytes:
+def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
     """One whole Message. A request that only warmed the cache has no content and stopped at its
     zero tokens."""
     filled = {

@@ -103,7 +103,7 @@ def unknown_tag(path: Path, tag: str, expected: Sequence[str]) -> InvalidRequest
     return invalid(path, message)
 
 
-def unsupported_effort(effort: str, supported: Sequence[str]) -> InvalidRequest:
+def unsupported_effort(model: str, effort: str, supported: Sequence[str]) -> InvalidRequest:
     """A level of effort that the model does not have, in the API's recorded words."""
     levels = ", ".join(sorted(supported))
     return InvalidRequest(

@@ -6,6 +6,7 @@ Source: anthropic 2.14 `message_create_params`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -41,12 +42,13 @@ CHANGES_THE_ANSWER: Final = ("mcp_servers", "thread")
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str, counting: bool) -> Request:
     """`counting`: the body is for count_tokens, has no `max_tokens`, and no answer is generated."""
-    version = api_version(headers)
-    betas = headers.get("anthropic-beta", "")
-
-    def read(node: Node) -> Request:
-        return _request(node, version, betas, request_id=request_id, counting=counting)
-
+    read = partial(
+        _request,
+        version=api_version(headers),
+        betas=headers.get("anthropic-beta", ""),
+        request_id=request_id,
+        counting=counting,
+    )
     return read_request(body, headers, read, from_field)
 
 

@@ -13,7 +13,10 @@ from gateway.models import ModelInfo, UpstreamModel
 OWNER = "pcg"
 
 
-def encode_models(models: Mapping[str, ModelInfo | UpstreamModel]) -> bytes:
+def encode_models(
+    models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
+) -> bytes:
+    """All at once: OpenAI's list has no pages."""
     return orjson.dumps(
         {"object": "list", "data": [_model(model, name) for name, model in models.items()]}
     )

@@ -49,7 +49,9 @@ FORMAT_PARAM: Final[Mapping[str, str]] = {"messages": "response_format", "input"
 """The field for the format of an answer, by the field for the prompt."""
 
 
-def encode_error(error: GatewayError, *, input_field: str = "messages") -> ErrorReply:
+def encode_error(
+    error: GatewayError, *, request_id: str, input_field: str = "messages"
+) -> ErrorReply:
     """The error as an HTTP answer. The request id travels in a header only."""
     body = error_body(error, input_field=input_field)
     return ErrorReply(status=row_for(TABLE, error).status, body=body, headers=retry_headers(error))

@@ -19,6 +19,8 @@ CHAT_FIELDS: Final = frozenset(
 def is_chat(body: Mapping[str, Any]) -> bool:
     """Whether the body has fields or roles that only this format has, or lacks `max_tokens`, which
     Anthropic's Messages requires."""
+    if is_responses(body):
+        return False
     messages = _objects(body.get("messages"))
     parts = [part for message in messages for part in _objects(message.get("content"))]
     return (

@@ -8,20 +8,20 @@ conversation's prefix is read from the cache and not computed again. Source: ope
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
 
 from engine.prompt.types import Message, TextPart
 from gateway.request import Request
-from gateway.wire.base import Answer, Endpoint
-from gateway.wire.body import read_request
+from gateway.wire.base import Answer, Endpoint, Wire
 from gateway.wire.fields import Node
-from gateway.wire.openai.errors import from_field
 from gateway.wire.openai.messages import missing
-from gateway.wire.openai.responses import ResponsesWire, encode
-from gateway.wire.openai.responses.parse import check_depth, request_from
+from gateway.wire.openai.responses import encode, responses_wire
+from gateway.wire.openai.responses.parse import new_response_id, parse
 from gateway.wire.openai.responses.sealed import sealed
 
 FIELDS: Final = (
@@ -46,41 +46,35 @@ ASKING: Final = (
 MAX_SUMMARY_TOKENS: Final = 4096
 
 
-class CompactWire(ResponsesWire):
-    """A `Wire` whose answers are compacted conversations. Nothing of them is stored."""
+def compact_wire(new_id: Callable[[], str] = new_response_id) -> Wire:
+    """The format, whose answers are compacted conversations. Nothing of them is stored."""
+    return replace(
+        responses_wire(new_id),
+        endpoints=(Endpoint("/v1/responses/compact", "compact"),),
+        prefixes=(),
+        claims=lambda body: False,
+        parse=partial(parse, new_id=new_id, rewrite=_asking),
+        encode_answer=_encode_answer,
+    )
 
-    endpoints: tuple[Endpoint, ...] = (Endpoint("/v1/responses/compact", "compact"),)
-    prefixes: tuple[str, ...] = ()
 
-    def claims(self, body: Mapping[str, Any]) -> bool:
-        return False
-
-    def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        def read(node: Node) -> Request:
-            check_depth(node)
-            asked = _asking(node)
-            response_id = f"resp_{self._new_id()}"
-            return request_from(asked, request_id=request_id, response_id=response_id)
-
-        return read_request(body, headers, read, from_field)
-
-    def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes:
-        *messages, _ = request.prompt.messages
-        owner = request.response_id.removeprefix("resp_")
-        users = [message for message in messages if message.role == "user"]
-        items = [_user_item(f"msg_{owner}_{i}", message) for i, message in enumerate(users)]
-        items.append(
-            {"id": f"cmp_{owner}", "type": "compaction", "encrypted_content": sealed(answer.text)}
-        )
-        return orjson.dumps(
-            {
-                "id": request.response_id,
-                "object": "response.compaction",
-                "created_at": int(created_at_s),
-                "output": items,
-                "usage": encode.usage(request, answer),
-            }
-        )
+def _encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
+    *messages, _ = request.prompt.messages
+    owner = request.response_id.removeprefix("resp_")
+    users = [message for message in messages if message.role == "user"]
+    items = [_user_item(f"msg_{owner}_{i}", message) for i, message in enumerate(users)]
+    items.append(
+        {"id": f"cmp_{owner}", "type": "compaction", "encrypted_content": sealed(answer.text)}
+    )
+    return orjson.dumps(
+        {
+            "id": request.response_id,
+            "object": "response.compaction",
+            "created_at": int(created_at_s),
+            "output": items,
+            "usage": encode.usage(request, answer),
+        }
+    )
 
 
 def _asking(body: Node) -> Node:

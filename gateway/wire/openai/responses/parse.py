@@ -5,7 +5,8 @@ Source: openai 3.57 `types/responses/response_create_params.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -41,27 +42,35 @@ LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
-def parse(body: bytes, headers: Mapping[str, str], *, request_id: str, response_id: str) -> Request:
+def new_response_id() -> str:
+    """A name without a meaning, unlike any other."""
+    return secrets.token_hex(24)
+
+
+def parse(
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    request_id: str,
+    new_id: Callable[[], str] = new_response_id,
+    rewrite: Callable[[Node], Node] = lambda node: node,
+) -> Request:
     """Raises `InvalidRequest`, its path in OpenAI's form: `input[0].content[1].text`.
 
     References to earlier items stay in `ResponsesOptions.items` and are left out of the prompt.
+    `rewrite` makes the body of a response of another one.
     """
 
     def read(node: Node) -> Request:
-        check_depth(node)
-        return request_from(node, request_id=request_id, response_id=response_id)
+        if deeper_than(node.value, MAX_BODY_DEPTH):
+            raise FieldError("depth", (), expected=MAX_BODY_DEPTH)
+        asked = rewrite(node)
+        return _request(asked, request_id=request_id, response_id=f"resp_{new_id()}")
 
     return read_request(body, headers, read, from_field)
 
 
-def check_depth(body: Node) -> None:
-    """Raises `FieldError` for a body that is too deep to be written out again."""
-    if deeper_than(body.value, MAX_BODY_DEPTH):
-        raise FieldError("depth", (), expected=MAX_BODY_DEPTH)
-
-
-def request_from(body: Node, *, request_id: str, response_id: str) -> Request:
-    """The request of a decoded body. Raises `InvalidRequest` or `FieldError`."""
+def _request(body: Node, *, request_id: str, response_id: str) -> Request:
     model = body.text("model")
     for name in NEEDS_MORE:
         if body.value.get(name):
