@@ -98,6 +98,21 @@ def invalid(path: Path, message: str, code: str | None = None) -> InvalidRequest
     return InvalidRequest(message, path=param(path) or None, code=code)
 
 
+def missing(path: Path) -> InvalidRequest:
+    """A 400 for a required parameter that is not there."""
+    message = f"Missing required parameter: '{param(path)}'."
+    return invalid(path, message, "missing_required_parameter")
+
+
+def empty_array(path: Path) -> InvalidRequest:
+    """A 400 for an array that may not be empty."""
+    message = (
+        f"Invalid '{param(path)}': empty array. Expected an array with minimum length 1, but got "
+        "an empty array instead."
+    )
+    return invalid(path, message, "empty_array")
+
+
 def unsupported(path: Path) -> InvalidRequest:
     """A 400 for a parameter this gateway cannot serve."""
     message = f"Unsupported parameter: '{param(path)}' is not supported with this model."
@@ -129,14 +144,11 @@ def from_field(error: FieldError) -> InvalidRequest:
         case "json":
             return invalid((), f"We could not parse the JSON body of your request: {error.got}")
         case "missing":
-            return invalid(
-                error.path, f"Missing required parameter: '{name}'.", "missing_required_parameter"
-            )
+            return missing(error.path)
         case "type":
             message = (
-                f"Invalid type for '{name or 'body'}': expected {_a(error.expected)}, but "
-                ""
-                f"got {_a(error.got)} instead."
+                f"Invalid type for '{name or 'body'}': expected {_a(error.expected)}, but got "
+                f"{_a(error.got)} instead."
             )
             return invalid(error.path, message, "invalid_type")
         case "too_small" | "too_large":

@@ -17,7 +17,7 @@ from gateway.request import Request
 from gateway.wire.body import read_request
 from gateway.wire.fields import FieldError, Node, type_name
 from gateway.wire.openai.caching import caching_parameters
-from gateway.wire.openai.errors import from_field, invalid, unsupported
+from gateway.wire.openai.errors import from_field, invalid, missing, unsupported
 from gateway.wire.openai.options import CompletionsOptions
 from gateway.wire.openai.parse import MAX_CHOICES, sampling
 
@@ -83,9 +83,7 @@ def _raws(body: Node) -> list[Raw]:
     """One or several prompts, all of them texts or all token ids."""
     value = body.value.get("prompt")
     if value is None:
-        raise invalid(
-            ("prompt",), "Missing required parameter: 'prompt'.", "missing_required_parameter"
-        )
+        raise missing(("prompt",))
     if type(value) is not list:
         if type(value) is str:
             return [value]

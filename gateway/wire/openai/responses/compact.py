@@ -19,7 +19,7 @@ from engine.prompt.types import Message, TextPart
 from gateway.request import Request
 from gateway.wire.base import Answer, Endpoint, Wire
 from gateway.wire.fields import Node
-from gateway.wire.openai.messages import missing
+from gateway.wire.openai.errors import missing
 from gateway.wire.openai.responses import encode, responses_wire
 from gateway.wire.openai.responses.parse import new_response_id, parse
 from gateway.wire.openai.responses.sealed import sealed
@@ -81,7 +81,7 @@ def _asking(body: Node) -> Node:
     """The body of the request for the response that is the summary."""
     value = body.value.get("input")
     if value is None and not body.has("previous_response_id"):
-        raise missing(body, "input")
+        raise missing(body.at("input"))
     items = (
         [{"role": "user", "content": value}]
         if type(value) is str

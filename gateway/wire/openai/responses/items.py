@@ -16,8 +16,8 @@ from typing import Any, Final
 from engine.prompt.types import Message, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
 from gateway.wire.fields import Node, clip
 from gateway.wire.openai.caching import breakpoint_mark, cache_control
-from gateway.wire.openai.errors import invalid, unsupported_value
-from gateway.wire.openai.messages import INSTRUCTION_ROLES, decoded_arguments, empty_array, missing
+from gateway.wire.openai.errors import empty_array, invalid, missing, unsupported_value
+from gateway.wire.openai.messages import INSTRUCTION_ROLES, decoded_arguments, tool_result
 from gateway.wire.openai.responses.options import InputItem, Referred
 from gateway.wire.openai.responses.sealed import MAX_NBYTES, unsealed
 
@@ -40,9 +40,9 @@ class ItemReader:
         if type(value) is str:
             return (Message("user", (TextPart(value),)),)
         if value is None:
-            raise missing(body, "input")
+            raise missing(body.at("input"))
         if not value and type(value) is list:
-            raise empty_array(body, "input")
+            raise empty_array(body.at("input"))
         found = (self.item(node, i) for i, node in enumerate(body.children("input")))
         return tuple(item for item in found if item is not None)
 
@@ -103,10 +103,10 @@ class ItemReader:
         if type(value) is str:
             return [TextPart(value, mark)]
         if value is None:
-            raise missing(node, key)
+            raise missing(node.at(key))
         parts = [self._text(part) for part in node.children(key)]
         if not parts:
-            raise empty_array(node, key)
+            raise empty_array(node.at(key))
         if mark is not None and parts[-1].cache is None:
             parts[-1] = TextPart(parts[-1].text, mark)
         return parts
@@ -120,17 +120,11 @@ class ItemReader:
         raise unsupported_value(part.at("type"), clip(kind))
 
     def _result(self, node: Node) -> ToolResultPart:
-        """Text parts join with line breaks; a mark on any of them is a mark at the end of the
-        result."""
         value = node.value.get("output")
         if type(value) is list and not value:
             return ToolResultPart(node.text("call_id"), "")
         texts = self._texts(node, "output")
-        marks = [part.cache for part in texts if part.cache is not None]
-        mark = max(marks, key=lambda mark: mark.ttl_s, default=None)
-        return ToolResultPart(
-            node.text("call_id"), "\n".join(part.text for part in texts), cache=mark
-        )
+        return tool_result(node.text("call_id"), texts)
 
 
 def conversation(
