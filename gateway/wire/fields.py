@@ -175,6 +175,11 @@ def decode_body(body: bytes) -> Node:
     return Node(cast("dict[str, Any]", value), ())
 
 
+def is_count(text: str, high: int) -> bool:
+    """Whether a text of a query is a number from 1 to `high`, in decimal digits."""
+    return text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= high
+
+
 def clip(word: str) -> str:
     """A client's word, short enough to be repeated."""
     return word if len(word) <= MAX_QUOTED else word[:MAX_QUOTED] + "..."

@@ -88,16 +88,14 @@ def message(request: Request, counts: Usage) -> dict[str, Any]:
 def end(request: Request, answer: Answer) -> dict[str, str | None]:
     """Why the answer ended. A turn that ends in calls waits for their results. `stop_details` is
     for refusals."""
-    return _stop(request, answer) | {"stop_details": None}
-
-
-def _stop(request: Request, answer: Answer) -> dict[str, str | None]:
+    reason, stop = STOP_REASONS[answer.reason], None
     if request.prewarm:
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if answer.calls and answer.reason == "stop":
-        return {"stop_reason": "tool_use", "stop_sequence": None}
-    stop = answer.stop if answer.reason == "stop_sequence" else None
-    return {"stop_reason": STOP_REASONS[answer.reason], "stop_sequence": stop}
+        reason = "max_tokens"
+    elif answer.calls and answer.reason == "stop":
+        reason = "tool_use"
+    elif answer.reason == "stop_sequence":
+        stop = answer.stop
+    return {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
 
 
 def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> dict[str, Any]:
