@@ -20,8 +20,6 @@ from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
 
-PlanEntries: TypeAlias = Callable[[Request, DialectRules], CachePlan]
-BillUsage: TypeAlias = Callable[[CacheReport, DialectRules, CachePlan, int], Usage]
 PlaceMarks: TypeAlias = Callable[
     [Request, Mapping[Position, float], DialectRules, ErrorWords], FinalMarks
 ]
@@ -37,8 +35,8 @@ class Dialect:
     not only at marks and automatic breakpoints.
     """
 
-    entries: PlanEntries
-    usage: BillUsage
+    entries: Callable[[Request, DialectRules], CachePlan]
+    usage: Callable[[CacheReport, DialectRules, CachePlan, int], Usage]
     place_marks: PlaceMarks
     looks_back: bool = False
 

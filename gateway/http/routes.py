@@ -43,15 +43,17 @@ def provider_routes(handler: Handler, wires: Mapping[str, Wire]) -> Iterator[Rou
 
 
 def guess_wire(wires: Mapping[str, Wire], path: str, headers: Mapping[str, str]) -> str:
-    """The name of the format that a request most likely speaks, by its path and lower-case header
-    names. Without any sign it is the first one whose clients send no headers of their own."""
-    for name, wire in wires.items():
-        if any(path == endpoint.path for endpoint in wire.endpoints):
-            return name
-    for name, wire in wires.items():
-        if path.startswith(wire.prefixes):
-            return name
-    for name, wire in wires.items():
-        if not wire.provider.client_headers.isdisjoint(headers):
-            return name
-    return next(name for name, wire in wires.items() if not wire.provider.client_headers)
+    """The name of the format that a request most likely speaks: by its path, else by its lower-case
+    header names, else the first format whose clients send no headers of their own."""
+
+    def signs(name: str) -> tuple[bool, ...]:
+        wire = wires[name]
+        theirs = wire.provider.client_headers
+        return (
+            any(path == endpoint.path for endpoint in wire.endpoints),
+            path.startswith(wire.prefixes),
+            not theirs.isdisjoint(headers),
+            not theirs,
+        )
+
+    return max(wires, key=signs)
