@@ -26,9 +26,11 @@ from gateway.bill.record import Record
 from gateway.budget import ByteBudget
 from gateway.calls.catalog import ModelCatalog
 from gateway.clock import Clock
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.registry import DIALECTS
 from gateway.http.batch_routes import BatchRoutes
 from gateway.http.connections import AcceptErrors, Connections, GuardedRunner, most_connections
-from gateway.http.server import Server, WireKey
+from gateway.http.server import Server
 from gateway.offload import OffloadThread
 from gateway.operate.admin import Admin
 from gateway.operate.cache_admin import CacheAdmin
@@ -48,12 +50,9 @@ from gateway.state.response_cache import ResponseCache
 from gateway.upstream.http import HttpUpstream
 from gateway.upstream.proxy import UpstreamProxy
 from gateway.waits import first_of
-from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.base import Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.completions import CompletionsWire
-from gateway.wire.openai.responses import ResponsesWire
-from gateway.wire.openai.responses.compact import CompactWire
+from gateway.wire.registry import WIRES
+from policies.rules import PresetName
 from policies.schema import Policy
 
 KEEPALIVE_S: Final = 3630.0
@@ -96,25 +95,26 @@ def build_app(
     root_secret: bytes | None = None,
     batches: Path | None = None,
     aside: OffloadThread | None = None,
+    wires: Mapping[str, Wire] = WIRES,
+    dialects: Mapping[PresetName, Dialect] = DIALECTS,
 ) -> Gateway:
     """A gateway over backends, one per model name of the policy, and the policy's upstreams. Starts
     nothing.
 
-    `inventory` is what its tiers hold, `batches` the folder of message batches; without it there
-    are none. Large bodies are worked on `aside`.
+    `inventory` lists the objects of its tiers. `batches` is the folder of message batches; without
+    it there are none. Large bodies are worked on `aside`. `wires` are its formats by name,
+    `dialects` the rules of its presets.
     """
     metrics = metrics or Metrics()
     in_flight = InFlight(_most_requests(policy))
-    upstreams = {backend.name: HttpUpstream(backend) for backend in policy.backends}
-
-    wires: dict[WireKey, Wire] = {
-        "anthropic": AnthropicWire(),
-        "openai": OpenAIWire(),
-        "responses": ResponsesWire(),
-        "compact": CompactWire(),
-        "completions": CompletionsWire(),
+    providers = {wire.provider.name: wire.provider for wire in wires.values()}
+    upstreams = {
+        backend.name: HttpUpstream(backend, providers[backend.api].upstream_key_header)
+        for backend in policy.backends
     }
-    catalog = ModelCatalog(policy, backends, upstreams)
+
+    titles = {name: provider.title for name, provider in providers.items()}
+    catalog = ModelCatalog(policy, backends, upstreams, titles)
     archive = Archive(policy.server.responses.bytes, policy.server.responses.max_age)
     responses, background = ResponseCache(policy.caching.responses), Background(clock)
     aside = aside or OffloadThread()
@@ -126,6 +126,7 @@ def build_app(
         archive,
         AnswerDelivery(policy.server.sse, archive, responses if responses.enabled else None, aside),
         background,
+        dialects,
         UpstreamProxy(policy, catalog) if policy.backends else None,
         offload=aside,
     )
@@ -168,7 +169,7 @@ def build_app(
 
 
 def _most_requests(policy: Policy) -> int:
-    """What engines and upstreams together take at a time, waiting ones included."""
+    """The number of requests that engines and upstreams take at a time, waiting ones included."""
     engines = sum(
         m.engine.workers * (m.engine.max_queue + m.engine.max_sequences) for m in policy.models
     )
@@ -185,7 +186,7 @@ def _budget(policy: Policy) -> ByteBudget:
 
 @dataclass(slots=True)
 class Listener:
-    """Where the gateway can be reached; `stop` takes no more connections and leaves those that are
+    """The gateway's listening socket. `stop` takes no more connections and leaves those that are
     open."""
 
     site: web.TCPSite
@@ -269,8 +270,8 @@ async def serve(
     every wait.
 
     Raises `ModelError` when a model cannot be loaded at start, `OSError` when the port is taken.
-    `on_ready` is told the base URL once every worker is loaded; until one of a model is, its
-    requests wait and `/readyz` says so. `engines` holds one configuration per worker, by model
+    `on_ready` gets the base URL once every worker is loaded; until one of a model is, its
+    requests wait and `/readyz` reports it. `engines` holds one configuration per worker, by model
     name, and `command` starts one. The operator's key follows from `root_secret`, which is that of
     the engines where there are any. Message batches are kept in the folder `batches`, and gone on
     with by the next start.

@@ -1,12 +1,10 @@
-"""Names for requests. Pure but for the random bits; knows no HTTP."""
+"""Ids of requests. Pure but for the random bits; knows no HTTP and no provider."""
 
 from __future__ import annotations
 
 import re
 import secrets
 from typing import Final
-
-from gateway.request import WireName
 
 _SANE: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -26,17 +24,3 @@ def request_id(client: str | None, now_s: float) -> str:
     )
     text = f"{value:032x}"
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-
-
-def native_id(wire: WireName, request_id: str) -> str:
-    """The id in the provider's own form: Anthropic's begin with `req_`."""
-    if wire == "anthropic" and not request_id.startswith("req_"):
-        return "req_" + request_id.replace("-", "")
-    return request_id
-
-
-def id_headers(wire: WireName, request_id: str) -> dict[str, str]:
-    """The headers every answer names its request with: ours, and the one the provider's SDK
-    reads."""
-    name = "request-id" if wire == "anthropic" else "x-request-id"
-    return {"pcg-request-id": request_id, name: native_id(wire, request_id)}

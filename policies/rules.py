@@ -14,7 +14,7 @@ from policies.ttl import parse_duration
 PresetName: TypeAlias = Literal[
     "anthropic", "openai", "gemini", "deepseek", "kimi", "qwen", "openrouter"
 ]
-"""A provider's rules. The first three are also the names of wire formats."""
+"""A provider's rules."""
 
 UsageField: TypeAlias = Literal[
     "prompt_cache_hit_tokens",

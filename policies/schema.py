@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeVar
 
 from pydantic import Field
 
-from policies.backends import Api, BackendPolicy, UpstreamMatch, find_upstream
+from policies.backends import BackendPolicy, UpstreamMatch, find_upstream
 from policies.pricing import Prices
 from policies.rules import DialectRules, PresetName
 from policies.sections import (
@@ -91,7 +91,7 @@ class Policy(Section):
                 return model
         return None
 
-    def upstream_for(self, model_id: str, api: Api) -> UpstreamMatch | None:
+    def upstream_for(self, model_id: str, api: str) -> UpstreamMatch | None:
         """The upstream that serves a requested id in the format `api`; None where a model of this
         gateway does, or nothing.
 

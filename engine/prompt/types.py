@@ -1,4 +1,4 @@
-"""What the model is asked, in nobody's dialect: tools, system text, messages.
+"""A prompt in nobody's dialect: tools, system text, messages.
 
 Knows no wire format and no tokens.
 
@@ -8,8 +8,8 @@ of a long conversation it would look at every part, again and again, while all t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -87,7 +87,7 @@ class ToolCallPart(msgspec.Struct, frozen=True, gc=False, tag="tool_call"):
 
 
 class ToolResultPart(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
-    """What a call returned; nested content blocks are already joined to text."""
+    """The result of a call; nested content blocks are already joined to text."""
 
     call_id: str
     text: str
@@ -96,6 +96,7 @@ class ToolResultPart(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
 
 
 Part: TypeAlias = TextPart | ThinkingPart | ToolCallPart | ToolResultPart
+PartT = TypeVar("PartT", bound=Tool | Part)
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -122,12 +123,32 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     continue_final: bool = False
     raw: str | tuple[int, ...] | None = None
 
-    def positions(self) -> Iterator[tuple[Position, CacheMark | None]]:
-        """Every position with its mark, in wire order."""
+    def parts(self) -> Iterator[tuple[Position, Tool | Part]]:
+        """Every position with the tool, system block or message part that ends there, in wire
+        order."""
         for i, tool in enumerate(self.tools):
-            yield Position("tools", i), tool.cache
+            yield Position("tools", i), tool
         for i, block in enumerate(self.system):
-            yield Position("system", i), block.cache
+            yield Position("system", i), block
         for i, message in enumerate(self.messages):
             for j, part in enumerate(message.parts):
-                yield Position("messages", i, j), part.cache
+                yield Position("messages", i, j), part
+
+    def positions(self) -> Iterator[tuple[Position, CacheMark | None]]:
+        """Every position with its mark, in wire order."""
+        return ((position, part.cache) for position, part in self.parts())
+
+    def role_at(self, position: Position) -> Role | None:
+        """The role of the turn that the position is in; None in tools and system text."""
+        return self.messages[position.index].role if position.level == "messages" else None
+
+
+def unmarked(part: PartT) -> PartT:
+    """The same tool or part without its cache mark."""
+    return part if part.cache is None else msgspec.structs.replace(part, cache=None)
+
+
+def num_common(one: Sequence[object], other: Sequence[object]) -> int:
+    """The number of items at the head of two sequences that are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

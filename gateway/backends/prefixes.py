@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from engine.prompt.types import Part, Position, Prompt, ThinkingPart, Tool
+from engine.prompt.types import Position, Prompt, unmarked
 from gateway.request import Request
 
 DIGEST_NBYTES: Final = 16
@@ -95,37 +95,19 @@ def trace_prefixes(request: Request) -> PrefixTrace:
 def _pieces(prompt: Prompt) -> Iterator[_Piece]:
     """The prompt's content, without what a template puts around it."""
     head_ends = len(prompt.tools) + len(prompt.system)
-    for i, tool in enumerate(prompt.tools):
-        yield _Piece(
-            _encoded(tool), Position("tools", i), _where(i + 1 == head_ends, tool.cache is not None)
-        )
-    for i, block in enumerate(prompt.system):
-        ends = len(prompt.tools) + i + 1 == head_ends
-        yield _Piece(_encoded(block), Position("system", i), _where(ends, block.cache is not None))
-    if prompt.raw is not None:
-        raw = (
-            prompt.raw.encode()
-            if isinstance(prompt.raw, str)
-            else msgspec.msgpack.encode(prompt.raw)
-        )
-        yield _Piece(raw, Position("messages", 0), "messages")
-        return
-    for i, message in enumerate(prompt.messages):
-        for j, part in enumerate(message.parts):
-            yield _Piece(
-                (b"" if j else message.role.encode() + b"\0") + _encoded(part),
-                Position("messages", i, j),
-                "messages",
-            )
+    for i, (position, part) in enumerate(prompt.parts()):
+        role = prompt.role_at(position)
+        if role is not None and (raw := prompt.raw) is not None:
+            content = raw.encode() if isinstance(raw, str) else msgspec.msgpack.encode(raw)
+            yield _Piece(content, position, "messages")
+            return
+        encoded = msgspec.json.encode(unmarked(part))
+        if role is None:
+            yield _Piece(encoded, position, _where(i + 1 == head_ends, part.cache is not None))
+        else:
+            opening = b"" if position.part else role.encode() + b"\0"
+            yield _Piece(opening + encoded, position, "messages")
 
 
 def _where(ends: bool, marked: bool) -> Where:
     return "head" if ends else "marked" if marked else "inside"
-
-
-def _encoded(part: Tool | Part) -> bytes:
-    """The content, whatever is marked; long texts that begin alike are encoded alike up to where
-    they differ."""
-    if isinstance(part, ThinkingPart) or part.cache is None:
-        return msgspec.json.encode(part)
-    return msgspec.json.encode(msgspec.structs.replace(part, cache=None))

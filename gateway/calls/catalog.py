@@ -1,4 +1,4 @@
-"""The models and upstreams that answer for requested model ids. Knows no wire format."""
+"""The models by the ids that clients ask for, with their backends. Knows no wire format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from gateway.backends.base import Backend, Upstream
 from gateway.errors import InvalidRequest, UnknownModel
@@ -19,8 +19,7 @@ MAX_MODEL_ID: Final = 256
 """Characters of an id that may name a model: patterns match longer ones too, and records keep
 them."""
 
-_NAMES: Final[Mapping[WireName, str]] = {"anthropic": "Anthropic's", "openai": "OpenAI's"}
-_NONE: Final[Mapping[str, Upstream]] = MappingProxyType({})
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +31,15 @@ class ServedModel:
 
 
 class ModelCatalog:
-    """The models of a policy with their backends, by model name, and its upstreams."""
+    """The models of a policy with their backends, by model name, and its upstreams. `titles` are
+    the possessives of providers' names."""
 
     def __init__(
         self,
         policy: Policy,
         backends: Mapping[str, Backend],
         upstreams: Mapping[str, Upstream] = _NONE,
+        titles: Mapping[WireName, str] = _NONE,
     ) -> None:
         missing = {model.name for model in policy.models} - set(backends)
         missing |= {backend.name for backend in policy.backends} - set(upstreams)
@@ -47,6 +48,7 @@ class ModelCatalog:
         self._policy = policy
         self._backends = backends
         self._upstreams = upstreams
+        self._titles = titles
 
     @property
     def ready(self) -> bool:
@@ -69,13 +71,13 @@ class ModelCatalog:
             return None
         found = self._policy.upstream_for(model_id, api)
         if found is None and self._policy.resolve_model(model_id) is None:
-            for other in _NAMES:
+            for other in self._titles:
                 elsewhere = self._policy.upstream_for(model_id, other)
                 if elsewhere is not None:
                     message = (
-                        f"upstream {elsewhere.backend.name} serves {model_id} in {_NAMES[other]} "
-                        "format only, and requests are "
-                        f"not translated from {_NAMES[api]} format"
+                        f"upstream {elsewhere.backend.name} serves {model_id} in "
+                        f"{self._titles[other]} format only, and requests are not translated "
+                        f"from {self._titles[api]} format"
                     )
                     raise InvalidRequest(message, path="model")
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.wire.base import Wire
@@ -15,8 +15,9 @@ class Call:
     """A request that has arrived and whose wire format is known. `headers` has lower-case names.
 
     `arrived_s` is on the event loop's monotonic clock, `started_at_s` is epoch seconds on the
-    gateway's clock: every TTL of this request counts from it. `path` includes the query. `tenant`
-    is set where the request came with no key of its own, as those of a batch.
+    gateway's clock: every TTL of this request counts from it. `path` includes the query, which
+    `query` holds decoded; `resource_id` is the part of the path that names a resource. `tenant` is
+    set where the request came with no key of its own, as those of a batch.
     """
 
     id: str
@@ -27,6 +28,18 @@ class Call:
     started_at_s: float
     tenant: str | None = None
     path: str = ""
+    resource_id: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def native_id(self) -> str:
+        """The request's id in the provider's own form."""
+        return self.wire.provider.native_id(self.id)
+
+    @property
+    def id_headers(self) -> dict[str, str]:
+        """The headers by which the answer names the request: ours and the provider's."""
+        return {"pcg-request-id": self.id, self.wire.provider.id_header: self.native_id}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +52,8 @@ class Reply:
 
 
 class Client(Protocol):
-    """Where the answer goes. Every method raises `ConnectionError` once the client has gone, or is
-    cancelled."""
+    """The receiver of the answer. Every method raises `ConnectionError` once the client has gone,
+    or is cancelled."""
 
     async def read(self, max_nbytes: int) -> bytes:
         """The request's body, decoded. Raises `BodyTooLarge`, `BodyLate`, `InvalidRequest`, and

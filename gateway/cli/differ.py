@@ -1,4 +1,4 @@
-"""Where two prompts first differ, and what kind of difference it is.
+"""The first difference between two prompts: its place and its kind.
 
 Knows no tokens, no rules and no money.
 """
@@ -17,11 +17,14 @@ from engine.prompt.types import (
     Part,
     Position,
     Prompt,
+    Role,
     TextPart,
     ThinkingPart,
     Tool,
     ToolCallPart,
     ToolResultPart,
+    num_common,
+    unmarked,
 )
 
 Kind: TypeAlias = Literal[
@@ -53,7 +56,7 @@ _NONCE: Final = re.compile(
 
 _MEDIA: Final = re.compile(r"\[(image|document) [^\]]+\]")
 _AROUND: Final = 24
-"""Characters on either side of a difference that tell what it is."""
+"""Characters on either side of a difference by which its kind is recognized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class _Place:
     """`exact` is the content as bytes, which tell the order of JSON keys too."""
 
     position: Position
-    role: str
+    role: Role | None
     content: Tool | Part
     exact: bytes
 
@@ -98,7 +101,7 @@ def excerpt(text: str, character: int) -> str:
 
 def _described(old: list[_Place], new: list[_Place], i: int) -> Difference:
     before, after = _text(old[i].content), _text(new[i].content)
-    kind, character = _kind(old, new, i), _common(before, after)
+    kind, character = _kind(old, new, i), num_common(before, after)
     position = (
         new[i].position
         if kind == "inserted" or old[i].position.level == new[i].position.level
@@ -141,7 +144,7 @@ def _kind_of_text(one: Tool | Part, other: Tool | Part) -> Kind:
         return "whitespace"
     if unicodedata.normalize("NFC", before) == unicodedata.normalize("NFC", after):
         return "unicode"
-    start = _common(before, after)
+    start = num_common(before, after)
     if _touches(_CLOCK, before, start) and _touches(_CLOCK, after, start):
         return "clock"
     if _touches(_NONCE, before, start) and _touches(_NONCE, after, start):
@@ -179,14 +182,8 @@ def _spaceless(text: str) -> str:
     return "".join(text.split())
 
 
-def _common(a: str, b: str) -> int:
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
-
-
 def _text(content: Tool | Part) -> str:
-    """What is compared character by character."""
+    """The text that is compared character by character."""
     match content:
         case TextPart() | ThinkingPart() | ToolResultPart():
             return content.text
@@ -200,11 +197,8 @@ def _text(content: Tool | Part) -> str:
 
 def _places(prompt: Prompt) -> list[_Place]:
     """Every position with its content, without its mark."""
-    contents: list[tuple[str, Tool | Part]] = [("", tool) for tool in prompt.tools]
-    contents += [("", block) for block in prompt.system]
-    contents += [(message.role, part) for message in prompt.messages for part in message.parts]
     found = []
-    for (position, mark), (role, content) in zip(prompt.positions(), contents, strict=True):
-        bare = content if mark is None else msgspec.structs.replace(content, cache=None)
-        found.append(_Place(position, role, bare, msgspec.json.encode(bare)))
+    for position, part in prompt.parts():
+        bare = unmarked(part)
+        found.append(_Place(position, prompt.role_at(position), bare, msgspec.json.encode(bare)))
     return found

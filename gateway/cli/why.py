@@ -1,13 +1,14 @@
-"""Why the second of two requests reads less of the cache than the first wrote, and what that costs.
+"""The reason why a request reads less of the cache than an earlier one wrote, and its cost.
+
 Runs no model.
 
-The same parsers, rules, template and tokenizer as the gateway's own: what is said here is what a
+The same parsers, rules, template and tokenizer as the gateway's own: the result is what a
 gateway of this policy does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final, Literal, Protocol, TypeAlias
@@ -16,18 +17,16 @@ import msgspec
 import orjson
 
 from engine.prompt.rendered import RenderedPrompt
-from engine.prompt.types import Position, Prompt
+from engine.prompt.types import Position, Prompt, num_common
 from engine.types import Boundary, CachePlan, CacheReport, Hit
-from gateway import dialects
 from gateway.cli.differ import Difference, Kind, excerpt, first_difference
+from gateway.dialects.dialect import Dialect
 from gateway.dialects.openai import eligible_ends
-from gateway.dialects.places import marks
+from gateway.dialects.places import marks_of
+from gateway.dialects.registry import DIALECTS
 from gateway.errors import InvalidRequest, UnknownModel
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
-from gateway.wire.base import RememberingWire, Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.registry import WIRES
 from policies.pricing import Usage, charge, format_usd
 from policies.rules import DialectRules
 from policies.schema import Policy
@@ -74,38 +73,6 @@ MEANINGS: Final[Mapping[Cause, str]] = {
 }
 
 
-BodyForm: TypeAlias = Literal["anthropic", "openai", "responses"]
-
-WIRES: Final[Mapping[BodyForm, Wire]] = {
-    "anthropic": AnthropicWire(),
-    "openai": OpenAIWire(),
-    "responses": ResponsesWire(),
-}
-
-CHAT_FIELDS: Final = frozenset(
-    {
-        *(
-            "frequency_penalty",
-            "logit_bias",
-            "logprobs",
-            "max_completion_tokens",
-            "n",
-            "parallel_tool_calls",
-        ),
-        *(
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "reasoning_effort",
-            "response_format",
-            "seed",
-        ),
-        *("presence_penalty", "stop", "store", "stream_options", "top_logprobs", "verbosity"),
-    }
-)
-"""Fields of Chat Completions that Anthropic's Messages has not."""
-
-
 class TemplateRenderer(Protocol):
     """Turns a prompt into tokens."""
 
@@ -114,8 +81,8 @@ class TemplateRenderer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What two bodies alone do not tell: seconds from the first to the second, and whether one
-    tenant sent both.
+    """Facts beside the two bodies: seconds from the first to the second, and whether one tenant
+    sent both.
 
     An entry may also have been evicted, which only the gateway that did it knows (`pcg-miss-reason:
     evicted`).
@@ -147,6 +114,7 @@ class _Side:
     rendered: RenderedPrompt
     model: str
     rules: DialectRules
+    dialect: Dialect
 
     @property
     def plan(self) -> CachePlan:
@@ -154,7 +122,7 @@ class _Side:
 
     @property
     def measures(self) -> bool:
-        """Whether what is skipped is what counts as read."""
+        """Whether skipped tokens count as read."""
         return self.rules.usage_mode == "measured"
 
     @property
@@ -166,8 +134,8 @@ class _Side:
         return min(self.rendered.offsets[position], len(self.rendered.token_ids) - 1)
 
     def boundaries(self) -> dict[Position, float]:
-        """What the request leaves behind: positions that are long enough, and the seconds of their
-        TTL class."""
+        """The entries that the request writes: positions of long enough prefixes, and the seconds
+        of their TTL class."""
         planned = ((entry.position, entry.ttl_s) for entry in self.plan.writable)
         return {p: ttl_s for p, ttl_s in planned if self.offset(p) >= max(self.plan.min_tokens, 1)}
 
@@ -191,27 +159,16 @@ class _Side:
         )
 
 
-def wire_of(body: bytes) -> BodyForm:
-    """Which format a body is in, by what only one of them has; Anthropic's cannot do without
-    `max_tokens`."""
+def wire_of(body: bytes) -> str:
+    """The name of the format that a body is in, by signs that only one of them has."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        return "anthropic"
-    if "input" in fields and "messages" not in fields:
-        return "responses"
-    messages = _objects(fields.get("messages"))
-    parts = [part for message in messages for part in _objects(message.get("content"))]
-    openai = fields.keys() & CHAT_FIELDS or ("max_tokens" not in fields and "system" not in fields)
-    openai = openai or any(tool.get("type") == "function" for tool in _objects(fields.get("tools")))
-    openai = openai or any(
-        message.get("role") in ("developer", "tool") or "tool_calls" in message
-        for message in messages
+    names = (
+        name for name, wire in WIRES.items() if isinstance(fields, dict) and wire.claims(fields)
     )
-    openai = openai or any("prompt_cache_breakpoint" in part for part in parts)
-    return "openai" if openai or (messages and messages[0].get("role") == "system") else "anthropic"
+    return next(names, next(iter(WIRES)))
 
 
 def model_of(body: bytes, policy: Policy) -> ModelPolicy:
@@ -250,27 +207,22 @@ def explain(
     )
 
 
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """Those in a list; none of what is no list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
 def _side(body: bytes, policy: Policy, renderer: TemplateRenderer) -> _Side:
     wire = WIRES[wire_of(body)]
     request = wire.parse(body, {}, request_id="why")
-    if isinstance(wire, RememberingWire):
-        request = wire.resume(request, lambda _: None)
-    rules = policy.rules_for(request.model, wire.name)
-    request = dialects.normalize(msgspec.structs.replace(request, unseen=()), rules)
-    request = msgspec.structs.replace(request, plan=dialects.plan(request, rules))
+    if wire.memory is not None:
+        request = wire.memory.resume(request, lambda _: None)
+    rules = policy.rules_for(request.model, wire.provider.preset)
+    dialect = DIALECTS[rules.preset]
+    request = dialect.normalize(msgspec.structs.replace(request, unseen=()), rules, wire)
+    request = msgspec.structs.replace(request, plan=dialect.plan(request, rules))
     model = policy.resolve_model(request.model)
-    return _Side(
-        request, renderer.render(request.prompt), "" if model is None else model.name, rules
-    )
+    rendered = renderer.render(request.prompt)
+    return _Side(request, rendered, "" if model is None else model.name, rules, dialect)
 
 
 def _wanted(a: _Side, b: _Side) -> int:
-    """Tokens that the second request could read of what the first wrote, if nothing stood in the
+    """Tokens of the first request's entries that the second could read, if nothing stood in the
     way."""
     limit = len(b.rendered.token_ids) - 1
     if a.reads_any and b.reads_any:
@@ -284,7 +236,7 @@ def _read(a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
         return 0
     if b.reads_any:
         shared = min(
-            _common(a.rendered.token_ids, b.rendered.token_ids[:-1]), a.num_kept(seen.after_s)
+            num_common(a.rendered.token_ids, b.rendered.token_ids[:-1]), a.num_kept(seen.after_s)
         )
         return shared if b.measures or shared >= b.plan.min_tokens else 0
     written = a.lifetimes()
@@ -296,11 +248,6 @@ def _read(a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
         ):
             return b.offset(position)
     return 0
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(one), len(other)))
 
 
 def _is_shared(position: Position, difference: Difference | None) -> bool:
@@ -318,8 +265,7 @@ def _may_read(a: _Side, b: _Side, position: Position, lives_s: float, seen: Circ
 def _cause(
     a: _Side, b: _Side, difference: Difference | None, seen: Circumstances
 ) -> tuple[Cause, Position | None]:
-    """From the widest to the narrowest: what keeps the second request from reading the first one's
-    last entry."""
+    """The widest reason that keeps the second request from reading the first one's last entry."""
     if not seen.same_tenant:
         return "other_tenant", None
     if a.model != b.model:
@@ -345,24 +291,23 @@ def _cause(
 
 
 def _is_looked_for(b: _Side, position: Position) -> bool:
-    """Whether a read may end there, were it near enough: with Anthropic's rules anywhere, with
-    OpenAI's at a breakpoint."""
-    if b.rules.preset in ("anthropic", "qwen"):
+    """Whether a read may end there, were it near enough."""
+    if b.dialect.looks_back:
         return True
     automatic = b.rules.automatic and "cache_mode" not in b.request.parameters
-    return position in marks(b.request.prompt) or (
+    return position in marks_of(b.request.prompt) or (
         automatic and position in eligible_ends(b.request.prompt)
     )
 
 
 def _usage(b: _Side, read: int) -> Usage:
-    """What the second request is billed for when so many tokens are found."""
+    """The bill of the second request in tokens when so many of them are found."""
     boundaries = tuple(
         Boundary(p, b.offset(p), ttl_s, b.offset(p) <= read) for p, ttl_s in b.boundaries().items()
     )
     hit = Hit(Position("messages", 0), read, 0.0) if read else None
     report = CacheReport(len(b.rendered.token_ids), read, hit, boundaries)
-    return dialects.usage(report, b.rules, b.plan, 0)
+    return b.dialect.usage(report, b.rules, b.plan, 0)
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
@@ -371,7 +316,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
         "cause": finding.cause,
         "meaning": MEANINGS[finding.cause],
         "at": None if finding.position is None else str(finding.position),
-        "character": None if (told := _told(finding)) is None else told.character,
+        "character": None if (shown := _shown(finding)) is None else shown.character,
         "prompt_tokens": finding.num_prompt,
         "read_tokens": finding.num_read,
         "missed_tokens": finding.num_missed,
@@ -382,21 +327,21 @@ def finding_json(finding: Finding) -> dict[str, Any]:
 def finding_lines(finding: Finding) -> list[str]:
     """For people, with the text on either side of the difference."""
     lines = [f"{finding.cause}: {MEANINGS[finding.cause]}"]
-    told = _told(finding)
+    shown = _shown(finding)
     if finding.position is not None:
         lines.append(
-            f"at {finding.position}" + ("" if told is None else f", character {told.character}")
+            f"at {finding.position}" + ("" if shown is None else f", character {shown.character}")
         )
-    if told is not None:
-        for name, text in (("first", told.before), ("second", told.after)):
-            lines.append(f"  {name:<6} {excerpt(text, told.character)!r}")
+    if shown is not None:
+        for name, text in (("first", shown.before), ("second", shown.after)):
+            lines.append(f"  {name:<6} {excerpt(text, shown.character)!r}")
     lines.append(
         f"reads {finding.num_read} of {finding.num_prompt} tokens, misses {finding.num_missed}"
     )
     return [*lines, f"costs {format_usd(finding.usd)} USD more than if nothing were missed"]
 
 
-def _told(finding: Finding) -> Difference | None:
+def _shown(finding: Finding) -> Difference | None:
     """The difference, where it is the cause."""
     return (
         finding.difference

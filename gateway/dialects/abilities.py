@@ -1,40 +1,23 @@
-"""What a model, by the id it is asked for, does not do although its format can ask for it.
+"""Abilities that the provider's model of a name lacks although its format can ask for them.
 
 Knows no caching rules.
-
-Error texts are those of the APIs: Anthropic's as recorded, OpenAI's as quoted in public issues.
 """
 
 from __future__ import annotations
 
+from gateway.dialects.words import ErrorWords
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from policies.rules import DialectRules
 
 
-def check_abilities(request: Request, rules: DialectRules) -> None:
+def check_abilities(request: Request, rules: DialectRules, words: ErrorWords) -> None:
     """Raises `InvalidRequest` where the provider's model of that name would refuse to answer."""
     effort = request.parameters.get("effort")
     if effort is not None and rules.efforts and effort not in rules.efforts:
-        raise _no_such_effort(request, effort, rules)
+        raise words.unsupported_effort(request.model, effort, rules.efforts)
     if request.prompt.continue_final and not rules.prefill:
         raise InvalidRequest(
             "This model does not support assistant message prefill. The conversation must end "
             "with a user message."
         )
-
-
-def _no_such_effort(request: Request, effort: str, rules: DialectRules) -> InvalidRequest:
-    if request.wire == "anthropic":
-        levels = ", ".join(sorted(rules.efforts))
-        return InvalidRequest(
-            f"This model does not support effort level '{effort}'. Supported levels: {levels}."
-        )
-    levels = ", ".join(f"'{level}'" for level in rules.efforts)
-    message = (
-        f"Unsupported value: '{effort}' is not supported with the '{request.model[:64]}' "
-        f"model. Supported values are: {levels}."
-    )
-    return InvalidRequest(
-        message, path=request.wire_options.get("effort_field"), code="unsupported_value"
-    )

@@ -12,7 +12,7 @@ import msgspec
 from engine.prompt.types import Level, Position
 from engine.types import CachePlan, CacheReport, PlannedEntry
 from gateway.dialects.billing import settle
-from gateway.dialects.places import marks
+from gateway.dialects.places import marks_of
 from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
@@ -34,7 +34,7 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
     Of more marks than may be, which only Anthropic refuses, the latest count. Without a mark
     nothing is read and nothing is written: caching is opt-in.
     """
-    wanted = dict(list(marks(request.prompt).items())[-rules.max_breakpoints :])
+    wanted = dict(list(marks_of(request.prompt).items())[-rules.max_breakpoints :])
     order = [position for position, _ in request.prompt.positions()]
     return CachePlan(
         readable=_readable(
@@ -46,9 +46,9 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
         min_tokens=rules.min_tokens,
         salts=salts(request.parameters),
         unmarked_ttl_s=rules.unmarked_ttl_s,
-        read=request.read_cache,
-        store=request.store_cache,
-        max_age_s=request.max_age_s,
+        read=request.directives.read,
+        store=request.directives.store,
+        max_age_s=request.directives.max_age_s,
     )
 
 
@@ -60,8 +60,8 @@ def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output:
 
 
 def salts(parameters: dict[str, Any]) -> dict[Level, str]:
-    """What invalidates a level without being rendered. A level inherits the salt of the levels
-    before it.
+    """The parameters that invalidate a level without being rendered. A level inherits the salt of
+    the levels before it.
 
     The table of the pages "Prompt caching" and "Tool use with prompt caching": tool choice,
     thinking and effort cost the messages; speed and citations cost the system text too; nothing but
@@ -80,7 +80,7 @@ def salts(parameters: dict[str, Any]) -> dict[Level, str]:
 
 
 def salt(parameters: dict[str, Any]) -> str:
-    """Equal parameters give equal text, whatever their order."""
+    """Equal parameters give equal text in any order."""
     return msgspec.json.encode(parameters, order="deterministic").decode()
 
 

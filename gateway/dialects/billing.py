@@ -16,7 +16,7 @@ def settle(
     """The bill of a request of which `read` prompt tokens count as read.
 
     Afterwards `read + writes + input == report.num_prompt` and `read <= report.skipped`. In
-    `measured` mode what was really skipped is read, whatever `read` says.
+    `measured` mode the tokens really skipped are read, instead of `read`.
     """
     if rules.usage_mode == "measured":
         read = report.skipped
@@ -35,7 +35,7 @@ def settle(
 def written(boundaries: tuple[Boundary, ...], read: int) -> dict[float, int]:
     """Tokens written per TTL in seconds, without zeros, when the first `read` tokens were read.
 
-    Longest TTL first, each class takes what lies between the end of the class before and its own
+    Longest TTL first, each class takes the tokens between the end of the class before and its own
     last boundary. With the two classes of Anthropic this is the rule of its page "Prompt caching"
     (2026-08): A = `read`, B = the last 1h boundary after A, C = the last boundary; 1h = B - A, 5m =
     C - B.

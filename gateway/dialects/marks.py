@@ -8,53 +8,74 @@ issues).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.prompt.types import Position
-from gateway.dialects.places import Place, marks, places
+from gateway.dialects.places import can_bear_mark, last_eligible
+from gateway.dialects.words import ErrorWords
 from gateway.errors import InvalidRequest
-from gateway.request import Request, WireName
+from gateway.request import Request
 from policies.rules import DialectRules
 from policies.ttl import ttl_class_name
 
 
 @dataclass(frozen=True, slots=True)
 class FinalMarks:
-    """The marks a plan is made from, in wire order, and what was mended to get them."""
+    """The marks that a plan is made from, and the names of the repairs that made them."""
 
-    marks: dict[Position, float]
-    warnings: list[str]
+    marks: Mapping[Position, float]
+    warnings: Sequence[str] = ()
 
 
-def checked(request: Request, rules: DialectRules) -> FinalMarks:
-    """The request's marks, the automatic one included, if they keep the rules or could be mended.
+def checked_marks(
+    request: Request, marks: Mapping[Position, float], rules: DialectRules, words: ErrorWords
+) -> FinalMarks:
+    """The marks in wire order, the automatic one included, if they keep Anthropic's rules or could
+    be mended.
 
     Raises `InvalidRequest` where a rule is broken and `rules.marker_errors` is `strict`.
     """
-    return _Check(request, rules).run()
+    if not marks and request.automatic is None:
+        return FinalMarks(marks)
+    return _Check(request, marks, rules, words).run()
+
+
+def automatic_mark(
+    request: Request, marks: Mapping[Position, float], rules: DialectRules, words: ErrorWords
+) -> FinalMarks:
+    """The marks with the request-level one on the last place that can bear one, unless it has a
+    mark already."""
+    last = None if request.automatic is None else last_eligible(request.prompt)
+    if last is None or request.automatic is None:
+        return FinalMarks(marks)
+    return FinalMarks({last: request.automatic, **marks})
 
 
 class _Check:
     """One pass over one request's marks."""
 
-    def __init__(self, request: Request, rules: DialectRules) -> None:
+    def __init__(
+        self,
+        request: Request,
+        marks: Mapping[Position, float],
+        rules: DialectRules,
+        words: ErrorWords,
+    ) -> None:
         self.request = request
+        self.marks = dict(marks)
         self.rules = rules
-        self.places = places(request.prompt)
-        self.marks = marks(request.prompt)
+        self.words = words
         self.warnings: list[str] = []
         self.automatic: Position | None = None
 
     def run(self) -> FinalMarks:
-        if self.marks or self.request.automatic is not None:
-            self._off_empty_text()
-            self._place_automatic()
-            self._limit_number()
-            self._order_ttls()
-        return FinalMarks(
-            {p.position: self.marks[p.position] for p in self.places if p.position in self.marks},
-            self.warnings,
-        )
+        self._off_empty_text()
+        self._place_automatic()
+        self._limit_number()
+        self._order_ttls()
+        in_order = sorted(self.marks, key=lambda position: position.order)
+        return FinalMarks({position: self.marks[position] for position in in_order}, self.warnings)
 
     def _broken(self, message: str, path: str | None, *, repair: str) -> None:
         """A rule is broken: an error, or a repair that gets a name."""
@@ -64,26 +85,26 @@ class _Check:
 
     def _off_empty_text(self) -> None:
         """A mark on empty text moves to the nearest earlier place that can bear one."""
-        nearest: Place | None = None
-        for place in self.places:
-            if place.eligible:
-                nearest = place
-            elif place.position in self.marks:
-                path = _path(self.request.wire, place.position)
+        nearest: Position | None = None
+        for position, part in self.request.prompt.parts():
+            if can_bear_mark(part):
+                nearest = position
+            elif position in self.marks:
+                path = self.words.path_of(position)
                 self._broken(
                     "cache_control cannot be set for empty text blocks",
                     f"{path}.text",
                     repair="cache_control-moved",
                 )
-                ttl_s = self.marks.pop(place.position)
+                ttl_s = self.marks.pop(position)
                 if nearest is not None:
-                    self.marks.setdefault(nearest.position, ttl_s)
+                    self.marks.setdefault(nearest, ttl_s)
 
     def _place_automatic(self) -> None:
         """The request-level mark stands on the last place that can bear one; a mark already there
         must agree with it."""
         ttl_s = self.request.automatic
-        last = next((place.position for place in reversed(self.places) if place.eligible), None)
+        last = last_eligible(self.request.prompt)
         if ttl_s is None or last is None:
             return
         if self.marks.get(last, ttl_s) != ttl_s:
@@ -116,9 +137,7 @@ class _Check:
         for position in sorted(self.marks, key=lambda position: position.order):
             ttl_s = self.marks[position]
             if shortest is not None and ttl_s > shortest:
-                path = (
-                    "" if position == self.automatic else _path(self.request.wire, position) + "."
-                )
+                path = "" if position == self.automatic else self.words.path_of(position) + "."
                 message = (
                     f"a ttl='{ttl_class_name(ttl_s)}' cache_control block must not come after "
                     f"a ttl='{ttl_class_name(shortest)}' cache_control block. "
@@ -130,13 +149,3 @@ class _Check:
                 )
                 self.marks[position] = ttl_s = shortest
             shortest = ttl_s
-
-
-def _path(wire: WireName, position: Position) -> str:
-    """The position in the caller's own coordinates, where they are known: only Anthropic's match
-    ours one to one."""
-    if wire != "anthropic":
-        return "messages"
-    if position.level == "messages":
-        return f"messages.{position.index}.content.{position.part}"
-    return f"{position.level}.{position.index}"

@@ -15,7 +15,7 @@ from engine.prompt.types import Level, Position, Prompt
 from engine.types import CachePlan, CacheReport, PlannedEntry
 from gateway.dialects.anthropic import salt
 from gateway.dialects.billing import settle
-from gateway.dialects.places import marks
+from gateway.dialects.places import marks_of
 from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
@@ -35,7 +35,7 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
     """The plan of either class; `cache_mode: explicit` turns everything automatic off."""
     automatic = rules.automatic and request.parameters.get("cache_mode", "implicit") == "implicit"
     wanted = {
-        position: rules.lifetime_s(ttl_s) for position, ttl_s in marks(request.prompt).items()
+        position: rules.lifetime_s(ttl_s) for position, ttl_s in marks_of(request.prompt).items()
     }
     looked_up = list(wanted)[-rules.lookback :]
     if rules.bills_writes:
@@ -51,9 +51,9 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
         salts=salts(request.parameters),
         any_prefix=automatic and not rules.bills_writes,
         unmarked_ttl_s=_kept_s(request, rules),
-        read=request.read_cache,
-        store=request.store_cache,
-        max_age_s=request.max_age_s,
+        read=request.directives.read,
+        store=request.directives.store,
+        max_age_s=request.directives.max_age_s,
     )
 
 
@@ -66,11 +66,11 @@ def _kept_s(request: Request, rules: DialectRules) -> float:
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
-    """Exact boundaries where writes are billed; else what was skipped, rounded down to `read_step`,
-    from `min_tokens` on.
+    """Exact boundaries where writes are billed; else the skipped tokens, rounded down to
+    `read_step`, from `min_tokens` on.
 
-    Where the client forbade reading, or set an age that only entries have, what was skipped all the
-    same is not read.
+    Tokens skipped although the client forbade reading, or set an age that only entries have, are
+    not read.
     """
     read = report.hit.offset if report.hit is not None else 0
     if plan.any_prefix:
@@ -111,8 +111,8 @@ def eligible_ends(prompt: Prompt) -> list[Position]:
 def _breakpoints(
     request: Request, rules: DialectRules, wanted: dict[Position, float], *, automatic: bool
 ) -> tuple[Iterable[Position], list[tuple[Position, float]]]:
-    """Message ends to look up, and what to write: the latest marks, one of them the automatic one
-    unless it is turned off."""
+    """Message ends to look up, and entries to write: the latest marks, one of them the automatic
+    one unless it is turned off."""
     ends = eligible_ends(request.prompt)
     if not automatic or not ends:
         return [], list(wanted.items())[-rules.max_breakpoints :]

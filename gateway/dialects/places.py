@@ -1,4 +1,4 @@
-"""The prompt as the list of places where a cache breakpoint may stand.
+"""The places of a prompt where a cache breakpoint may stand, and the marks on them.
 
 Knows no provider's limits.
 """
@@ -6,7 +6,6 @@ Knows no provider's limits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,39 +21,28 @@ from engine.prompt.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One position of the request and what ends there."""
-
-    position: Position
-    part: Tool | Part
-
-    @property
-    def eligible(self) -> bool:
-        """Whether a breakpoint may stand here: not on reasoning and not on empty text."""
-        if isinstance(self.part, ThinkingPart):
-            return False
-        return not (isinstance(self.part, TextPart) and self.part.text == "")
+def can_bear_mark(part: Tool | Part) -> bool:
+    """Whether a breakpoint may stand at its end: not on reasoning and not on empty text."""
+    if isinstance(part, ThinkingPart):
+        return False
+    return not (isinstance(part, TextPart) and part.text == "")
 
 
-def places(prompt: Prompt) -> list[Place]:
-    """Every place in wire order; the same positions as `prompt.positions()`."""
-    found = [Place(Position("tools", i), tool) for i, tool in enumerate(prompt.tools)]
-    found += [Place(Position("system", i), block) for i, block in enumerate(prompt.system)]
-    for i, message in enumerate(prompt.messages):
-        found += [Place(Position("messages", i, j), part) for j, part in enumerate(message.parts)]
-    return found
+def last_eligible(prompt: Prompt) -> Position | None:
+    """The last place in wire order that can bear a mark."""
+    backwards = reversed(list(prompt.parts()))
+    return next((position for position, part in backwards if can_bear_mark(part)), None)
 
 
-def marks(prompt: Prompt) -> dict[Position, float]:
+def marks_of(prompt: Prompt) -> dict[Position, float]:
     """Marked positions and the TTL each asks for, in wire order."""
     return {position: mark.ttl_s for position, mark in prompt.positions() if mark is not None}
 
 
 def with_marks(prompt: Prompt, wanted: Mapping[Position, float]) -> Prompt:
-    """The prompt with exactly the `wanted` marks, none of which may stand on reasoning. Touches
-    only what changes."""
-    current = marks(prompt)
+    """The prompt with exactly the `wanted` marks, none of which may stand on reasoning. Other parts
+    stay the same objects."""
+    current = marks_of(prompt)
     tools, system, turns = list(prompt.tools), list(prompt.system), dict[int, list[Part]]()
     for position in current.keys() | wanted.keys():
         ttl_s = wanted.get(position)

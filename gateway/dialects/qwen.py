@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from engine.types import CachePlan, CacheReport
 from gateway.dialects import anthropic, openai
-from gateway.dialects.places import marks
+from gateway.dialects.places import marks_of
 from gateway.request import Request
 from policies.pricing import Usage
 from policies.rules import DialectRules
@@ -20,7 +20,7 @@ from policies.rules import DialectRules
 
 def plan(request: Request, rules: DialectRules) -> CachePlan:
     """By the marks the request has."""
-    if marks(request.prompt):
+    if marks_of(request.prompt):
         return anthropic.plan(request, rules)
     return openai.plan(request, _implicit(rules))
 

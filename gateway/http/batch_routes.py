@@ -21,8 +21,9 @@ import structlog
 from gateway.calls.exchange import Call, Client, Reply
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
-from gateway.ids import id_headers, native_id, request_id
-from gateway.serve.auth import authenticate
+from gateway.http.routes import Route, Serve
+from gateway.ids import request_id
+from gateway.serve.auth import tenant_of
 from gateway.serve.delivery import send
 from gateway.serve.handler import BATCHED, Handler
 from gateway.state.batches import (
@@ -92,11 +93,36 @@ class BatchRoutes:
     concurrency: int = 2
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def routes(self) -> tuple[Route, ...]:
+        """The rows of these routes."""
+        every, one = "/v1/messages/batches", "/v1/messages/batches/{id}"
+        rows = (
+            ("POST", every, self.create),
+            ("GET", every, self.list),
+            ("GET", one, self.show),
+            ("GET", f"{one}/results", self.results),
+            ("POST", f"{one}/cancel", self.cancel),
+            ("DELETE", one, self.delete),
+        )
+        return tuple(
+            Route(method, path, "batches", self._recorded(serve), "anthropic")
+            for method, path, serve in rows
+        )
+
+    def _recorded(self, serve: Serve) -> Serve:
+        """The route with its errors answered and its outcome recorded."""
+
+        async def recorded(call: Call, client: Client) -> None:
+            async with self.handler.recorded(call, client):
+                await serve(call, client)
+
+        return recorded
+
     # The routes -----------------------------------------------------------------------------------
 
     async def create(self, call: Call, client: Client) -> None:
         """POST /v1/messages/batches."""
-        tenant = authenticate(self.handler.policy, call.headers).name
+        tenant = tenant_of(self.handler.policy, call)
         server = self.handler.policy.server
         body = await client.read(server.max_body)
         num_requests, lines = await self.handler.offload.run(
@@ -124,45 +150,47 @@ class BatchRoutes:
         self._wake.set()
         await send(call, client, orjson.dumps(as_json(batch, base_url(call))))
 
-    async def show(self, call: Call, client: Client, batch_id: str) -> None:
+    async def show(self, call: Call, client: Client) -> None:
         """GET /v1/messages/batches/{id}."""
-        await send(call, client, orjson.dumps(as_json(self._find(call, batch_id), base_url(call))))
+        await send(
+            call, client, orjson.dumps(as_json(self._find(call, call.resource_id), base_url(call)))
+        )
 
-    async def list(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
+    async def list(self, call: Call, client: Client) -> None:
         """GET /v1/messages/batches."""
-        tenant = authenticate(self.handler.policy, call.headers).name
-        page = read_page(query, [batch.id for batch in self.store.of(tenant)])
+        tenant = tenant_of(self.handler.policy, call)
+        page = read_page(call.query, [batch.id for batch in self.store.of(tenant)])
         found = [as_json(self._find(call, name), base_url(call)) for name in page.ids]
         first, last = (page.ids[0], page.ids[-1]) if page.ids else (None, None)
         body = {"data": found, "has_more": page.has_more, "first_id": first, "last_id": last}
         await send(call, client, orjson.dumps(body))
 
-    async def results(self, call: Call, client: Client, batch_id: str) -> None:
+    async def results(self, call: Call, client: Client) -> None:
         """GET /v1/messages/batches/{id}/results."""
-        batch = self._find(call, batch_id)
+        batch = self._find(call, call.resource_id)
         if batch.ended_at_s is None:
             raise InvalidRequest(
                 f"Batch {batch.id} has not ended; its results are not available yet."
             )
         form = {"Content-Type": "application/x-jsonl", "Cache-Control": "no-store"}
-        await client.open(form | id_headers(call.wire.name, call.id))
+        await client.open(form | call.id_headers)
         pieces = self.store.results(batch)
         while piece := await asyncio.to_thread(next, pieces, b""):
             await client.write(piece)
 
-    async def cancel(self, call: Call, client: Client, batch_id: str) -> None:
+    async def cancel(self, call: Call, client: Client) -> None:
         """POST /v1/messages/batches/{id}/cancel: running requests end, others do not begin.
         Idempotent."""
-        batch = self._find(call, batch_id)
+        batch = self._find(call, call.resource_id)
         if batch.cancelled_at_s is None and batch.ended_at_s is None:
             batch.cancelled_at_s = call.started_at_s
             self.store.save(batch)
             self._wake.set()
         await send(call, client, orjson.dumps(as_json(batch, base_url(call))))
 
-    async def delete(self, call: Call, client: Client, batch_id: str) -> None:
+    async def delete(self, call: Call, client: Client) -> None:
         """DELETE /v1/messages/batches/{id}: of one that has ended."""
-        batch = self._find(call, batch_id)
+        batch = self._find(call, call.resource_id)
         if batch.ended_at_s is None:
             raise InvalidRequest(
                 f"Batch {batch.id} cannot be deleted while it is being processed; cancel it first."
@@ -172,7 +200,7 @@ class BatchRoutes:
         await send(call, client, body)
 
     def _find(self, call: Call, batch_id: str) -> Batch:
-        batch = self.store.find(authenticate(self.handler.policy, call.headers).name, batch_id)
+        batch = self.store.find(tenant_of(self.handler.policy, call), batch_id)
         if batch is None:
             raise UnknownPath(f"batch: {batch_id[:80]}")
         return batch
@@ -231,7 +259,7 @@ class BatchRoutes:
         refusal = _refused(item.params)
         if refusal is not None:
             error = self.wire.encode_error(
-                refusal, request_id=native_id(self.wire.name, request_id(None, self.clock()))
+                refusal, request_id=self.wire.provider.native_id(request_id(None, self.clock()))
             )
             return "errored", {"error": orjson.loads(error.body)}
         reply = await self._asked(batch, item)

@@ -1,19 +1,16 @@
-"""The handler behind aiohttp: routes, the client's side of a request,
-and which provider's format speaks.
-
-No policy.
-"""
+"""The routes behind aiohttp. No policy."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Literal, TypeAlias
+from functools import partial
+from typing import Final
 
 from aiohttp import web
 
 from gateway.budget import ByteBudget
-from gateway.calls.exchange import Call
+from gateway.calls.exchange import Call, Client
 from gateway.clock import Clock
 from gateway.errors import GatewayError, MethodNotAllowed, Overloaded, Unauthenticated, UnknownPath
 from gateway.http.batch_routes import BatchRoutes
@@ -21,8 +18,9 @@ from gateway.http.client import HttpClient, transmit
 from gateway.http.connections import Connections
 from gateway.http.problem import problem
 from gateway.http.response_routes import ResponseRoutes
+from gateway.http.routes import Route, guess_wire, provider_routes
 from gateway.ids import request_id
-from gateway.serve.auth import authenticate
+from gateway.serve.auth import tenant_of
 from gateway.serve.handler import Handler
 from gateway.wire.base import Wire
 from gateway.wire.plain import plain_headers
@@ -43,17 +41,6 @@ GREETING: Final = (
     "GET  /v1/models, /metrics, /readyz\n"
 )
 
-PASSED: Final = (
-    "/v1/embeddings",
-    "/v1/moderations",
-    "/v1/images/generations",
-    "/v1/audio/speech",
-    "/v1/rerank",
-    "/v1/score",
-)
-"""What only upstreams serve: OpenAI's paths, and vLLM's, whose JSON body names a model. No other
-path is passed on: an upstream that takes our key may have paths that are not for our clients."""
-
 _ALLOWED: Final = web.RequestKey("allowed", str)
 """The methods of the path, of a request that came with another one."""
 
@@ -63,22 +50,14 @@ _CLOSING: Final = web.RequestKey("closing", bool)
 PROBES: Final = ("/livez", "/readyz", "/health", "/metrics")
 """Served where there are too many connections for anything else."""
 
-WireKey: TypeAlias = Literal["anthropic", "openai", "responses", "compact", "completions"]
-"""Which of the wire formats; a provider may have several."""
-
-Route = Callable[[Call, "HttpClient"], Awaitable[None]]
-NamedRoute = Callable[[Call, "HttpClient", str], Awaitable[None]]
-QueriedRoute = Callable[[Call, "HttpClient", str, Mapping[str, str]], Awaitable[None]]
-BatchRoute = Callable[[Call, "HttpClient", web.Request], Awaitable[None]]
-
 
 class Server:
-    """Turns aiohttp requests into calls of the handler."""
+    """Turns aiohttp requests into calls of the routes' functions."""
 
     def __init__(
         self,
         handler: Handler,
-        wires: Mapping[WireKey, Wire],
+        wires: Mapping[str, Wire],
         clock: Clock,
         budget: ByteBudget,
         connections: Connections,
@@ -87,158 +66,64 @@ class Server:
         self._handler = handler
         self._budget = budget
         self._connections = connections
-        self._batches = batches
         self._wires = wires
         self._clock = clock
+        self._routes = (
+            *provider_routes(handler, wires),
+            *ResponseRoutes(handler).routes(),
+            *(() if batches is None else batches.routes()),
+        )
         self.closing = False
         """Draining: answers ask clients to close their connections."""
 
     def add_routes(self, app: web.Application) -> None:
         """The provider-compatible routes, and the middleware that answers for every other path."""
-        stored = ResponseRoutes(self._handler)
         app.middlewares.append(self._within_connection)
         app.middlewares.append(self._catch)
-        app.router.add_post("/v1/messages", self._route("messages", self._handler.generate))
-        app.router.add_post(
-            "/v1/messages/count_tokens", self._route("count_tokens", self._handler.count)
-        )
-        app.router.add_post(
-            "/v1/chat/completions", self._route("chat_completions", self._handler.generate)
-        )
-        app.router.add_post("/v1/completions", self._route("completions", self._handler.generate))
-        app.router.add_post("/v1/responses", self._route("responses", self._handler.generate))
-        app.router.add_post("/v1/responses/compact", self._route("compact", self._handler.generate))
-        app.router.add_post(
-            "/v1/responses/input_tokens", self._route("input_tokens", self._handler.count)
-        )
-        app.router.add_get("/v1/responses/{id}", self._queried("response", stored.show))
-        app.router.add_delete("/v1/responses/{id}", self._named("response", stored.delete))
-        app.router.add_post("/v1/responses/{id}/cancel", self._named("cancel", stored.cancel))
-        app.router.add_get(
-            "/v1/responses/{id}/input_items", self._queried("input_items", stored.items)
-        )
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/v1/models/{id:.+}", self._named("model", self._handler.model))
         app.router.add_get("/", self._greet)
-        for path in PASSED if self._handler.policy.backends else ():
-            app.router.add_post(
-                path,
-                self._route(
-                    path.removeprefix("/v1/").replace("/", "_"), self._handler.proxied_only
-                ),
-            )
-        if self._batches is not None:
-            self._add_batches(app, self._batches)
-        app.on_response_prepare.append(self._sign)
-
-    def _add_batches(self, app: web.Application, batches: BatchRoutes) -> None:
-        """The routes of message batches."""
-        one = "/v1/messages/batches/{id}"
-
-        def listed(call: Call, client: HttpClient, http: web.Request) -> Awaitable[None]:
-            return batches.list(call, client, plain_query(http))
-
-        def named(route: NamedRoute) -> BatchRoute:
-            return lambda call, client, http: route(call, client, http.match_info["id"])
-
-        app.router.add_post(
-            "/v1/messages/batches",
-            self._recorded(lambda call, client, _: batches.create(call, client)),
+        app.router.add_routes(
+            web.route(route.method, route.path, partial(self._serve, route))
+            for route in self._routes
         )
-        app.router.add_get("/v1/messages/batches", self._recorded(listed))
-        app.router.add_get(one, self._recorded(named(batches.show)))
-        app.router.add_get(f"{one}/results", self._recorded(named(batches.results)))
-        app.router.add_post(f"{one}/cancel", self._recorded(named(batches.cancel)))
-        app.router.add_delete(one, self._recorded(named(batches.delete)))
-
-    def _recorded(
-        self, route: BatchRoute
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """A route that leaves errors and records to the handler."""
-
-        async def serve(http: web.Request) -> web.StreamResponse:
-            async def recorded(call: Call, client: HttpClient) -> None:
-                async with self._handler.recorded(call, client):
-                    await route(call, client, http)
-
-            return await self._serve(http, "batches", recorded)
-
-        return serve
-
-    def _route(
-        self, name: str, route: Route
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        async def serve(http: web.Request) -> web.StreamResponse:
-            return await self._serve(http, name, route)
-
-        return serve
-
-    def _named(
-        self, name: str, route: NamedRoute
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """A route whose path ends in the `id` of what is asked for."""
-
-        async def serve(http: web.Request) -> web.StreamResponse:
-            return await self._serve(
-                http, name, lambda call, client: route(call, client, http.match_info["id"])
-            )
-
-        return serve
-
-    def _queried(
-        self, name: str, route: QueriedRoute
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """A named route that reads the query too."""
-
-        async def serve(http: web.Request) -> web.StreamResponse:
-            asked, query = http.match_info["id"], plain_query(http)
-            return await self._serve(
-                http, name, lambda call, client: route(call, client, asked, query)
-            )
-
-        return serve
-
-    async def _models(self, http: web.Request) -> web.StreamResponse:
-        async def route(call: Call, client: HttpClient) -> None:
-            await self._handler.models(call, client, plain_query(http))
-
-        return await self._serve(http, "models", route)
+        app.on_response_prepare.append(self._sign)
 
     async def _greet(self, http: web.Request) -> web.Response:
         return web.Response(text=GREETING)
 
-    async def _serve(self, http: web.Request, name: str, route: Route) -> web.StreamResponse:
-        call = self._call(http, name)
+    async def _serve(self, route: Route, http: web.Request) -> web.StreamResponse:
+        call = self._call(http, route)
         with self._budget.claim(self._tenant(call)) as claim:
             client = HttpClient(
                 http, self._handler.policy.server, claim, closing=self.closing or _CLOSING in http
             )
             try:
-                await route(call, client)
+                await route.serve(call, client)
                 return await client.finish()
-            except (
-                ConnectionError
-            ):  # the client has gone, and the handler has recorded it: aiohttp need not know
+            except ConnectionError:
+                # The client has gone, and the handler has recorded it: aiohttp need not know.
                 return client.leftover
 
     def _tenant(self, call: Call) -> str:
-        """Whose memory it is; that of a request which will be refused for its key is nobody's."""
+        """The tenant that the memory counts for; nobody's where the key will be refused."""
         try:
-            return authenticate(self._handler.policy, call.headers).name
+            return tenant_of(self._handler.policy, call)
         except Unauthenticated:
             return ""
 
-    def _call(self, http: web.Request, route: str) -> Call:
+    def _call(self, http: web.Request, route: Route) -> Call:
         headers = plain_headers(http.headers)
         started_at_s = self._clock()
+        query = http.rel_url.raw_query_string
         return Call(
             id=request_id(headers.get("x-request-id"), started_at_s),
-            route=route,
-            wire=self._wires[wire_for(http.path, headers)],
+            route=route.name,
+            wire=self._wires[route.wire or guess_wire(self._wires, http.path, headers)],
             headers=headers,
             arrived_s=asyncio.get_running_loop().time(),
             started_at_s=started_at_s,
-            path=f"{http.path}?{query}" if (query := http.rel_url.raw_query_string) else http.path,
+            path=f"{http.path}?{query}" if query else http.path,
+            resource_id=http.match_info.get("id", ""),
+            query=plain_query(http) if query else {},
         )
 
     @web.middleware
@@ -282,9 +167,11 @@ class Server:
     ) -> web.StreamResponse:
         if http.path.startswith(ADMIN):
             return problem(status, error)
-        return await self._serve(
-            http, UNROUTED, lambda call, client: self._handler.refuse(call, client, error)
-        )
+
+        def refuse(call: Call, client: Client) -> Awaitable[None]:
+            return self._handler.refuse(call, client, error)
+
+        return await self._serve(Route(http.method, http.path, UNROUTED, refuse), http)
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "pcg"
@@ -298,18 +185,3 @@ class Server:
 def plain_query(http: web.Request) -> dict[str, str]:
     """A parameter sent more than once becomes one list, as header fields do."""
     return {name: ",".join(http.query.getall(name)) for name in http.query}
-
-
-def wire_for(path: str, headers: Mapping[str, str]) -> WireKey:
-    """Which format a request speaks, from its path and lower-case header names."""
-    if path.startswith("/v1/messages"):
-        return "anthropic"
-    if path == "/v1/responses/compact":
-        return "compact"
-    if path.startswith("/v1/responses"):
-        return "responses"
-    if path.startswith("/v1/completions"):
-        return "completions"
-    if path.startswith("/v1/chat/") or path in PASSED:
-        return "openai"
-    return "anthropic" if "anthropic-version" in headers or "x-api-key" in headers else "openai"

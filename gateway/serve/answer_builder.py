@@ -71,5 +71,5 @@ class AnswerBuilder:
             calls=tuple(self.calls),
             logprobs=tuple(self.logprobs),
             num_thinking=self.num_thinking,
-            said=runs,
+            runs=runs,
         )

@@ -10,7 +10,6 @@ from typing import Final
 
 from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from engine.types import CacheReport, FinishReason
-from gateway import dialects
 from gateway.backends.base import Event
 from gateway.bill.headers import Bill, billing_headers, headers_without_counts
 from gateway.bill.lookup import CachedAnswer, ResponseLookup
@@ -148,7 +147,7 @@ class Answering:
         request = admitted.request
         self._reports[choice] = event.report
         if self.cached is None:
-            usage = dialects.usage(event.report, admitted.rules, request.plan, 0)
+            usage = admitted.dialect.usage(event.report, admitted.rules, request.plan, 0)
             self.usage = sum_usage([self.usage, usage])
             if choice == 0:
                 self.timings.phases |= {
@@ -159,7 +158,7 @@ class Answering:
         if len(self._reports) < request.num_prompts:
             return
         self.prompt_bill = bill = self._bill_prompts()
-        if request.only_if_cached and not bill.usage.cache_read and self.cached is None:
+        if request.directives.only_if_cached and not bill.usage.cache_read and self.cached is None:
             raise NotCached("nothing of this prompt is cached, and the request says only-if-cached")
 
     def _bill_prompts(self) -> Bill:

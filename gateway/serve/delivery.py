@@ -24,7 +24,6 @@ from gateway.calls.choices import ChoiceEvent, merge_choices
 from gateway.calls.exchange import Call, Client, Reply
 from gateway.calls.feed import EventFeed, Keepalive
 from gateway.errors import EngineFailed, GatewayError
-from gateway.ids import id_headers
 from gateway.offload import OffloadThread
 from gateway.serve.answering import Answering
 from gateway.serve.record_draft import RecordDraft
@@ -81,8 +80,7 @@ class AnswerDelivery:
         call = answering.admitted.call
         encoder = call.wire.stream(answering.admitted.request, created_at_s=call.started_at_s)
         choice, event = await _next(answering, events, self.sse.early_headers_after)
-        ids = id_headers(call.wire.name, call.id)
-        await client.open(dict(SSE_HEADERS) | ids | answering.headers())
+        await client.open(dict(SSE_HEADERS) | call.id_headers | answering.headers())
         keepalive = Keepalive(self.sse.keepalive)
         try:
             while answering.num_open:
@@ -95,16 +93,17 @@ class AnswerDelivery:
             raise
         except Exception as error:
             shown = client_error(error, call)
-            draft.ended = Ended("failed", 200, shown)
+            draft.ended = Ended.failed(shown, 200)
             await client.write(encoder.error(shown))
 
     async def _finish(self, answering: Answering) -> Answer:
         """The whole answer, kept for later requests: for those that refer to it, before its client
         knows its name, and for those that ask the same."""
         admitted, answer = answering.admitted, answering.answer()
-        if admitted.memory is not None:
+        memory = admitted.call.wire.memory
+        if memory is not None:
             request, now_s = admitted.request, admitted.call.started_at_s
-            keep = partial(admitted.memory.keep, request, answer, created_at_s=now_s)
+            keep = partial(memory.keep, request, answer, created_at_s=now_s)
             kept = await self.offload.run(request.nbytes, keep)
             self.archive.put(request.tenant, kept, now_s)
         if self.responses is not None:
@@ -116,8 +115,7 @@ async def send(
     call: Call, client: Client, body: bytes, headers: Mapping[str, str] | None = None
 ) -> None:
     """Send a whole answer with status 200."""
-    ids = id_headers(call.wire.name, call.id)
-    await client.send(Reply(200, body, dict(JSON_HEADERS) | ids | dict(headers or {})))
+    await client.send(Reply(200, body, dict(JSON_HEADERS) | call.id_headers | dict(headers or {})))
 
 
 def client_error(error: Exception, call: Call) -> GatewayError:

@@ -21,16 +21,16 @@ from typing import Final
 
 import msgspec
 
-from gateway import dialects
 from gateway.bill.headers import headers_without_counts
 from gateway.bill.record import Record
 from gateway.calls.catalog import ModelCatalog
 from gateway.calls.exchange import Call, Client, Reply
+from gateway.dialects.abilities import check_abilities
+from gateway.dialects.dialect import Dialect
 from gateway.errors import GatewayError, UnknownModel
-from gateway.ids import id_headers, native_id
 from gateway.offload import OffloadThread
 from gateway.request import Request
-from gateway.serve.auth import authenticate
+from gateway.serve.auth import tenant_of
 from gateway.serve.delivery import JSON_HEADERS, AnswerDelivery, client_error, send
 from gateway.serve.limits import InFlight
 from gateway.serve.record_draft import RecordDraft
@@ -43,10 +43,10 @@ from gateway.state.background import Background, EventLog
 from gateway.state.diagnoses import Diagnoses, comparable
 from gateway.upstream.proxy import UpstreamProxy
 from gateway.wire.anthropic.diagnosis import Fingerprint
-from gateway.wire.base import RememberingWire
+from gateway.wire.base import Memory
 from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
 from gateway.wire.structure import check_structure
-from policies.rules import DialectRules
+from policies.rules import DialectRules, PresetName
 from policies.schema import Policy
 
 BATCHED: Final = "batched"
@@ -75,6 +75,7 @@ class Handler:
     archive: Archive
     delivery: AnswerDelivery
     background: Background
+    dialects: Mapping[PresetName, Dialect]
     proxy: UpstreamProxy | None = None
     diagnoses: Diagnoses = field(default_factory=Diagnoses)
     offload: OffloadThread = field(default_factory=OffloadThread)
@@ -89,8 +90,8 @@ class Handler:
                 if await self._proxied(draft, received, client):
                     return
                 admitted = await self._admit(draft, received)
-                memory = admitted.memory
-                if memory is None or not admitted.request.wire_options.get("background"):
+                memory = call.wire.memory
+                if memory is None or not admitted.request.background:
                     await self.delivery.deliver(draft, admitted, client)
                     return
             await self._defer(draft, admitted, memory, client)
@@ -107,27 +108,28 @@ class Handler:
                     request = await self._parse(received, call.wire.parse_count)
                 served = self.catalog.find(request.model)
                 draft.request, draft.served_by = request, served.name
-                if isinstance(call.wire, RememberingWire):
-                    request = await self._resume(call.wire, received, request)
-                rules = self.policy.rules_for(request.model, request.wire)
-                normalize = partial(dialects.normalize, request, rules)
+                if call.wire.memory is not None:
+                    request = await self._resume(call.wire.memory, received, request)
+                rules = self.policy.rules_for(request.model, call.wire.provider.preset)
+                dialect = self.dialects[rules.preset]
+                normalize = partial(dialect.normalize, request, rules, call.wire)
                 request = await self.offload.run(request.nbytes, normalize)
                 num_prompt = await served.backend.count(request.prompt)
             await send(call, client, call.wire.encode_count(num_prompt))
 
-    async def models(self, call: Call, client: Client, query: Mapping[str, str]) -> None:
+    async def models(self, call: Call, client: Client) -> None:
         """GET /v1/models."""
         async with self.recorded(call, client) as draft:
             self.identify(draft)
-            listed = self.catalog.listed(call.wire.name)
-            await send(call, client, call.wire.encode_models(listed, query))
+            listed = self.catalog.listed(call.wire.provider.name)
+            await send(call, client, call.wire.encode_models(listed, call.query))
 
-    async def model(self, call: Call, client: Client, model_id: str) -> None:
+    async def model(self, call: Call, client: Client) -> None:
         """GET /v1/models/{id}."""
         async with self.recorded(call, client) as draft:
             self.identify(draft)
-            info = self.catalog.info(model_id, call.wire.name)
-            await send(call, client, call.wire.encode_model(info, model_id))
+            info = self.catalog.info(call.resource_id, call.wire.provider.name)
+            await send(call, client, call.wire.encode_model(info, call.resource_id))
 
     async def proxied_only(self, call: Call, client: Client) -> None:
         """POST /v1/embeddings and others that only upstreams serve."""
@@ -156,10 +158,9 @@ class Handler:
                 raise  # the client has gone
             except Exception as error:
                 shown = client_error(error, call)
-                reply = call.wire.encode_error(shown, request_id=native_id(call.wire.name, call.id))
-                draft.ended = Ended("failed", reply.status, shown)
-                ids = id_headers(call.wire.name, call.id)
-                headers = dict(JSON_HEADERS) | ids | dict(reply.headers)
+                reply = call.wire.encode_error(shown, request_id=call.native_id)
+                draft.ended = Ended.failed(shown, reply.status)
+                headers = dict(JSON_HEADERS) | call.id_headers | dict(reply.headers)
                 await client.send(Reply(reply.status, reply.body, headers))
             await client.deliver()
         except (ConnectionError, asyncio.CancelledError):
@@ -173,8 +174,7 @@ class Handler:
 
     def identify(self, draft: RecordDraft) -> str:
         """The name of the tenant that asks, which the record then has. Raises `Unauthenticated`."""
-        call = draft.call
-        draft.tenant = tenant = call.tenant or authenticate(self.policy, call.headers).name
+        draft.tenant = tenant = tenant_of(self.policy, draft.call)
         return tenant
 
     async def follow(
@@ -216,36 +216,31 @@ class Handler:
             draft.request = request = await self._parse(received, call.wire.parse)
         served = self.catalog.find(request.model)
         draft.served_by = served.name
-        memory = call.wire if isinstance(call.wire, RememberingWire) else None
-        if memory is not None:
-            request = await self._resume(memory, received, request)
+        if call.wire.memory is not None:
+            request = await self._resume(call.wire.memory, received, request)
         with draft.timings.phase("plan"):
-            rules = self.policy.rules_for(request.model, request.wire)
-            dialects.check_abilities(request, rules)
-            plan = partial(_planned, request, rules, received)
+            rules = self.policy.rules_for(request.model, call.wire.provider.preset)
+            dialect = self.dialects[rules.preset]
+            check_abilities(request, rules, call.wire)
+            plan = partial(_planned, request, dialect, rules, received)
             request, fingerprint = await self.offload.run(request.nbytes, plan)
         request = self.diagnoses.diagnose(request, fingerprint)
         prices = self.policy.prices_for(request.model)
         if call.route == BATCHED:
-            request = msgspec.structs.replace(
-                request, wire_options={**request.wire_options, "service_tier": "batch"}
-            )
+            request = msgspec.structs.replace(request, service_tier="batch")
             prices = prices.times(BATCH_MULTIPLIER)
         draft.request = request
         model = served.backend.model
         context = None if model is None else model.context
-        return Admitted(call, request, rules, prices, served.name, served.backend, context, memory)
+        return Admitted(call, request, dialect, rules, prices, served.name, served.backend, context)
 
     async def _parse(self, received: Received, parse: Callable[..., Request]) -> Request:
         """The body as a request."""
         call, body = received.call, received.body
-        request_id = native_id(call.wire.name, call.id)
-        read = partial(parse, body, call.headers, request_id=request_id)
+        read = partial(parse, body, call.headers, request_id=call.native_id)
         return msgspec.structs.replace(await self.offload.run(len(body), read), nbytes=len(body))
 
-    async def _resume(
-        self, memory: RememberingWire, received: Received, request: Request
-    ) -> Request:
+    async def _resume(self, memory: Memory, received: Received, request: Request) -> Request:
         """The request with the conversation it refers to."""
         tenant, now_s = received.tenant, received.call.started_at_s
         earlier = {name: self.archive.find(tenant, name, now_s) for name in memory.refers(request)}
@@ -256,7 +251,7 @@ class Handler:
     # Answers in the background --------------------------------------------------------------------
 
     async def _defer(
-        self, draft: RecordDraft, admitted: Admitted, memory: RememberingWire, client: Client
+        self, draft: RecordDraft, admitted: Admitted, memory: Memory, client: Client
     ) -> None:
         """Have the answer generated in the background; the client gets its name, or its events as
         they come.
@@ -273,20 +268,18 @@ class Handler:
         )
         log = self.background.begin(
             request.tenant,
-            request.wire_options["response_id"],
+            request.response_id,
             state,
             lambda log: self._answer_later(later, memory, log),
             client.hand_over,
         )
         headers = headers_without_counts(timings=draft.timings.shown(), warnings=request.warnings)
         if request.stream:
-            await self.follow(client, log, 0, id_headers(call.wire.name, call.id) | headers)
+            await self.follow(client, log, 0, call.id_headers | headers)
         else:
             await send(call, client, state(begun=False), headers)
 
-    async def _answer_later(
-        self, admitted: Admitted, memory: RememberingWire, log: EventLog
-    ) -> None:
+    async def _answer_later(self, admitted: Admitted, memory: Memory, log: EventLog) -> None:
         """Generate an answer while no client waits. Afterwards the archive has it, or its error."""
         call, request = admitted.call, admitted.request
         keep = partial(memory.keep_unanswered, request, created_at_s=call.started_at_s)
@@ -306,20 +299,20 @@ class Handler:
             kept = await self.offload.run(request.nbytes, partial(keep, error))
             self.archive.put(request.tenant, kept, call.started_at_s)
             if not log.events:
-                encoder = memory.stream(request, created_at_s=call.started_at_s)
+                encoder = call.wire.stream(request, created_at_s=call.started_at_s)
                 await log.write(encoder.error(error))
 
 
 def _planned(
-    request: Request, rules: DialectRules, received: Received
+    request: Request, dialect: Dialect, rules: DialectRules, received: Received
 ) -> tuple[Request, Fingerprint | None]:
     """The request by its dialect's rules, and its fingerprint where one is asked for."""
     call, tenant = received.call, received.tenant
-    request = dialects.normalize(request, rules)
+    request = dialect.normalize(request, rules, call.wire)
     request = msgspec.structs.replace(
         request,
         tenant=tenant,
-        plan=dialects.plan(request, rules),
+        plan=dialect.plan(request, rules),
         ttl_classes=dict(rules.ttl_classes),
         usage_fields=rules.usage_fields,
         started_at_s=call.started_at_s,

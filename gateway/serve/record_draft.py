@@ -46,7 +46,7 @@ class RecordDraft:
         record = Record(
             request_id=self.call.id,
             route=self.call.route,
-            wire=self.call.wire.name,
+            wire=self.call.wire.provider.name,
             outcome=ended.outcome,
             status=ended.status,
             at_s=self.call.started_at_s,

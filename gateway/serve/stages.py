@@ -18,9 +18,9 @@ from typing import Final
 from gateway.backends.base import Backend
 from gateway.bill.record import Outcome
 from gateway.calls.exchange import Call
+from gateway.dialects.dialect import Dialect
 from gateway.errors import GatewayError
 from gateway.request import Request
-from gateway.wire.base import RememberingWire
 from policies.pricing import Prices
 from policies.rules import DialectRules
 
@@ -42,18 +42,17 @@ class Admitted:
     """A request as the backend is to serve it: no later stage asks the policy.
 
     `served_by` is the policy's name of the model that answers, `context` the length of that model's
-    context, None while it is not loaded. `memory` is the format of the call, where its requests may
-    refer to earlier ones.
+    context, None while it is not loaded.
     """
 
     call: Call
     request: Request
+    dialect: Dialect
     rules: DialectRules
     prices: Prices
     served_by: str
     backend: Backend
     context: int | None
-    memory: RememberingWire | None
 
     @property
     def model_identity(self) -> str:
@@ -72,6 +71,16 @@ class Ended:
     outcome: Outcome
     status: int
     error: GatewayError | None = None
+
+    @classmethod
+    def failed(cls, error: GatewayError, status: int) -> Ended:
+        """The client was sent `error`.
+
+        Where it was raised is forgotten: those frames hold the body and the answer, and would
+        outlive the request in a cycle with this.
+        """
+        error.__traceback__ = error.__context__ = None
+        return cls("failed", status, error)
 
 
 ANSWERED: Final = Ended("answered", 200)

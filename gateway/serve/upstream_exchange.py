@@ -14,7 +14,6 @@ from gateway.bill.headers import headers_without_counts, reported_headers
 from gateway.calls.exchange import Client, Reply
 from gateway.calls.feed import EventFeed, Keepalive
 from gateway.errors import GatewayError, UpstreamFailed
-from gateway.ids import id_headers, native_id
 from gateway.serve.record_draft import RecordDraft
 from gateway.serve.stages import Ended
 from gateway.upstream.header_filter import to_client
@@ -134,7 +133,7 @@ class UpstreamExchange:
         except ConnectionError:
             raise
         except GatewayError as error:
-            self.draft.ended = Ended("failed", 200, error)
+            self.draft.ended = Ended.failed(error, 200)
             between = b"" if self.route.usage.between_events else b"\n\n"
             await self.client.write(between + self._error_event(self._encoded(error), 502))
 
@@ -150,7 +149,7 @@ class UpstreamExchange:
 
     def _encoded(self, error: GatewayError) -> bytes:
         call = self.draft.call
-        return call.wire.encode_error(error, request_id=native_id(call.wire.name, call.id)).body
+        return call.wire.encode_error(error, request_id=call.native_id).body
 
     def _head(self, first: Head | bytes | Tail) -> Head:
         """The beginning of the upstream's answer, once the upstream's id of it is noted."""
@@ -166,8 +165,7 @@ class UpstreamExchange:
 
     def _ids(self) -> dict[str, str]:
         """Ours, which the upstream's own request id may replace in the header its SDK reads."""
-        call = self.draft.call
-        return plain_headers(id_headers(call.wire.name, call.id))
+        return plain_headers(self.draft.call.id_headers)
 
     def _timing(self, theirs: Mapping[str, str]) -> dict[str, str]:
         return _beside(theirs, headers_without_counts(timings=self.draft.timings.shown()))

@@ -13,6 +13,7 @@ import msgspec
 from gateway.request import Request
 from gateway.wire.anthropic.diagnosis import Fingerprint, compare, fingerprint
 from gateway.wire.anthropic.encode import message_id
+from gateway.wire.anthropic.settings import AnthropicOptions
 
 MAX_REQUESTS: Final = 4096
 MAX_HASHES: Final = 1_000_000
@@ -22,8 +23,9 @@ REMEMBERED_S: Final = 3600.0
 
 
 def comparable(request: Request) -> Fingerprint | None:
-    """What a request is compared by, if it asked for that."""
-    return fingerprint(request) if "diagnostics" in request.wire_options else None
+    """The fingerprint of a request that asks to be compared with another; None for others."""
+    asked = request.options_of(AnthropicOptions).diagnostics
+    return None if asked is None else fingerprint(request, asked.settings)
 
 
 class Diagnoses:
@@ -42,18 +44,17 @@ class Diagnoses:
         """The request with the `diagnostics` of its answer; one that did not ask for them is left
         as it is. `now` is its `comparable`, where that is known already."""
         now = comparable(request) if now is None else now
-        if now is None:
+        options = request.options_of(AnthropicOptions)
+        asked = options.diagnostics
+        if now is None or asked is None:
             return request
-        asked = request.wire_options["diagnostics"]
         found = (
-            self._look(request.tenant, asked["previous"], now)
-            if asked["previous"] is not None
-            else None
+            self._look(request.tenant, asked.previous, now) if asked.previous is not None else None
         )
         self._remember((request.tenant, message_id(request)), now)
         diagnosis = None if found is None else {"cache_miss_reason": found}
         return msgspec.structs.replace(
-            request, wire_options={**request.wire_options, "diagnosis": diagnosis}
+            request, options=msgspec.structs.replace(options, diagnosis=diagnosis)
         )
 
     def _look(self, tenant: str, previous: str, now: Fingerprint) -> dict[str, Any] | None:

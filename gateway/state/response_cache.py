@@ -37,11 +37,10 @@ SAME_ANSWER: Final = frozenset(
             "started_at_s",
             "plan",
             "warnings",
-            "wire_options",
             "end_user",
             "nbytes",
         ),
-        *("read_cache", "store_cache", "max_age_s", "only_if_cached"),
+        *("options", "directives", "background", "store_answer", "response_id", "service_tier"),
     }
 )
 """The fields of a request that change neither the model's input nor its answer. All others are in
@@ -85,14 +84,14 @@ class ResponseCache:
         key = request_key(call, request, model, apart=self._policy.end_users == "apart")
         found = ResponseLookup("miss", None, key, flush_generation=self._flush_generation)
         cached = self._answers.get(key)
-        if not request.read_cache:
+        if not request.directives.read:
             return replace(found, outcome="request", detail="no-cache")
         if cached is None:
             return found
         age_s = request.started_at_s - cached.created_at_s
         if age_s >= self._policy.ttl:
             return replace(found, outcome="stale")
-        if request.max_age_s is not None and age_s > request.max_age_s:
+        if request.directives.max_age_s is not None and age_s > request.directives.max_age_s:
             return replace(found, outcome="request", detail="max-age")
         self._answers.move_to_end(key)
         return replace(found, outcome="hit", cached=cached, ttl_left_s=self._policy.ttl - age_s)
@@ -143,7 +142,7 @@ class ResponseCache:
 
     def _bypass_reason(self, request: Request) -> str | None:
         """The reason why a request's answer may not be given again; None where it may."""
-        if not request.store_cache or request.wire_options.get("store") is False:
+        if not (request.directives.store and request.store_answer):
             return "no-store"
         if request.prewarm:
             return "no-answer"
@@ -186,7 +185,7 @@ def request_key(call: Call, request: Request, model: str, *, apart: bool) -> byt
     users.
     """
     asked: list[Any] = [
-        call.wire.name,
+        call.wire.provider.name,
         call.route,
         model,
         [call.headers.get(name) for name in VERSIONS],

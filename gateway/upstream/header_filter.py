@@ -60,15 +60,13 @@ _THEIRS: Final = frozenset(
 )
 
 
-def to_upstream(headers: Mapping[str, str], *, with_credentials: bool) -> dict[str, str]:
+def to_upstream(headers: Mapping[str, str], *, credentials: frozenset[str]) -> dict[str, str]:
     """A request's fields as they may go on: the provider's own (`anthropic-beta`, `openai-*`,
-    `x-stainless-*`, ...) among them.
+    `x-stainless-*`, ...) among them, but for `credentials`.
 
     The body goes on decoded, and the answer must come so that usage can be read from it.
     """
-    dropped = (
-        _HOP_BY_HOP | _OURS | _ABOUT_CLIENTS | (frozenset() if with_credentials else CREDENTIALS)
-    )
+    dropped = _HOP_BY_HOP | _OURS | _ABOUT_CLIENTS | credentials
     passed = _without(headers, dropped, prefixes=(*_BEGINNINGS, "pcg-", "sec-", "access-control-"))
     return {**passed, "accept-encoding": "identity"}
 

@@ -38,8 +38,10 @@ _AUTOMATIC: Final = ("User-Agent", "Accept", "Content-Type")
 class HttpUpstream:
     """An `Upstream`. Owned by the event loop."""
 
-    def __init__(self, policy: BackendPolicy) -> None:
+    def __init__(self, policy: BackendPolicy, key_header: str = "authorization") -> None:
+        """`key_header` is where its provider's clients send their key."""
         self._policy = policy
+        self._key_header = key_header
         self._session: aiohttp.ClientSession | None = None
         self._num_open = 0
         self._waits: set[asyncio.Timeout] = set()
@@ -136,10 +138,9 @@ class HttpUpstream:
         key = self._policy.api_key
         if key is None:
             return {}
-        named = self._policy.key_header == "x-api-key" or (
-            self._policy.key_header == "auto" and self._policy.api == "anthropic"
-        )
-        return {"x-api-key": key.reveal()} if named else {"authorization": f"Bearer {key.reveal()}"}
+        headers = {"auto": self._key_header, "bearer": "authorization", "x-api-key": "x-api-key"}
+        header = headers[self._policy.key_header]
+        return {header: f"Bearer {key.reveal()}" if header == "authorization" else key.reveal()}
 
     @asynccontextmanager
     async def _own_errors(self, part: str, *, within_s: float) -> AsyncIterator[None]:

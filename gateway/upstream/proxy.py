@@ -18,14 +18,10 @@ from gateway.backends.base import Outgoing, Upstream
 from gateway.calls.catalog import ModelCatalog
 from gateway.calls.exchange import Call
 from gateway.errors import InvalidRequest, NotCached
-from gateway.upstream.header_filter import to_upstream
+from gateway.upstream.header_filter import CREDENTIALS, to_upstream
 from gateway.upstream.reported import UpstreamUsage
 from gateway.upstream.splice import summarize, with_model
-from gateway.wire.anthropic import reported as anthropic
 from gateway.wire.directives import cache_directives
-from gateway.wire.openai import reported as openai
-from gateway.wire.reported import UsageFormat
-from policies.backends import UpstreamMatch
 from policies.schema import Policy
 
 
@@ -54,7 +50,7 @@ class UpstreamProxy:
         summary = summarize(body)
         if summary is None:
             return None
-        match = self.catalog.upstream_for(summary.model, call.wire.name)
+        match = self.catalog.upstream_for(summary.model, call.wire.provider.name)
         if match is None:
             return None
         if call.tenant is not None:
@@ -66,26 +62,23 @@ class UpstreamProxy:
                 "what an upstream has cached is not known before it answers, and the request says "
                 "only-if-cached"
             )
-        backend = match.backend
+        backend, provider = match.backend, call.wire.provider
+        hidden = CREDENTIALS.union(provider.key_headers)
+        if backend.pass_client_key:
+            hidden = frozenset()
         usage = UpstreamUsage(
             upstream=backend.name,
             model=summary.model,
             stream=summary.stream,
             billed=billed,
-            rules=self.policy.rules_for(match.model, call.wire.name, backend.preset),
+            rules=self.policy.rules_for(match.model, provider.preset, backend.preset),
             prices=self.policy.prices_for(match.model),
-            format=_usage_format(match),
+            format=provider.preset_usage_formats.get(backend.preset, provider.usage_format),
         )
         outgoing = Outgoing(
             "POST",
             call.path,
-            to_upstream(call.headers, with_credentials=backend.pass_client_key),
+            to_upstream(call.headers, credentials=hidden),
             with_model(body, match.model) if match.renamed else body,
         )
         return UpstreamRoute(self.catalog.upstream(backend.name), outgoing, usage)
-
-
-def _usage_format(match: UpstreamMatch) -> UsageFormat:
-    if match.backend.api == "openai":
-        return openai.USAGE
-    return anthropic.INCLUSIVE if match.backend.preset == "qwen" else anthropic.EXCLUSIVE

@@ -5,21 +5,30 @@ Pure, no aiohttp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
+from engine.prompt.types import Position
 from engine.types import FinishReason, TokenLogprobs
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, InvalidRequest
 from gateway.models import ModelInfo, UpstreamModel
 from gateway.request import Request, WireName
+from gateway.wire.reported import UsageFormat
 from policies.pricing import Usage
+from policies.rules import PresetName
+
+ListedModel: TypeAlias = ModelInfo | UpstreamModel
+
+KEY_HEADERS: Final = ("x-api-key", "authorization")
+"""The headers in which most providers' clients send their key, the first that has one counts.
+`authorization` holds it as a bearer token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool the model calls. `arguments` is the text of a JSON object as the model wrote it, or
-    what should have been one."""
+    """A tool the model calls. `arguments` is the text as the model wrote it, meant to be a JSON
+    object."""
 
     name: str
     arguments: str
@@ -27,7 +36,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRun:
-    """A run of one kind in an answer: of a `call` it is only told that it stands here."""
+    """A run of one kind in an answer. A `call` has no text here: it marks the place of the call."""
 
     kind: Literal["thinking", "text", "call"]
     text: str = ""
@@ -38,7 +47,7 @@ class AnswerRun:
 class Answer:
     """A finished answer, whole: reasoning, then text, then tool calls, each possibly empty.
 
-    `said` is the same in the order in which it was said, for formats that keep it; empty where that
+    `runs` are the same in the order of generation, for formats that keep it; empty where that
     is the order above. `logprobs` is one per token, where they were asked for. `num_thinking`
     tokens of the output were reasoning. `others` are the further answers to the same prompt where
     several were wanted; `usage` is what they cost all together.
@@ -53,12 +62,12 @@ class Answer:
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_thinking: int = 0
     others: tuple[Answer, ...] = ()
-    said: tuple[AnswerRun, ...] = ()
+    runs: tuple[AnswerRun, ...] = ()
 
     def in_order(self) -> tuple[AnswerRun, ...]:
-        """`said`, or what it is where it says nothing else."""
-        if self.said:
-            return self.said
+        """`runs`, or the runs in the order of the class where there are none."""
+        if self.runs:
+            return self.runs
         thinking = (AnswerRun("thinking", self.thinking),) if self.thinking else ()
         text = (AnswerRun("text", self.text, self.logprobs),) if self.text else ()
         return (*thinking, *text, *(AnswerRun("call") for _ in self.calls))
@@ -66,7 +75,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """What a finished request leaves for later ones to refer to by `id`.
+    """The record of a finished request, to which later ones refer by `id`.
 
     `body` is its answer and `items` its input as the client may ask for them again, `prompt` the
     conversation up to and with the answer, both as their format packs them: all three None where
@@ -89,6 +98,43 @@ class ErrorReply:
     status: int
     body: bytes
     headers: Mapping[str, str]
+
+
+Operation: TypeAlias = Literal["generate", "count", "forward"]
+"""`forward`: a path that only upstreams serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path that takes bodies of a format by POST. `name` labels it in metrics and records."""
+
+    path: str
+    name: str
+    operation: Operation = "generate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """The conventions that all formats of one provider share.
+
+    `title` is the possessive of its name, for messages. `preset` are the rules of its requests
+    where the policy says `auto`. Its clients read a request's id from the header `id_header`, in
+    the form that `native_id` gives it. `client_headers` are request headers that only its clients
+    send. A client's key is in one of `key_headers`, an upstream's in `upstream_key_header`.
+    `usage_format` reads the usage that its upstreams report, and `preset_usage_formats` that of
+    upstreams whose policy names such a preset.
+    """
+
+    name: WireName
+    title: str
+    preset: PresetName
+    id_header: str
+    native_id: Callable[[str], str]
+    usage_format: UsageFormat
+    preset_usage_formats: Mapping[str, UsageFormat] = field(default_factory=dict)
+    client_headers: frozenset[str] = frozenset()
+    key_headers: tuple[str, ...] = KEY_HEADERS
+    upstream_key_header: str = "authorization"
 
 
 class StreamEncoder(Protocol):
@@ -137,57 +183,15 @@ class StreamEncoder(Protocol):
         ...
 
 
-class Wire(Protocol):
-    """One provider's format."""
-
-    name: WireName
-
-    def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        """Raises `InvalidRequest` (with the provider's path) for anything the provider would
-        refuse.
-
-        `headers` has lower-case names.
-        """
-        ...
-
-    def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        """As `parse`, for the token counting route."""
-        ...
-
-    def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes: ...
-
-    def stream(self, request: Request, *, created_at_s: float) -> StreamEncoder: ...
-
-    def encode_count(self, num_prompt: int) -> bytes: ...
-
-    def encode_models(
-        self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
-    ) -> bytes:
-        """The list of `models` by id, or the page of it that `query` asks for. Raises
-        `InvalidRequest` for a wrong query."""
-        ...
-
-    def encode_model(self, model: ModelInfo | UpstreamModel, requested: str) -> bytes: ...
-
-    def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply: ...
-
-    def error_event(self, body: bytes) -> bytes:
-        """An error's JSON, without line breaks, as the last event of a stream that somebody else
-        began."""
-        ...
-
-
-@runtime_checkable
-class RememberingWire(Wire, Protocol):
-    """A format whose requests may refer to earlier ones."""
+class Memory(Protocol):
+    """The part of a format whose requests may refer to earlier ones."""
 
     def refers(self, request: Request) -> Collection[str]:
         """Ids of the earlier requests that `resume` will look for."""
         ...
 
     def resume(self, request: Request, find: Callable[[str], StoredResponse | None]) -> Request:
-        """The request with what it refers to filled in. `find` knows what this tenant's requests
-        left.
+        """The request with its references filled in. `find` looks up this tenant's records.
 
         Raises `InvalidRequest` for a conversation that is not there.
         """
@@ -206,8 +210,67 @@ class RememberingWire(Wire, Protocol):
         ...
 
     def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
-        """A page of what `kept` was asked. Raises `InvalidRequest` for a query that makes no
+        """A page of the input of `kept`. Raises `InvalidRequest` for a query that makes no
         sense."""
         ...
 
     def encode_deleted(self, kept: StoredResponse) -> bytes: ...
+
+
+class Parse(Protocol):
+    """Turns a body into a request."""
+
+    def __call__(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
+        """`headers` has lower-case names. Raises `InvalidRequest`, with the provider's path, for
+        anything the provider would refuse."""
+        ...
+
+
+class EncodeAnswer(Protocol):
+    """Turns a whole answer into a body."""
+
+    def __call__(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes: ...
+
+
+class OpenStream(Protocol):
+    """Makes the encoder of one streamed answer."""
+
+    def __call__(self, request: Request, *, created_at_s: float) -> StreamEncoder: ...
+
+
+class EncodeError(Protocol):
+    """Turns an error into an HTTP answer."""
+
+    def __call__(self, error: GatewayError, *, request_id: str) -> ErrorReply: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """One wire format of a provider, as pure functions.
+
+    `endpoints` are its paths; unknown paths that begin with one of `prefixes` are answered in it.
+    `claims` is true of a body that is certainly in it, though its path is not known. `path_of`
+    gives a position in the body's own coordinates, as far as they are known. `unsupported_effort`
+    words the error for a model, a level of effort that it lacks, and the levels that it has.
+    `encode_models` gives the list of models by id, or the page of it that a query asks for, and
+    raises `InvalidRequest`; `encode_model` gives one, under the id that was asked for.
+    `error_event` turns an error's JSON, without line breaks, into the last event of a stream that
+    somebody else began.
+    """
+
+    provider: Provider
+    endpoints: tuple[Endpoint, ...]
+    prefixes: tuple[str, ...] = ()
+    memory: Memory | None = None
+    claims: Callable[[Mapping[str, Any]], bool]
+    path_of: Callable[[Position], str]
+    unsupported_effort: Callable[[str, str, Sequence[str]], InvalidRequest]
+    parse: Parse
+    parse_count: Parse
+    encode_answer: EncodeAnswer
+    stream: OpenStream
+    encode_count: Callable[[int], bytes]
+    encode_models: Callable[[Mapping[str, ListedModel], Mapping[str, str]], bytes]
+    encode_model: Callable[[ListedModel, str], bytes]
+    encode_error: EncodeError
+    error_event: Callable[[bytes], bytes]

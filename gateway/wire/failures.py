@@ -1,6 +1,4 @@
-"""What every wire format does with errors alike: finding the table's row,
-and the headers that tell a client to retry.
-"""
+"""Errors in every wire format: the row of a table, and the headers that make a client retry."""
 
 from __future__ import annotations
 

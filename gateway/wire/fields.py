@@ -5,7 +5,7 @@ Knows no provider: each wire format words the errors itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import orjson
@@ -24,7 +24,7 @@ MAX_QUOTED: Final = 64
 
 
 class FieldError(Exception):
-    """A field is not what it must be. `got` is a type name, a number or a clipped word, never a
+    """A field breaks its rule. `got` is a type name, a number or a clipped word, never a
     text of the prompt."""
 
     def __init__(
@@ -35,14 +35,6 @@ class FieldError(Exception):
         self.path = path
         self.expected = expected
         self.got = got
-
-
-def end_user(body: Mapping[str, Any]) -> str:
-    """The client's own name for whom it asks, in either provider's field for it; empty without."""
-    metadata = body.get("metadata")
-    named = metadata.get("user_id") if isinstance(metadata, dict) else None
-    found = (body.get("safety_identifier"), body.get("user"), named)
-    return next((name for name in found if isinstance(name, str)), "")
 
 
 class Node:
@@ -60,7 +52,7 @@ class Node:
         return self.value.get(key) is not None
 
     def at(self, *steps: str | int) -> Path:
-        """The path of something below this object."""
+        """The path of something inside this object."""
         return (*self.path, *steps)
 
     def text(self, key: str) -> str:
@@ -183,6 +175,11 @@ def decode_body(body: bytes) -> Node:
     if type(value) is not dict:
         raise FieldError("type", (), expected="object", got=type_name(value))
     return Node(cast("dict[str, Any]", value), ())
+
+
+def is_count(text: str, high: int) -> bool:
+    """Whether a text of a query is a number from 1 to `high`, in decimal digits."""
+    return text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= high
 
 
 def clip(word: str) -> str:

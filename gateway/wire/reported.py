@@ -1,8 +1,8 @@
-"""What somebody else's answer says it used, whatever its format: the fields of a usage object,
-merged and read. Pure.
+"""Usage as somebody else's answer reports it: the fields of a usage object, merged and read. Pure.
+Knows no format.
 
-Streams tell usage in pieces. Per field the last value that is present wins: an absent or null field
-keeps the earlier value, and 0 is a value (some upstreams tell what was read at the end only).
+Streams report usage in pieces. Per field the last value that is present wins: an absent or null
+field keeps the earlier value, and 0 is a value (some upstreams report reads only at the end).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ BEYOND_COUNTING: Final = 2**53
 class ReportedUsage:
     """Tokens of one request in disjoint parts, none negative.
 
-    `cache_read` is None where the answer says nothing of a cache: unknown, not zero. `writes` are
+    `cache_read` is None where the answer has no such count: unknown, not zero. `writes` are
     tokens by TTL class as the provider names it ("5m"), without zeros; of `unclassed` written
-    tokens the class was not told. `anomaly`: the numbers did not add up and were made to.
+    tokens the class was not reported. `anomaly`: the numbers did not add up and were made to.
     """
 
     input: int
@@ -36,9 +36,9 @@ class ReportedUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageFormat:
-    """Where one wire format tells usage. `usages`: the usage objects of a JSON answer or stream
-    event, in order. `failed`: whether that is an error. `read`: merged fields -> tokens; None where
-    nothing is said of the prompt."""
+    """The places where one wire format reports usage. `usages`: the usage objects of a JSON answer
+    or stream event, in order. `failed`: whether that is an error. `read`: merged fields -> tokens;
+    None where nothing is reported of the prompt."""
 
     usages: Callable[[Fields], Iterator[Fields]]
     failed: Callable[[Fields], bool]
@@ -75,8 +75,8 @@ def count(*candidates: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class UsageCounts:
-    """Numbers as they were told, before they are made to agree. `uncached` is what was neither read
-    nor written."""
+    """Numbers as they were reported, before they are made to agree. `uncached` tokens were neither
+    read nor written."""
 
     uncached: int
     cache_read: int | None
@@ -90,8 +90,8 @@ class UsageCounts:
             name: tokens for name, tokens in self.split.items() if tokens is not None and tokens > 0
         }
         split = sum(writes.values())
-        told = (self.uncached, self.cache_read, self.written, self.output, *self.split.values())
-        negative = any(tokens is not None and tokens < 0 for tokens in told)
+        reported = (self.uncached, self.cache_read, self.written, self.output, *self.split.values())
+        negative = any(tokens is not None and tokens < 0 for tokens in reported)
         written = split if self.written is None else max(0, self.written)
         is_split = any(tokens is not None for tokens in self.split.values())
         return ReportedUsage(
@@ -105,7 +105,8 @@ class UsageCounts:
 
 
 def summed(parts: Sequence[UsageCounts]) -> UsageCounts:
-    """The numbers of several computations together; what none of them told is unknown."""
+    """The numbers of several computations together; a number that none of them reported is
+    unknown."""
     return UsageCounts(
         uncached=sum(part.uncached for part in parts),
         cache_read=_sum(part.cache_read for part in parts),

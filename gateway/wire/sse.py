@@ -41,7 +41,7 @@ _LINE: Final = re.compile(rb"\r\n|\n|\r")
 
 
 class Events(NamedTuple):
-    """What a piece completed: the bytes up to the end of the last whole event, and the data of
+    """The events that a piece completed: the bytes up to the end of the last one, and the data of
     those that have any."""
 
     raw: bytes
@@ -58,7 +58,7 @@ class EventReader:
 
     @property
     def between(self) -> bool:
-        """Whether what has come out so far ends with an event."""
+        """Whether the bytes that have come out so far end with an event."""
         return not self._skipping
 
     def feed(self, piece: bytes) -> Events:
@@ -82,7 +82,7 @@ class EventReader:
         return Events(raw, found)
 
     def rest(self) -> bytes:
-        """At the end of the stream: what did not end with an event."""
+        """The bytes after the last whole event, at the end of the stream."""
         raw = bytes(self._rest)
         self._rest.clear()
         return raw

@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Answer
-from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai import CHAT_WIRE
 from policies.pricing import Prices, Usage, charge
 from tests.fakes.reports import CC, opened, say, text, words
 from tests.gateway.serving import make_policy
@@ -52,7 +52,7 @@ async def test_case_12_inclusive_or_exclusive_input_tokens() -> None:
     """One record, two conventions: Anthropic leaves out what was cached, OpenAI does not; the price
     is one."""
     usage = Usage(input=4, cache_read=2455, output=23)
-    anthropic, gpt = AnthropicWire(), OpenAIWire()
+    anthropic, gpt = MESSAGES_WIRE, CHAT_WIRE
     body = orjson.dumps(
         {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     )

@@ -15,7 +15,7 @@ import orjson
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
 from gateway.cli.why import Circumstances, explain
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from tests.fakes.reports import CC, MODEL, Desk, Told, call, opened, say, text, tool, words
 from tests.fakes.rig import Rig, marked, turn
 from tests.fakes.tokenizer import ByteTokenizer
@@ -145,7 +145,7 @@ async def test_case_05_escapes_and_unicode_forms() -> None:
 async def test_case_15_an_image_becomes_text() -> None:
     """The miss begins at that message and is named; the same image with other line breaks is the
     same image."""
-    wire = AnthropicWire()
+    wire = MESSAGES_WIRE
 
     def body(block: Any) -> bytes:
         turns = [
@@ -250,7 +250,7 @@ async def test_case_28_one_beginning_and_one_way_to_it() -> None:
         special=("<s>", "</s>"), template_tokens={"bos_token": "<s>"}, stops=("</s>",)
     )
     source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    wire = AnthropicWire()
+    wire = MESSAGES_WIRE
     body = orjson.dumps({"model": MODEL, "max_tokens": 1, "messages": [say("user", "hello")]})
     prompt = wire.parse(body, {}, request_id="r").prompt
     rendered = Renderer(

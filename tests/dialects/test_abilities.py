@@ -5,14 +5,14 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway import dialects
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.openai.responses import responses_wire
 from policies.schema import Policy
+from tests.fakes import dialects
 from tests.gateway.serving import make_policy
 
 SHIPPED = make_policy()
@@ -25,22 +25,23 @@ def parsed(wire: Wire, **body: object) -> Request:
     return wire.parse(orjson.dumps(body), {}, request_id="r")
 
 
-def refusal(request: Request, policy: Policy) -> InvalidRequest:
+def refusal(wire: Wire, request: Request, policy: Policy) -> InvalidRequest:
+    rules = policy.rules_for(request.model, wire.provider.preset)
     with pytest.raises(InvalidRequest) as caught:
-        dialects.check_abilities(request, policy.rules_for(request.model, request.wire))
+        dialects.check_abilities(request, rules, wire)
     return caught.value
 
 
 @pytest.mark.parametrize(
     ("wire", "body", "field"),
     [
-        (OpenAIWire(), {"messages": [QUESTION], "reasoning_effort": "high"}, "reasoning_effort"),
-        (ResponsesWire(), {"input": "q", "reasoning": {"effort": "high"}}, "reasoning.effort"),
+        (CHAT_WIRE, {"messages": [QUESTION], "reasoning_effort": "high"}, "reasoning_effort"),
+        (responses_wire(), {"input": "q", "reasoning": {"effort": "high"}}, "reasoning.effort"),
     ],
 )
 def test_an_effort_that_a_gpt_has_not(wire: Wire, body: dict[str, object], field: str) -> None:
     """The field of the API at hand is named, and the levels there are."""
-    told = refusal(parsed(wire, model="gpt-few", **body), FEW)
+    told = refusal(wire, parsed(wire, model="gpt-few", **body), FEW)
     assert (told.path, told.code) == (field, "unsupported_value")
     assert told.message.endswith("Supported values are: 'low', 'medium'.")
 
@@ -49,7 +50,7 @@ def test_an_effort_that_a_gpt_has_not(wire: Wire, body: dict[str, object], field
 def test_an_effort_that_it_has(effort: str) -> None:
     """And a model of which nothing is known has every level."""
     for model in ("gpt-few", "gpt-5.6"):
-        request = parsed(OpenAIWire(), model=model, messages=[QUESTION], reasoning_effort=effort)
+        request = parsed(CHAT_WIRE, model=model, messages=[QUESTION], reasoning_effort=effort)
         dialects.check_abilities(request, FEW.rules_for(model, "openai"))
 
 
@@ -73,12 +74,12 @@ def test_an_effort_that_it_has(effort: str) -> None:
 )
 def test_going_on_with_an_assistants_turn(model: str, allowed: bool) -> None:
     """Claude since 4.6 refuses, in the API's words; earlier models and our own go on."""
-    request = parsed(AnthropicWire(), model=model, max_tokens=1, messages=PREFILLED)
+    request = parsed(MESSAGES_WIRE, model=model, max_tokens=1, messages=PREFILLED)
     rules = SHIPPED.rules_for(model, "anthropic")
     if allowed:
         dialects.check_abilities(request, rules)
         return
-    assert refusal(request, SHIPPED).message == (
+    assert refusal(MESSAGES_WIRE, request, SHIPPED).message == (
         "This model does not support assistant message prefill. The conversation must end with a "
         "user message."
     )

@@ -8,9 +8,9 @@ import pytest
 
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart, Tool
 from engine.types import Boundary, CachePlan, CacheReport, Hit, PlannedEntry, Sampling
-from gateway import dialects
-from gateway.request import Request
+from gateway.request import Directives, Request
 from policies.pricing import Usage
+from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
 SHORT, LONG = 300.0, 3600.0
@@ -174,7 +174,7 @@ def test_salts_tell_values_apart_and_not_their_order() -> None:
 
 def test_client_directives_reach_the_plan() -> None:
     """`no-cache` and `no-store` are the plan's `read` and `store`."""
-    request = a_request(Message("user", (block(),)), read_cache=False, store_cache=False)
+    request = a_request(Message("user", (block(),)), directives=Directives(read=False, store=False))
     plan = dialects.plan(request, ANTHROPIC)
     assert (plan.read, plan.store) == (False, False)
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart, Tool
 from engine.types import Sampling
-from gateway import dialects
 from gateway.request import Request
 from policies.pricing import Usage
+from tests.fakes import dialects
 from tests.fakes.anthropic_rules import LOOKBACK, SECONDS, Asked, Billed, Rules, Said
 from tests.fakes.rig import Rig
 from tests.fakes.rules import ANTHROPIC, rules

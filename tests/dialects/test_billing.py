@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from engine.prompt.types import Position
 from engine.types import Boundary, CachePlan, CacheReport, Hit, PlannedEntry, Sampling
-from gateway import dialects
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Answer
-from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai import CHAT_WIRE
 from policies.pricing import Prices, Usage, charge
 from policies.rules import DialectRules
+from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, EARLIER_OPENAI, OPENAI, rules
 
 PRICES = Prices(
@@ -104,10 +104,8 @@ def test_one_record_two_views() -> None:
     request = Request(
         id="r", wire="anthropic", model="m", prompt=_prompt(), sampling=Sampling(max_tokens=1)
     )
-    anthropic = orjson.loads(AnthropicWire().encode_answer(request, answer, created_at_s=0))[
-        "usage"
-    ]
-    openai = orjson.loads(OpenAIWire().encode_answer(request, answer, created_at_s=0))["usage"]
+    anthropic = orjson.loads(MESSAGES_WIRE.encode_answer(request, answer, created_at_s=0))["usage"]
+    openai = orjson.loads(CHAT_WIRE.encode_answer(request, answer, created_at_s=0))["usage"]
     assert (
         anthropic["input_tokens"],
         anthropic["cache_read_input_tokens"],
@@ -145,4 +143,4 @@ def test_minimum(offset: int, usage: Usage) -> None:
 
 def _prompt() -> object:
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}]}
-    return AnthropicWire().parse(orjson.dumps(body), {}, request_id="r").prompt
+    return MESSAGES_WIRE.parse(orjson.dumps(body), {}, request_id="r").prompt

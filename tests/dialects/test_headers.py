@@ -14,9 +14,9 @@ import pytest
 
 from engine.prompt.types import Position
 from engine.types import Boundary, CachePlan, CacheReport, Hit, Miss, PlannedEntry
-from gateway import dialects
 from gateway.bill.headers import Bill, billing_headers, headers_without_counts, ttl_name
 from policies.pricing import Charge
+from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, EARLIER_OPENAI, OPENAI, rules
 
 P0, P1 = Position("system", 0), Position("messages", 0)

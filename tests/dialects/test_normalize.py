@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway import dialects
-from gateway.dialects.places import marks
+from gateway.dialects.places import marks_of
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
-from gateway.wire.openai import OpenAIWire
+from gateway.wire.anthropic import MESSAGES_WIRE
+from gateway.wire.openai import CHAT_WIRE
 from policies.rules import DialectRules
+from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
 CC: dict[str, Any] = {"type": "ephemeral"}
@@ -37,19 +37,19 @@ def parsed(*blocks: Any, **fields: Any) -> Request:
         "max_tokens": 1,
         "messages": [{"role": "user", "content": list(blocks) or "q"}],
     } | fields
-    return AnthropicWire().parse(orjson.dumps(body), {}, request_id="r")
+    return MESSAGES_WIRE.parse(orjson.dumps(body), {}, request_id="r")
 
 
 def refused(request: Request, base: DialectRules = ANTHROPIC) -> str:
     """The text of the 400."""
     with pytest.raises(InvalidRequest) as caught:
         dialects.normalize(request, base)
-    reply = AnthropicWire().encode_error(caught.value, request_id="r")
+    reply = MESSAGES_WIRE.encode_error(caught.value, request_id="r")
     return str(orjson.loads(reply.body)["error"]["message"])
 
 
 def marked(request: Request) -> dict[str, float]:
-    return {str(position): ttl_s for position, ttl_s in marks(request.prompt).items()}
+    return {str(position): ttl_s for position, ttl_s in marks_of(request.prompt).items()}
 
 
 def repaired(request: Request) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -173,7 +173,7 @@ def test_mark_on_thinking() -> None:
             {"role": "assistant", "content": [thinking, text("a")]},
         ],
     }
-    request = AnthropicWire().parse(orjson.dumps(body), {}, request_id="r")
+    request = MESSAGES_WIRE.parse(orjson.dumps(body), {}, request_id="r")
     message = "messages.1.content.0.thinking.cache_control: Extra inputs are not permitted"
     assert refused(request) == message
     assert refused(request, rules(OPENAI)) == message
@@ -214,7 +214,7 @@ def test_openai_bodies_under_anthropics_rules() -> None:
     """Aggregators' marks obey the same limits; the path stays where it is known."""
     parts = [{"type": "text", "text": "x", "cache_control": CC} for _ in range(5)]
     body = {"model": "claude-x", "messages": [{"role": "user", "content": parts}]}
-    request = OpenAIWire().parse(orjson.dumps(body), {}, request_id="r")
+    request = CHAT_WIRE.parse(orjson.dumps(body), {}, request_id="r")
     assert refused(request) == "A maximum of 4 blocks with cache_control may be provided. Found 5."
 
 

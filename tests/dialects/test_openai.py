@@ -8,9 +8,9 @@ import pytest
 
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart, ToolResultPart
 from engine.types import Boundary, CachePlan, CacheReport, Hit, Sampling
-from gateway import dialects
-from gateway.request import Request
+from gateway.request import Directives, Request
 from policies.pricing import Usage
+from tests.fakes import dialects
 from tests.fakes.rules import EARLIER_OPENAI, OPENAI, rules
 
 HALF_HOUR, HALF_DAY = 1800.0, 43200.0
@@ -154,10 +154,10 @@ def test_earlier_models_bill_in_steps(skipped: int, billed: int) -> None:
 @pytest.mark.parametrize(
     ("directive", "hit", "billed"),
     [
-        ({"read_cache": False}, None, 0),
-        ({"max_age_s": 60.0}, None, 0),
-        ({"max_age_s": 60.0}, 1200, 1152),
-        ({"max_age_s": 60.0}, 1000, 0),
+        ({"directives": Directives(read=False)}, None, 0),
+        ({"directives": Directives(max_age_s=60.0)}, None, 0),
+        ({"directives": Directives(max_age_s=60.0)}, 1200, 1152),
+        ({"directives": Directives(max_age_s=60.0)}, 1000, 0),
         ({}, None, 2048),
     ],
     ids=["no-cache", "max-age", "a young entry", "a young entry under the minimum", "no directive"],

@@ -6,9 +6,9 @@ import msgspec
 
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
 from engine.types import Boundary, CacheReport, Hit, Sampling
-from gateway import dialects
 from gateway.request import Request
 from policies.pricing import Usage
+from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, rules
 
 QWEN = rules(ANTHROPIC, preset="qwen", automatic=True)

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai import CHAT_WIRE
 
-WIRE: Final = OpenAIWire()
+WIRE: Final = CHAT_WIRE
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 BREAKPOINT: Final = {"mode": "explicit"}
 

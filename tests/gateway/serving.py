@@ -5,7 +5,7 @@ over whatever backend a test gives it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,13 @@ import aiohttp
 from gateway.app import Gateway, Listener, build_app, listening
 from gateway.backends.base import Backend
 from gateway.bill.record import Record
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.registry import DIALECTS
 from gateway.operate.inventory import Inventory
+from gateway.wire.base import Wire
+from gateway.wire.registry import WIRES
 from policies.load import parse_policy
+from policies.rules import PresetName
 from policies.schema import Policy
 from tests.fakes.clock import FakeClock
 from tests.gateway.totals import Totals, totals_of
@@ -56,16 +61,18 @@ def make_policy(text: str = "") -> Policy:
 @asynccontextmanager
 async def serving(
     backend: Backend,
-    policy: str = "",
+    policy: str | Policy = "",
     *,
     inventory: Inventory | None = None,
     root_secret: bytes | None = None,
     batches: Path | None = None,
+    wires: Mapping[str, Wire] = WIRES,
+    dialects: Mapping[PresetName, Dialect] = DIALECTS,
 ) -> AsyncIterator[Served]:
     """`backend` behind a real socket for the length of the block. `batches` is a folder for message
     batches, worked through."""
     clock, records = FakeClock(), list[Record]()
-    effective = make_policy(policy)
+    effective = make_policy(policy) if isinstance(policy, str) else policy
     backends = {model.name: backend for model in effective.models}
     gateway = build_app(
         effective,
@@ -75,6 +82,8 @@ async def serving(
         inventory=inventory,
         root_secret=root_secret,
         batches=batches,
+        wires=wires,
+        dialects=dialects,
     )
     async with (
         listening(gateway) as listener,

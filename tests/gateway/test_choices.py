@@ -14,17 +14,15 @@ from engine.messages import Finished, Started, TextDelta
 from gateway.calls.choices import MAX_AT_ONCE, merge_choices, variant
 from gateway.errors import EngineFailed
 from gateway.request import Request
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.completions import CompletionsWire
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.openai.completions import COMPLETIONS_WIRE
 from tests.fakes.backend import Script, ScriptedBackend, report_for
 from tests.gateway.serving import openai_body, serving
 
 
 def a_request(num_choices: int, seed: int | None = 7) -> Request:
     """A parsed request of `num_choices` answers."""
-    return OpenAIWire().parse(
-        orjson.dumps(openai_body(n=num_choices, seed=seed)), {}, request_id="r"
-    )
+    return CHAT_WIRE.parse(orjson.dumps(openai_body(n=num_choices, seed=seed)), {}, request_id="r")
 
 
 def number(request: Request) -> int:
@@ -115,7 +113,7 @@ def several(num_prompts: int, num_choices: int) -> Request:
         "n": num_choices,
         "seed": 7,
     }
-    return CompletionsWire().parse(orjson.dumps(body), {}, request_id="r")
+    return COMPLETIONS_WIRE.parse(orjson.dumps(body), {}, request_id="r")
 
 
 async def test_several_prompts_are_asked_each_once_and_then_for_more() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from gateway.request import Request
 from gateway.state.diagnoses import Diagnoses
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
+from gateway.wire.anthropic.settings import AnthropicOptions
 
 TOOL = {"name": "a", "input_schema": {"type": "object"}}
 CC = {"type": "ephemeral"}
@@ -43,14 +44,14 @@ def a_request(
         "messages": turns,
     }
     body = fields | {"diagnostics": {"previous_message_id": previous}} | changes
-    parsed = AnthropicWire().parse(
+    parsed = MESSAGES_WIRE.parse(
         orjson.dumps(body), {"anthropic-beta": betas}, request_id=f"req_{name}"
     )
     return msgspec.structs.replace(parsed, tenant=tenant, started_at_s=at_s)
 
 
 def reason(diagnoses: Diagnoses, request: Request) -> Any:
-    found = diagnoses.diagnose(request).wire_options["diagnosis"]
+    found = diagnoses.diagnose(request).options_of(AnthropicOptions).diagnosis
     return None if found is None else found["cache_miss_reason"]
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from engine.prompt.types import Position
 from engine.types import Boundary, CachePlan, CacheReport, Hit, Miss, PlannedEntry
-from gateway import dialects
 from gateway.bill.headers import Bill
 from gateway.bill.merged import merged
 from policies.pricing import charge, sum_usage
+from tests.fakes import dialects
 from tests.fakes.rules import OPENAI
 from tests.gateway.serving import make_policy
 

@@ -22,15 +22,20 @@ from gateway.backends.base import Event
 from gateway.bill.headers import Bill
 from gateway.bill.record import Record
 from gateway.calls.catalog import ModelCatalog
+from gateway.calls.exchange import Call
 from gateway.calls.feed import EventFeed
 from gateway.cli.startup_banner import startup_banner
 from gateway.errors import EngineFailed, Overloaded, UnknownModel
-from gateway.http.server import wire_for
-from gateway.ids import id_headers, request_id
+from gateway.http.routes import guess_wire
+from gateway.ids import request_id
 from gateway.operate.logs import log_record, set_up_logging
 from gateway.operate.metrics import Metrics
 from gateway.serve.limits import InFlight
 from gateway.waits import first_of
+from gateway.wire.anthropic import MESSAGES_WIRE
+from gateway.wire.base import Wire
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.registry import WIRES
 from policies.pricing import Usage, charge
 from tests.fakes.backend import ScriptedBackend
 from tests.gateway.serving import make_policy
@@ -89,9 +94,13 @@ def test_ids_sort_by_time() -> None:
 
 def test_ids_in_the_providers_form() -> None:
     """Anthropic's begin with `req_`, OpenAI's are as they are."""
-    assert id_headers("anthropic", "a-b") == {"pcg-request-id": "a-b", "request-id": "req_ab"}
-    assert id_headers("anthropic", "req_1")["request-id"] == "req_1"
-    assert id_headers("openai", "a-b") == {"pcg-request-id": "a-b", "x-request-id": "a-b"}
+
+    def id_headers(wire: Wire, request_id: str) -> dict[str, str]:
+        return Call(request_id, "r", wire, {}, 0.0, 0.0).id_headers
+
+    assert id_headers(MESSAGES_WIRE, "a-b") == {"pcg-request-id": "a-b", "request-id": "req_ab"}
+    assert id_headers(MESSAGES_WIRE, "req_1")["request-id"] == "req_1"
+    assert id_headers(CHAT_WIRE, "a-b") == {"pcg-request-id": "a-b", "x-request-id": "a-b"}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +119,7 @@ def test_ids_in_the_providers_form() -> None:
 )
 def test_whose_format(path: str, headers: dict[str, str], wire: str) -> None:
     """The path decides where it can, then the headers, else OpenAI."""
-    assert wire_for(path, headers) == wire
+    assert guess_wire(WIRES, path, headers) == wire
 
 
 # Limits and waits ---------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from engine.messages import Finished, Started, TextDelta, ToolCallDelta
 from engine.types import CacheReport
 from gateway.calls.exchange import Call
 from gateway.state.response_cache import ResponseCache, joined
-from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai import CHAT_WIRE
 from policies.pricing import Usage
 from policies.sections import ResponseCachePolicy
 from tests.gateway.serving import openai_body
 
-WIRE = OpenAIWire()
+WIRE = CHAT_WIRE
 CALL = Call("r", "chat", WIRE, {}, 0.0, 0.0)
 TAPE: list[Any] = [
     (0, Started("r", CacheReport(9), 0.0, 0.0, 0.0)),

@@ -21,14 +21,14 @@ from gateway.errors import InvalidRequest, Overloaded
 from gateway.models import ModelInfo
 from gateway.request import Request
 from gateway.wire.base import Answer, StreamEncoder, ToolCall, Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.completions import CompletionsWire
-from gateway.wire.openai.responses import ResponsesWire
-from gateway.wire.openai.responses.compact import CompactWire
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.openai.completions import COMPLETIONS_WIRE
+from gateway.wire.openai.responses import responses_wire
+from gateway.wire.openai.responses.compact import compact_wire
 from policies.pricing import Prices, Usage, charge
 
 FOLDER: Final = Path(__file__).parent / "openai"
-CHAT, RESPONSES, LEGACY = OpenAIWire(), ResponsesWire(new_id=lambda: "1"), CompletionsWire()
+CHAT, RESPONSES, LEGACY = CHAT_WIRE, responses_wire(new_id=lambda: "1"), COMPLETIONS_WIRE
 WIRES: Final[dict[str, Wire]] = {"chat": CHAT, "responses": RESPONSES}
 CREATED_S: Final = 1_800_000_000.0
 
@@ -245,11 +245,11 @@ def test_responses_that_are_not_whole_keep_the_published_schemas() -> None:
     request = a_request("responses", background=True)
     error = Overloaded("full")
     unanswered = [
-        RESPONSES.keep_unanswered(request, reason, created_at_s=CREATED_S).body or b""
+        RESPONSES.memory.keep_unanswered(request, reason, created_at_s=CREATED_S).body or b""
         for reason in (None, error)
     ]
     states = [
-        RESPONSES.encode_unfinished(request, begun=begun, created_at_s=CREATED_S)
+        RESPONSES.memory.encode_unfinished(request, begun=begun, created_at_s=CREATED_S)
         for begun in (False, True)
     ]
     told = [json.loads(body) for body in (*states, *unanswered)]
@@ -259,7 +259,7 @@ def test_responses_that_are_not_whole_keep_the_published_schemas() -> None:
     failed, raised = events_of(RESPONSES.stream(request, created_at_s=CREATED_S).error(error))
     assert violations("ResponseFailedEvent", failed) == []
     assert violations("ResponseErrorEvent", raised | raised["error"] | {"type": "error"}) == []
-    compact = CompactWire(new_id=lambda: "1")
+    compact = compact_wire(new_id=lambda: "1")
     asked = compact.parse(orjson.dumps({"model": "m", "input": "q"}), {}, request_id="req_1")
     compacted = json.loads(compact.encode_answer(asked, ANSWERS["text"], created_at_s=CREATED_S))
     assert violations("CompactResource", compacted) == []
@@ -287,8 +287,8 @@ def test_the_rest_keeps_the_published_schemas() -> None:
     request = a_request(
         "responses", input=[{"role": "user", "content": "q"}, {"role": "developer", "content": "d"}]
     )
-    kept = RESPONSES.keep(request, ANSWERS["text"], created_at_s=CREATED_S)
-    assert violations("ResponseItemList", json.loads(RESPONSES.encode_items(kept, {}))) == []
+    kept = RESPONSES.memory.keep(request, ANSWERS["text"], created_at_s=CREATED_S)
+    assert violations("ResponseItemList", json.loads(RESPONSES.memory.encode_items(kept, {}))) == []
 
 
 def test_the_schemas_can_refuse() -> None:

@@ -16,11 +16,11 @@ from engine.errors import EngineError, ModelError
 from engine.messages import Failed, FailureKind
 from gateway.backends.mailbox import told
 from gateway.errors import ContextExceeded, GatewayError
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Wire
-from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai import CHAT_WIRE
 
-WIRES: tuple[Wire, ...] = (AnthropicWire(), OpenAIWire())
+WIRES: tuple[Wire, ...] = (MESSAGES_WIRE, CHAT_WIRE)
 
 
 def classes(module: ModuleType, base: type[Exception]) -> list[type[Exception]]:
@@ -41,7 +41,7 @@ def example(error: type[Exception]) -> GatewayError:
     return ContextExceeded(9000, 8192) if error is ContextExceeded else error("what happened")  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.provider.name)
 @pytest.mark.parametrize(
     "error", leaves(gateway.errors, GatewayError), ids=lambda error: error.__name__
 )
@@ -88,7 +88,7 @@ def test_every_engine_error_of_a_request_crosses_the_socket() -> None:
     )
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.provider.name)
 @pytest.mark.parametrize("kind", get_args(FailureKind))
 def test_every_failure_of_the_engine_has_a_reply(kind: FailureKind, wire: Wire) -> None:
     """What the engine reports reaches the client as an error of its format: its own fault is 4xx,

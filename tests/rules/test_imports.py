@@ -135,7 +135,7 @@ RULES = (
     Rule("gateway.request", (*PLANS, "policies.rules", "msgspec")),
     Rule("gateway.errors", ()),
     Rule("gateway.models", ("engine.messages",)),
-    Rule("gateway.ids", ("gateway.request",)),
+    Rule("gateway.ids", ()),
     Rule("gateway.session", ()),
     Rule("gateway.clock", ()),
     Rule("gateway.waits", ()),

@@ -20,14 +20,14 @@ from engine.types import FinishReason, TokenLogprob, TokenLogprobs
 from gateway.errors import Overloaded
 from gateway.models import ModelInfo
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Answer, ToolCall, Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.openai.responses import responses_wire
 from gateway.wire.sse import SSE_HEADERS
 from policies.pricing import Usage
 
-WIRES: Final[dict[str, Wire]] = {"anthropic": AnthropicWire(), "openai": OpenAIWire()}
+WIRES: Final[dict[str, Wire]] = {"anthropic": MESSAGES_WIRE, "openai": CHAT_WIRE}
 USAGE: Final = Usage(input=4, cache_read=2455, cache_write=((3600.0, 30), (300.0, 12)), output=23)
 MODEL: Final = ModelInfo(
     "smol", 8192, "fp", Capabilities(True, True, "generic", "bfloat16", "cpu"), 1_800_000_000.7
@@ -425,7 +425,7 @@ def test_openai_tool_calls_are_valid_for_the_sdk_model() -> None:
 def test_responses_name_writes_by_class_not_by_lifetime(lifetime_s: float) -> None:
     """A policy may let the class 30m live longer: it is still the one the client asked for and is
     billed for."""
-    wire = ResponsesWire()
+    wire = responses_wire()
     request = wire.parse(orjson.dumps({"model": "gpt-5.6", "input": "x"}), {}, request_id="r")
     request = msgspec.structs.replace(request, ttl_classes={"30m": lifetime_s, "12h": 43200.0})
     counts = Usage(input=1, cache_write=((43200.0, 30), (lifetime_s, 12)))

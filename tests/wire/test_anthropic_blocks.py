@@ -14,13 +14,13 @@ import pytest
 from engine.prompt.types import ThinkingPart, ToolResultPart
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.anthropic.blocks import MAX_REFERENCED
 from gateway.wire.base import Answer, AnswerRun, ToolCall
 from gateway.wire.sse import SSE_HEADERS
 from policies.pricing import Usage
 
-WIRE: Final = AnthropicWire()
+WIRE: Final = MESSAGES_WIRE
 USAGE: Final = Usage(input=4, output=9)
 THINKING: Final = {"type": "adaptive"}
 CALLS: Final = (ToolCall("find", '{"q": "é", "n": [1, 2]}'), ToolCall("stop", ""))
@@ -217,7 +217,7 @@ def test_blocks_of_a_whole_answer_keep_their_order() -> None:
         AnswerRun("text", "e"),
     )
     answer = Answer(
-        "bde", "stop", None, USAGE, thinking="c", calls=(ToolCall("find", "{}"),), said=said
+        "bde", "stop", None, USAGE, thinking="c", calls=(ToolCall("find", "{}"),), runs=said
     )
     assert [block["type"] for block in shape(whole(a_request(thinking=THINKING), answer))] == [
         *("text", "thinking", "text", "tool_use", "text"),
@@ -278,7 +278,7 @@ def test_references_to_deferred_tools_stand_for_so_much_text() -> None:
             "tools": [tool],
             "messages": [{"role": "user", "content": [result]}],
         }
-        return AnthropicWire().parse(orjson.dumps(fields), {}, request_id="r")
+        return MESSAGES_WIRE.parse(orjson.dumps(fields), {}, request_id="r")
 
     (part,) = parsed(3).prompt.messages[0].parts
     assert isinstance(part, ToolResultPart)

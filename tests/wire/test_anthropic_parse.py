@@ -18,13 +18,14 @@ from engine.prompt.types import (
     ToolResultPart,
 )
 from engine.types import OutputFormat, ToolChoice
-from gateway import dialects
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
+from gateway.wire.anthropic.settings import AnthropicOptions
+from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC
 
-WIRE = AnthropicWire()
+WIRE = MESSAGES_WIRE
 NEW = {"anthropic-version": "2026-10-21"}
 CC = {"type": "ephemeral"}
 SCHEMA = {"type": "object", "properties": {}}
@@ -436,9 +437,9 @@ def test_prewarm_and_automatic_and_directives() -> None:
     from the prompt."""
     request = parse(body(max_tokens=0, cache_control=CC), {"cache-control": "no-store"})
     assert (request.prewarm, request.automatic) == (True, 300.0)
-    assert (request.read_cache, request.store_cache) == (False, False)
-    assert parse(body(), {"cache-control": "max-age=0, no-cache"}).store_cache
-    assert not parse(body(), {"cache-control": "max-age=0, no-cache"}).read_cache
+    assert (request.directives.read, request.directives.store) == (False, False)
+    assert parse(body(), {"cache-control": "max-age=0, no-cache"}).directives.store
+    assert not parse(body(), {"cache-control": "max-age=0, no-cache"}).directives.read
 
 
 def test_defaults_in_words_are_no_parameters() -> None:
@@ -596,4 +597,4 @@ def test_reasoning_is_asked_for_by_name() -> None:
     assert parse(body()).prompt.template_options == {"enable_thinking": False}
     request = parse(body(thinking={"type": "adaptive", "display": "omitted"}))
     assert request.prompt.template_options == {"enable_thinking": True}
-    assert request.wire_options == {"thinking_display": "omitted"}
+    assert request.options == AnthropicOptions(thinking_display="omitted")

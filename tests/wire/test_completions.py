@@ -15,11 +15,11 @@ from engine.types import TokenLogprob, TokenLogprobs
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.base import Answer
-from gateway.wire.openai.completions import CompletionsWire
+from gateway.wire.openai.completions import COMPLETIONS_WIRE
 from gateway.wire.openai.completions.encode import legacy_logprobs
 from policies.pricing import Usage
 
-WIRE: Final = CompletionsWire()
+WIRE: Final = COMPLETIONS_WIRE
 USAGE: Final = Usage(input=4, cache_read=64, output=3)
 LOGPROBS: Final = (
     TokenLogprobs(

@@ -13,9 +13,10 @@ import pytest
 
 from gateway import errors
 from gateway.errors import GatewayError
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.anthropic import errors as anthropic_errors
-from gateway.wire.openai import OpenAIWire
+from gateway.wire.base import Wire
+from gateway.wire.openai import CHAT_WIRE
 from gateway.wire.openai import errors as openai_errors
 
 ANTHROPIC: Final = {
@@ -93,7 +94,7 @@ def test_every_child_of_the_base_has_its_own_row() -> None:
 def test_anthropic_shape(name: str) -> None:
     """Status, type and request id; the path goes before the message only where the body is at
     fault."""
-    reply = AnthropicWire().encode_error(an_error(name), request_id="req_7")
+    reply = MESSAGES_WIRE.encode_error(an_error(name), request_id="req_7")
     body = orjson.loads(reply.body)
     status, kind = ANTHROPIC[name]
     assert (reply.status, body["type"], body["error"]["type"], body["request_id"]) == (
@@ -114,7 +115,7 @@ def test_anthropic_shape(name: str) -> None:
 @pytest.mark.parametrize("name", OPENAI)
 def test_openai_shape(name: str) -> None:
     """Status, type and code, and all four members of the error object."""
-    reply = OpenAIWire().encode_error(an_error(name), request_id="req_7")
+    reply = CHAT_WIRE.encode_error(an_error(name), request_id="req_7")
     error = orjson.loads(reply.body)["error"]
     assert (reply.status, error["type"], error["code"]) == OPENAI[name]
     assert set(error) == {"message", "type", "param", "code"}
@@ -127,12 +128,12 @@ def test_openai_shape(name: str) -> None:
 
 def test_an_unforeseen_error_is_a_500() -> None:
     """The base class itself has a row."""
-    assert AnthropicWire().encode_error(GatewayError("x"), request_id="r").status == 500
-    assert OpenAIWire().encode_error(GatewayError("x"), request_id="r").status == 500
+    assert MESSAGES_WIRE.encode_error(GatewayError("x"), request_id="r").status == 500
+    assert CHAT_WIRE.encode_error(GatewayError("x"), request_id="r").status == 500
 
 
-@pytest.mark.parametrize("wire", [AnthropicWire(), OpenAIWire()], ids=["anthropic", "openai"])
-def test_retry_headers(wire: AnthropicWire | OpenAIWire) -> None:
+@pytest.mark.parametrize("wire", [MESSAGES_WIRE, CHAT_WIRE], ids=["anthropic", "openai"])
+def test_retry_headers(wire: Wire) -> None:
     """`Retry-After` in whole seconds where it is known, and never 0; a full engine says that a
     retry is welcome."""
     limited = wire.encode_error(errors.RateLimited("x", retry_after_s=1.2), request_id="r")
@@ -148,7 +149,7 @@ def test_retry_headers(wire: AnthropicWire | OpenAIWire) -> None:
 @pytest.mark.parametrize("name", ANTHROPIC)
 def test_the_anthropic_sdk_raises_its_own_class(name: str) -> None:
     """The official client reads status and message from our bytes."""
-    reply = AnthropicWire().encode_error(an_error(name), request_id="req_7")
+    reply = MESSAGES_WIRE.encode_error(an_error(name), request_id="req_7")
     answer = httpx2.Response(reply.status, content=reply.body, headers=dict(reply.headers))
     with httpx2.Client(transport=httpx2.MockTransport(lambda _: answer)) as http:
         client = anthropic.Anthropic(api_key="k", http_client=http, max_retries=0)
@@ -168,7 +169,7 @@ def test_the_anthropic_sdk_raises_its_own_class(name: str) -> None:
 @pytest.mark.parametrize("name", OPENAI)
 def test_the_openai_sdk_raises_its_own_class(name: str) -> None:
     """The official client reads code, param and type from our bytes."""
-    reply = OpenAIWire().encode_error(an_error(name), request_id="req_7")
+    reply = CHAT_WIRE.encode_error(an_error(name), request_id="req_7")
     answer = httpx2.Response(reply.status, content=reply.body, headers=dict(reply.headers))
     with httpx2.Client(transport=httpx2.MockTransport(lambda _: answer)) as http:
         client = openai.OpenAI(api_key="k", http_client=http, max_retries=0)
@@ -192,11 +193,11 @@ def test_a_prompt_that_the_model_cannot_be_asked_names_its_field(input_field: st
 def test_a_format_that_cannot_be_kept_names_its_field() -> None:
     """The engine finds out late, and each API has a field of its own for it."""
     error = errors.BadFormat("Unimplemented keys")
-    assert orjson.loads(AnthropicWire().encode_error(error, request_id="r").body)["error"][
+    assert orjson.loads(MESSAGES_WIRE.encode_error(error, request_id="r").body)["error"][
         "message"
     ].startswith("output_config.format: ")
     assert (
-        orjson.loads(OpenAIWire().encode_error(error, request_id="r").body)["error"]["param"]
+        orjson.loads(CHAT_WIRE.encode_error(error, request_id="r").body)["error"]["param"]
         == "response_format"
     )
     assert openai_errors.error_fields(error, input_field="input")["param"] == "text.format"

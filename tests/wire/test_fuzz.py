@@ -14,17 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import Submit, decode_to_engine, encode_frame
-from gateway import dialects
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Answer, ToolCall, Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.completions import CompletionsWire
-from gateway.wire.openai.responses import ResponsesWire
-from gateway.wire.openai.responses.compact import CompactWire
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.openai.completions import COMPLETIONS_WIRE
+from gateway.wire.openai.responses import responses_wire
+from gateway.wire.openai.responses.compact import compact_wire
 from policies.pricing import Usage
-from tests.fakes import openai_bodies
+from tests.fakes import dialects, openai_bodies
 from tests.fakes.mutants import CALLING_TURN, CC, paths
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
@@ -63,10 +62,10 @@ ANTHROPIC_BODY: Final[dict[str, Any]] = {
     ],
 }
 SEEDS: Final[list[tuple[Wire, dict[str, Any]]]] = [
-    (AnthropicWire(), ANTHROPIC_BODY),
-    (OpenAIWire(), openai_bodies.CHAT),
-    (ResponsesWire(), openai_bodies.RESPONSES),
-    (CompletionsWire(), openai_bodies.COMPLETIONS),
+    (MESSAGES_WIRE, ANTHROPIC_BODY),
+    (CHAT_WIRE, openai_bodies.CHAT),
+    (responses_wire(), openai_bodies.RESPONSES),
+    (COMPLETIONS_WIRE, openai_bodies.COMPLETIONS),
 ]
 
 SCALARS = st.one_of(
@@ -178,7 +177,7 @@ def test_a_mutated_body_parses_or_is_a_400(case: tuple[Wire, bytes]) -> None:
 
 
 @pytest.mark.parametrize("depth", [300, 1000])
-@pytest.mark.parametrize(("wire", "body"), [*SEEDS, (CompactWire(), openai_bodies.RESPONSES)])
+@pytest.mark.parametrize(("wire", "body"), [*SEEDS, (compact_wire(), openai_bodies.RESPONSES)])
 def test_nesting_anywhere_parses_or_is_a_400(wire: Wire, body: dict[str, Any], depth: int) -> None:
     """Every field in turn is JSON as deep as the decoder takes, which encoders and recursive code
     do not."""
@@ -194,7 +193,7 @@ def test_nesting_anywhere_parses_or_is_a_400(wire: Wire, body: dict[str, Any], d
 
 
 @settings(max_examples=200)
-@given(st.binary(max_size=60), st.sampled_from([AnthropicWire(), OpenAIWire()]))
+@given(st.binary(max_size=60), st.sampled_from([MESSAGES_WIRE, CHAT_WIRE]))
 def test_any_bytes_are_a_400(body: bytes, wire: Wire) -> None:
     """Random bytes are never a request."""
     with pytest.raises(InvalidRequest):

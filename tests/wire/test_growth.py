@@ -13,29 +13,29 @@ import orjson
 import pytest
 
 from engine.messages import Submit, encode_frame
-from gateway import dialects
 from gateway.backends.prefixes import trace_prefixes
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.state.diagnoses import Diagnoses
 from gateway.upstream.splice import summarize, with_model
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.anthropic.batch import read_items
-from gateway.wire.base import Answer, RememberingWire, StoredResponse, Wire
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.completions import CompletionsWire
-from gateway.wire.openai.responses import ResponsesWire
-from gateway.wire.openai.responses.compact import CompactWire
+from gateway.wire.base import Answer, StoredResponse, Wire
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.openai.completions import COMPLETIONS_WIRE
+from gateway.wire.openai.responses import responses_wire
+from gateway.wire.openai.responses.compact import compact_wire
 from gateway.wire.openai.responses.sealed import sealed
 from gateway.wire.reported import merge
 from policies.pricing import Usage
+from tests.fakes import dialects
 from tests.fakes.growth import assert_linear
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
 NUM: Final = 6_000
 
-MESSAGES, CHAT, COMPLETIONS = AnthropicWire(), OpenAIWire(), CompletionsWire()
-RESPONSES, COMPACT = ResponsesWire(new_id=lambda: "new"), CompactWire(new_id=lambda: "new")
+MESSAGES, CHAT, COMPLETIONS = MESSAGES_WIRE, CHAT_WIRE, COMPLETIONS_WIRE
+RESPONSES, COMPACT = responses_wire(new_id=lambda: "new"), compact_wire(new_id=lambda: "new")
 ANSWER: Final = Answer("said", "stop", None, Usage(1))
 MARK: Final = {"cache_control": {"type": "ephemeral"}}
 TEXT: Final = {"type": "text", "text": "x"}
@@ -320,14 +320,14 @@ def serve(
     """Everything that is done about a body outside the engine; also for one that is refused."""
     try:
         request = wire.parse(body, {}, request_id="r")
-        if isinstance(wire, RememberingWire):
-            request = wire.resume(request, find)
+        if wire.memory is not None:
+            request = wire.memory.resume(request, find)
         planned(request)
     except InvalidRequest as error:
         wire.encode_error(error, request_id="r")
         return
-    if isinstance(wire, RememberingWire):
-        wire.keep(request, ANSWER, created_at_s=0.0)
+    if wire.memory is not None:
+        wire.memory.keep(request, ANSWER, created_at_s=0.0)
         wire.encode_answer(request, ANSWER, created_at_s=0.0)
 
 
@@ -374,7 +374,7 @@ def test_twice_the_references_cost_twice_as_much(own: bool) -> None:
             lambda i: thought | {"id": f"rs_new_{i}"} if own else {"role": "user", "content": "x"},
         )
         first = RESPONSES.parse(orjson.dumps({"model": "m", "input": items}), {}, request_id="r")
-        kept = RESPONSES.keep(first, ANSWER, created_at_s=0.0)
+        kept = RESPONSES.memory.keep(first, ANSWER, created_at_s=0.0)
         refs = [
             {"type": "item_reference", "id": item["id"]} for item in orjson.loads(kept.items or b"")
         ]
@@ -390,7 +390,7 @@ def test_twice_the_turns_of_an_earlier_conversation_cost_twice_as_much() -> None
     def cost(num: int) -> Callable[[], object]:
         items = each(num, ITEM_KINDS["function calls"])
         first = RESPONSES.parse(orjson.dumps({"model": "m", "input": items}), {}, request_id="r")
-        kept = RESPONSES.keep(first, ANSWER, created_at_s=0.0)
+        kept = RESPONSES.memory.keep(first, ANSWER, created_at_s=0.0)
         body = orjson.dumps({"model": "m", "input": items, "previous_response_id": "resp_new"})
         return lambda: serve(RESPONSES, body, lambda name: kept)
 

@@ -18,7 +18,8 @@ from engine.prompt.types import (
 )
 from engine.types import OutputFormat, ToolChoice
 from gateway.request import REST_OF_CONTEXT
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
+from gateway.wire.openai.options import ChatOptions
 from tests.fakes.chat_bodies import (
     BREAKPOINT,
     CALL,
@@ -73,27 +74,23 @@ def test_one_conversation_is_one_prompt_through_both_formats() -> None:
     ).prompt
     blocks = [text("t"), {"type": "tool_use", "id": "c", "name": "f", "input": {}}]
     result = {"type": "tool_result", "tool_use_id": "c", "content": "r"}
-    anthropic = (
-        AnthropicWire()
-        .parse(
-            orjson.dumps(
-                {
-                    "model": "m",
-                    "max_tokens": 1,
-                    "system": "s",
-                    "tools": [{"name": "f", "description": "d", "input_schema": schema}],
-                    "messages": [
-                        {"role": "user", "content": "q"},
-                        {"role": "assistant", "content": blocks},
-                        {"role": "user", "content": [result]},
-                    ],
-                }
-            ),
-            {},
-            request_id="r",
-        )
-        .prompt
-    )
+    anthropic = MESSAGES_WIRE.parse(
+        orjson.dumps(
+            {
+                "model": "m",
+                "max_tokens": 1,
+                "system": "s",
+                "tools": [{"name": "f", "description": "d", "input_schema": schema}],
+                "messages": [
+                    {"role": "user", "content": "q"},
+                    {"role": "assistant", "content": blocks},
+                    {"role": "user", "content": [result]},
+                ],
+            }
+        ),
+        {},
+        request_id="r",
+    ).prompt
     assert (openai.system, openai.tools) == (anthropic.system, anthropic.tools)
     assert openai.messages[:2] == anthropic.messages[:2]
     assert openai.messages[2].parts == anthropic.messages[2].parts
@@ -290,12 +287,12 @@ def test_parameters_and_options() -> None:
         "cache_mode": "explicit",
         "cache_ttl_s": 43200.0,
     }
-    assert (request.stream, request.wire_options, request.automatic) == (
+    assert (request.stream, request.options, request.automatic) == (
         True,
-        {"include_usage": True, "effort_field": "reasoning_effort"},
+        ChatOptions(include_usage=True),
         3600.0,
     )
-    assert (request.read_cache, request.store_cache) == (False, True)
+    assert (request.directives.read, request.directives.store) == (False, True)
 
 
 CHOICES: list[tuple[Any, ToolChoice]] = [

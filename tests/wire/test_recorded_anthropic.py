@@ -12,18 +12,18 @@ from typing import Any, Final
 import orjson
 import pytest
 
-from gateway import dialects
 from gateway.calls.catalog import ModelCatalog
 from gateway.errors import InvalidRequest, UnknownModel
 from gateway.request import Request
-from gateway.wire.anthropic import AnthropicWire
+from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Answer, ToolCall
 from policies.pricing import Usage, charge
+from tests.fakes import dialects
 from tests.fakes.backend import ScriptedBackend
 from tests.gateway.serving import make_policy
 
 DATA: Final = Path(__file__).parents[1] / "data" / "anthropic-cassettes" / "interactions.jsonl.gz"
-WIRE: Final = AnthropicWire()
+WIRE: Final = MESSAGES_WIRE
 ALIASES: Final = (
     "['claude-[0-9]*', 'claude-opus-*', 'claude-sonnet-*', 'claude-haiku-*', 'claude-fable-*']"
 )

@@ -13,10 +13,10 @@ import pytest
 
 from gateway.request import Request
 from gateway.wire.base import Answer, StoredResponse
-from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.openai.responses import responses_wire
 from policies.pricing import Usage
 
-WIRE = ResponsesWire(new_id=lambda: "1")
+WIRE = responses_wire(new_id=lambda: "1")
 TOOL: Any = {"type": "function", "name": "f"}
 BASE: dict[str, Any] = {
     "model": "gpt-a",
@@ -34,14 +34,14 @@ def diagnosed(earlier: Request | None, read: int = 0, **changes: Any) -> dict[st
     kept = (
         None
         if earlier is None
-        else WIRE.keep(earlier, Answer("x", "stop", None, Usage(1)), created_at_s=0.0)
+        else WIRE.memory.keep(earlier, Answer("x", "stop", None, Usage(1)), created_at_s=0.0)
     )
 
     def find(name: str) -> StoredResponse | None:
         assert name == "resp_1"
         return kept
 
-    request = WIRE.resume(
+    request = WIRE.memory.resume(
         parse(prompt_cache_options={"comparison_response_id": "resp_1"}, **changes), find
     )
     answer = Answer("y", "stop", None, Usage(1000 - read, read))
@@ -120,7 +120,9 @@ def test_it_is_told_only_when_asked_for() -> None:
 
 def test_unstored_responses_can_be_compared_with() -> None:
     """`store: false` keeps hashes and no text."""
-    unstored = WIRE.keep(parse(store=False), Answer("x", "stop", None, Usage(1)), created_at_s=0.0)
+    unstored = WIRE.memory.keep(
+        parse(store=False), Answer("x", "stop", None, Usage(1)), created_at_s=0.0
+    )
     assert (unstored.body, unstored.items, unstored.prompt) == (None, None, None)
     assert diagnosed(parse(store=False), read=500) == {"type": "cache_hit"}
 
@@ -142,7 +144,7 @@ def test_what_is_kept_takes_what_it_says(changes: dict[str, Any]) -> None:
     try:
         request = parse(**changes)
         answer = Answer("x", "stop", None, Usage(1))
-        kept = WIRE.keep(request, answer, created_at_s=0.0)
+        kept = WIRE.memory.keep(request, answer, created_at_s=0.0)
         del request, answer
         gc.collect()
         taken, _ = tracemalloc.get_traced_memory()

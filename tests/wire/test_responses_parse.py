@@ -19,11 +19,11 @@ from engine.prompt.types import (
 from engine.types import OutputFormat, ToolChoice
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.openai import OpenAIWire
-from gateway.wire.openai.responses import ResponsesWire
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.openai.responses import responses_wire
 from gateway.wire.openai.responses.sealed import MAX_NBYTES, sealed, unsealed
 
-WIRE: Final = ResponsesWire(new_id=lambda: "1")
+WIRE: Final = responses_wire(new_id=lambda: "1")
 BREAKPOINT: Final = {"mode": "explicit"}
 SHORT: Final = {"mode": "explicit", "ttl": "30m"}
 SCHEMA: Final = {"type": "object", "properties": {"x": {"type": "string"}}}
@@ -198,7 +198,7 @@ def test_one_answer_is_one_turn() -> None:
 def test_the_same_conversation_through_both_apis_is_one_prompt() -> None:
     """Chat Completions and Responses share a prefix: instructions, tools, turns, calls and results
     mean the same."""
-    chat = OpenAIWire().parse(
+    chat = CHAT_WIRE.parse(
         orjson.dumps(
             {
                 "model": "m",

@@ -1,56 +1,69 @@
 """Anthropic's Messages API: bytes to `Request`, answers to bytes.
 
-Knows no HTTP server and no caching rules.
+Knows no HTTP server and no caching rules. API versions 2023-06-01 and 2026-10-21.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
+from typing import Final
 
 import orjson
 
-from gateway.errors import GatewayError
-from gateway.models import ModelInfo, UpstreamModel
-from gateway.request import Request, WireName
-from gateway.wire.anthropic import catalog, encode, errors
+from engine.prompt.types import Position
+from gateway.wire.anthropic.catalog import encode_model, encode_models
+from gateway.wire.anthropic.encode import encode_answer
+from gateway.wire.anthropic.errors import encode_error, unsupported_effort
 from gateway.wire.anthropic.parse import parse
+from gateway.wire.anthropic.reported import EXCLUSIVE, INCLUSIVE
 from gateway.wire.anthropic.stream import MessageStream
-from gateway.wire.base import Answer, ErrorReply, StreamEncoder
+from gateway.wire.base import Endpoint, Provider, Wire
 from gateway.wire.sse import encode_event
 
-__all__ = ["AnthropicWire"]
+
+def _native_id(request_id: str) -> str:
+    """The API's ids begin with `req_`."""
+    if request_id.startswith("req_"):
+        return request_id
+    return "req_" + request_id.replace("-", "")
 
 
-class AnthropicWire:
-    """A `Wire`. API versions 2023-06-01 and 2026-10-21."""
+def _path_of(position: Position) -> str:
+    """Positions match the body's coordinates one to one."""
+    if position.level == "messages":
+        return f"messages.{position.index}.content.{position.part}"
+    return f"{position.level}.{position.index}"
 
-    name: WireName = "anthropic"
 
-    def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        return parse(body, headers, request_id=request_id, counting=False)
+ANTHROPIC: Final = Provider(
+    name="anthropic",
+    title="Anthropic's",
+    preset="anthropic",
+    id_header="request-id",
+    native_id=_native_id,
+    usage_format=EXCLUSIVE,
+    preset_usage_formats={"qwen": INCLUSIVE},
+    client_headers=frozenset({"anthropic-version", "x-api-key"}),
+    upstream_key_header="x-api-key",
+)
 
-    def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        return parse(body, headers, request_id=request_id, counting=True)
-
-    def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes:
-        return encode.encode_answer(request, answer)
-
-    def stream(self, request: Request, *, created_at_s: float) -> StreamEncoder:
-        return MessageStream(request)
-
-    def encode_count(self, num_prompt: int) -> bytes:
-        return orjson.dumps({"input_tokens": num_prompt})
-
-    def encode_models(
-        self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
-    ) -> bytes:
-        return catalog.encode_models(models, query)
-
-    def encode_model(self, model: ModelInfo | UpstreamModel, requested: str) -> bytes:
-        return catalog.encode_model(model, requested)
-
-    def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply:
-        return errors.encode_error(error, request_id=request_id)
-
-    def error_event(self, body: bytes) -> bytes:
-        return encode_event(body, "error")
+MESSAGES_WIRE: Final = Wire(
+    provider=ANTHROPIC,
+    endpoints=(
+        Endpoint("/v1/messages", "messages"),
+        Endpoint("/v1/messages/count_tokens", "count_tokens", "count"),
+    ),
+    prefixes=("/v1/messages",),
+    claims=lambda body: False,  # no field is this format's alone
+    path_of=_path_of,
+    unsupported_effort=unsupported_effort,
+    parse=partial(parse, counting=False),
+    parse_count=partial(parse, counting=True),
+    encode_answer=encode_answer,
+    stream=MessageStream,
+    encode_count=lambda num_prompt: orjson.dumps({"input_tokens": num_prompt}),
+    encode_models=encode_models,
+    encode_model=encode_model,
+    encode_error=encode_error,
+    error_event=partial(encode_event, event="error"),
+)

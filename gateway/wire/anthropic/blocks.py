@@ -56,10 +56,10 @@ class Blocks:
     """Reads the parts of one body; `tools` first, which the messages may refer to.
 
     `problems` collects marks that stand where none may; they are left out of the prompt. `unseen`
-    collects what the model cannot see; its identity stands in its place. `first_version` is API
-    version 2023-06-01: a user's text may cite, and an assistant's message may hold documents.
-    `deferred` are tools that stand nowhere until a message refers to them. `citing`: some document
-    is to be cited from.
+    collects blocks that the model cannot see; their identity stands in their place. `first_version`
+    is API version 2023-06-01: a user's text may cite, and an assistant's message may hold
+    documents. `deferred` are tools that stand nowhere until a message refers to them. `citing`:
+    some document is to be cited from.
     """
 
     first_version: bool

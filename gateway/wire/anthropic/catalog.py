@@ -59,7 +59,7 @@ def encode_model(model: ModelInfo | UpstreamModel, requested: str) -> bytes:
 
 
 def _model(model: ModelInfo | UpstreamModel, name: str) -> dict[str, Any]:
-    """`pcg` tells which model answers under this name, and what it can do."""
+    """`pcg` holds the model that answers under this name, and its abilities."""
     if isinstance(model, UpstreamModel):
         return _UNKNOWN | {"id": name, "display_name": name, "pcg": {"upstream": model.upstream}}
     created = datetime.fromtimestamp(int(model.created_at_s), UTC)

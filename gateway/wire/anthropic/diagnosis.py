@@ -1,4 +1,4 @@
-"""What changed since an earlier request of the same conversation, as the API tells it.
+"""The first change since an earlier request of the same conversation, as the API reports it.
 
 Knows hashes, no text and no cache.
 
@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from engine.prompt.types import LEVELS, Level, Prompt
+from engine.prompt.types import LEVELS, Level, Prompt, num_common, unmarked
 from gateway.request import Request
 
 NBYTES_PER_TOKEN: Final = 4
 ORDER: Final[tuple[Level, ...]] = ("system", "tools", "messages")
-"""Which level is told of where several have changed."""
+"""The level that is reported where several have changed: the first of these."""
 
 
 class FingerprintPart(NamedTuple):
-    """One tool, system block or message part: what it holds, hashed without its mark, and how long
-    it is."""
+    """One tool, system block or message part: the hash of its content without its mark, and the
+    length of that content."""
 
     digest: bytes
     nbytes: int
@@ -32,7 +33,7 @@ class FingerprintPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A request's structure. `settings` is what else may part two requests."""
+    """A request's structure. `settings` is a digest of all else that may part two requests."""
 
     at_s: float
     model: str
@@ -44,13 +45,10 @@ class Fingerprint:
         return sum(map(len, self.levels.values()))
 
     def nbytes_from(self, level: Level, index: int) -> int:
-        """Bytes from a piece on, in the order tools, system, messages."""
+        """Bytes from a part on, in the order tools, system, messages."""
         later = LEVELS[LEVELS.index(level) + 1 :]
-        rest = [
-            *self.levels[level][index:],
-            *(piece for name in later for piece in self.levels[name]),
-        ]
-        return sum(piece.nbytes for piece in rest)
+        rest = chain(self.levels[level][index:], *(self.levels[name] for name in later))
+        return sum(part.nbytes for part in rest)
 
 
 def settings_digest(settings: Any) -> str:
@@ -60,14 +58,14 @@ def settings_digest(settings: Any) -> str:
     ).hexdigest()
 
 
-def fingerprint(request: Request) -> Fingerprint:
-    """Of a request as it is served: what the policy drops or orders by itself is no change of the
+def fingerprint(request: Request, settings: str) -> Fingerprint:
+    """The fingerprint of a request as it is served: changes that the policy makes are not the
     client's."""
     return Fingerprint(
         at_s=request.started_at_s,
         model=f"{request.model} {request.parameters.get('speed', 'standard')}",
-        settings=request.wire_options["diagnostics"]["settings"],
-        levels=_pieces(request.prompt),
+        settings=settings,
+        levels=_fingerprint_parts(request.prompt),
     )
 
 
@@ -78,38 +76,21 @@ def compare(before: Fingerprint, now: Fingerprint) -> dict[str, Any] | None:
         return _reason("model_changed", now.nbytes_from("tools", 0))
     for level in ORDER:
         old, new = before.levels[level], now.levels[level]
-        same = min(len(old), len(new))
-        index = next((i for i in range(same) if old[i].digest != new[i].digest), same)
+        index = num_common([part.digest for part in old], [part.digest for part in new])
         if index < len(old) or (level != "messages" and index < len(new)):
             return _reason(f"{level}_changed", now.nbytes_from(level, index))
     return {"type": "unavailable"} if before.settings != now.settings else None
 
 
-def _pieces(prompt: Prompt) -> dict[Level, tuple[FingerprintPart, ...]]:
+def _fingerprint_parts(prompt: Prompt) -> dict[Level, tuple[FingerprintPart, ...]]:
     """Every position's content without its mark; a message's role is part of each of its parts."""
-    messages = tuple(
-        _piece([message.role, part], part.cache is not None)
-        for message in prompt.messages
-        for part in message.parts
-    )
-    return {
-        "tools": tuple(_piece(tool, tool.cache is not None) for tool in prompt.tools),
-        "system": tuple(_piece(block, block.cache is not None) for block in prompt.system),
-        "messages": messages,
-    }
-
-
-def _piece(content: Any, marked: bool) -> FingerprintPart:
-    if marked:
-        content = _unmarked(content)
-    encoded = msgspec.msgpack.encode(content)
-    return FingerprintPart(hashlib.blake2b(encoded, digest_size=8).digest(), len(encoded))
-
-
-def _unmarked(content: Any) -> Any:
-    if isinstance(content, list):
-        return [*content[:-1], _unmarked(content[-1])]
-    return msgspec.structs.replace(content, cache=None)
+    found: dict[Level, list[FingerprintPart]] = {level: [] for level in LEVELS}
+    for position, part in prompt.parts():
+        role, bare = prompt.role_at(position), unmarked(part)
+        encoded = msgspec.msgpack.encode(bare if role is None else [role, bare])
+        digest = hashlib.blake2b(encoded, digest_size=8).digest()
+        found[position.level].append(FingerprintPart(digest, len(encoded)))
+    return {level: tuple(parts) for level, parts in found.items()}
 
 
 def _reason(kind: str, nbytes: int) -> dict[str, Any]:

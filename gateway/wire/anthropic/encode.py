@@ -13,6 +13,7 @@ import orjson
 
 from engine.types import FinishReason
 from gateway.request import Request
+from gateway.wire.anthropic.settings import AnthropicOptions
 from gateway.wire.anthropic.signature import Thinking
 from gateway.wire.base import Answer, ToolCall
 from policies.pricing import Usage
@@ -34,14 +35,14 @@ INVALID_JSON: Final = "INVALID_JSON"
 (2026-08)."""
 
 
-def encode_answer(request: Request, answer: Answer) -> bytes:
+def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
     """One whole Message. A request that only warmed the cache has no content and stopped at its
     zero tokens."""
-    told = {
+    filled = {
         "content": _content(request, answer),
         "usage": usage(request, answer.usage, answer.num_thinking),
     }
-    return orjson.dumps(message(request, answer.usage) | told | end(request, answer))
+    return orjson.dumps(message(request, answer.usage) | filled | end(request, answer))
 
 
 def message_id(request: Request) -> str:
@@ -79,7 +80,7 @@ def message(request: Request, counts: Usage) -> dict[str, Any]:
         "stop_sequence": None,
         "stop_details": None,
         "container": None,
-        "diagnostics": request.wire_options.get("diagnosis"),
+        "diagnostics": request.options_of(AnthropicOptions).diagnosis,
         "usage": usage(request, counts),
     }
 
@@ -87,21 +88,19 @@ def message(request: Request, counts: Usage) -> dict[str, Any]:
 def end(request: Request, answer: Answer) -> dict[str, str | None]:
     """Why the answer ended. A turn that ends in calls waits for their results. `stop_details` is
     for refusals."""
-    return _stop(request, answer) | {"stop_details": None}
-
-
-def _stop(request: Request, answer: Answer) -> dict[str, str | None]:
+    reason, stop = STOP_REASONS[answer.reason], None
     if request.prewarm:
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if answer.calls and answer.reason == "stop":
-        return {"stop_reason": "tool_use", "stop_sequence": None}
-    stop = answer.stop if answer.reason == "stop_sequence" else None
-    return {"stop_reason": STOP_REASONS[answer.reason], "stop_sequence": stop}
+        reason = "max_tokens"
+    elif answer.calls and answer.reason == "stop":
+        reason = "tool_use"
+    elif answer.reason == "stop_sequence":
+        stop = answer.stop
+    return {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
 
 
 def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> dict[str, Any]:
-    """Anthropic's `input_tokens` leaves out what was read and written. `num_thinking` of the output
-    were reasoning."""
+    """Anthropic's `input_tokens` leaves out tokens that were read or written. `num_thinking` of the
+    output were reasoning."""
     short_s = request.ttl_classes.get(SHORT_CLASS, parse_duration(SHORT_CLASS))
     short = sum(tokens for ttl_s, tokens in counts.cache_write if ttl_s == short_s)
     return {
@@ -117,14 +116,14 @@ def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> d
         if num_thinking is None
         else {"thinking_tokens": num_thinking},
         "server_tool_use": None,
-        "service_tier": request.wire_options.get("service_tier", "standard"),
+        "service_tier": request.service_tier or "standard",
         "inference_geo": None,
         "speed": request.parameters.get("speed", "standard"),
     }
 
 
 def _content(request: Request, answer: Answer) -> list[dict[str, Any]]:
-    """The blocks in the order in which they were said, as a stream shows them."""
+    """The blocks in the order of generation, as a stream shows them."""
     content: list[dict[str, Any]] = []
     calls = enumerate(answer.calls)
     for run in () if request.prewarm else answer.in_order():

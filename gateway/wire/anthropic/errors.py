@@ -35,7 +35,7 @@ TABLE: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
 """HTTP status and `error.type`."""
 
 FORMAT_PATH: Final = "output_config.format"
-"""Where the format of an answer is asked for."""
+"""The path of the field that asks for the format of an answer."""
 
 _TYPES: Final[Mapping[str, str]] = {
     "string": "Input should be a valid string",
@@ -62,10 +62,10 @@ def error_body(error: GatewayError, *, request_id: str) -> bytes:
     path = error.path or (FORMAT_PATH if isinstance(error, BadFormat) else None)
     if isinstance(error, InvalidRequest) and not isinstance(error, ContextExceeded) and path:
         message = f"{path}: {message}"
-    told: dict[str, Any] = {"type": kind, "message": message}
+    fields: dict[str, Any] = {"type": kind, "message": message}
     if error.code is not None:
-        told["details"] = {"error_code": error.code}
-    return orjson.dumps({"type": "error", "error": told, "request_id": request_id})
+        fields["details"] = {"error_code": error.code}
+    return orjson.dumps({"type": "error", "error": fields, "request_id": request_id})
 
 
 def invalid(path: Path, message: str) -> InvalidRequest:
@@ -74,7 +74,7 @@ def invalid(path: Path, message: str) -> InvalidRequest:
 
 
 def from_field(error: FieldError) -> InvalidRequest:
-    """What a field reader found, in Anthropic's words."""
+    """A field reader's finding in Anthropic's words."""
     match error.problem:
         case "json":
             return invalid(error.path, f"The request body is not valid JSON: {error.got}")
@@ -101,6 +101,14 @@ def unknown_tag(path: Path, tag: str, expected: Sequence[str]) -> InvalidRequest
         f"tags: {tags}"
     )
     return invalid(path, message)
+
+
+def unsupported_effort(model: str, effort: str, supported: Sequence[str]) -> InvalidRequest:
+    """A level of effort that the model does not have, in the API's recorded words."""
+    levels = ", ".join(sorted(supported))
+    return InvalidRequest(
+        f"This model does not support effort level '{effort}'. Supported levels: {levels}."
+    )
 
 
 def one_of(choices: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Blocks of the API that are no plain text: what of them is text, and what identifies the rest.
+"""Blocks of the API that are no plain text: the text in them, and an identity for the rest.
 Knows no marks and no roles.
 
 Source: anthropic 2.14 `types/image_block_param.py`, `document_block_param.py`,
@@ -80,8 +80,8 @@ def readable_text(node: Node, kind: str) -> str | None:
 
 
 def identity(node: Node, kind: str) -> str:
-    """A name for what a block shows: equal for equal bytes of one media type, however their base64
-    is written.
+    """An identity of a block's content: equal for equal bytes of one media type, however their
+    base64 is written.
 
     Raises `InvalidRequest` for an image or document whose source is broken.
     """

@@ -6,8 +6,9 @@ Source: anthropic 2.14 `message_create_params`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -18,9 +19,15 @@ from gateway.request import Request
 from gateway.wire.anthropic.blocks import Blocks
 from gateway.wire.anthropic.diagnosis import settings_digest
 from gateway.wire.anthropic.errors import from_field, invalid
-from gateway.wire.anthropic.request_options import RequestOptions, check_tool_choice, read_options
-from gateway.wire.directives import cache_directives
-from gateway.wire.fields import FieldError, Node, clip, decode_body, end_user
+from gateway.wire.anthropic.settings import (
+    AnswerSettings,
+    AnthropicOptions,
+    DiagnosticsRequest,
+    check_tool_choice,
+    read_settings,
+)
+from gateway.wire.body import read_request
+from gateway.wire.fields import Node, clip
 
 FIRST_VERSION: Final = "2023-06-01"
 VERSIONS: Final = (FIRST_VERSION, "2026-10-21")
@@ -34,19 +41,19 @@ MAX_NAMED: Final = 20
 """Ids that one error repeats."""
 
 CHANGES_THE_ANSWER: Final = ("mcp_servers", "thread")
-"""Fields that would change what the model is asked or how it answers, and that are not there."""
+"""Fields that would change the prompt or the answer, and that are not supported."""
 
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str, counting: bool) -> Request:
-    """`counting`: the body is for count_tokens, has no `max_tokens`, and nothing will be generated
-    from it."""
-    version = api_version(headers)
-    try:
-        return _request(
-            decode_body(body), version, headers, request_id=request_id, counting=counting
-        )
-    except FieldError as error:
-        raise from_field(error) from None
+    """`counting`: the body is for count_tokens, has no `max_tokens`, and no answer is generated."""
+    read = partial(
+        _request,
+        version=api_version(headers),
+        betas=headers.get("anthropic-beta", ""),
+        request_id=request_id,
+        counting=counting,
+    )
+    return read_request(body, headers, read, from_field)
 
 
 def api_version(headers: Mapping[str, str]) -> str:
@@ -58,9 +65,7 @@ def api_version(headers: Mapping[str, str]) -> str:
     return name
 
 
-def _request(
-    body: Node, version: str, headers: Mapping[str, str], *, request_id: str, counting: bool
-) -> Request:
+def _request(body: Node, version: str, betas: str, *, request_id: str, counting: bool) -> Request:
     if version != FIRST_VERSION:
         for name in REMOVED_FIELDS:
             if name in body.value:
@@ -74,54 +79,47 @@ def _request(
             blocks.refuse((name,), "not supported by this model")
     automatic = blocks.mark(body)
     max_tokens = 0 if counting else _max_tokens(body)
-    wish = read_options(body, max_tokens=max_tokens, counting=counting)
+    settings = read_settings(body, max_tokens=max_tokens, counting=counting)
     stream = body.flag("stream")
     prewarm = not counting and max_tokens == 0
     if prewarm:
         _check_prewarm(body, stream=stream)
     tools = blocks.tools(body)
     if not counting:
-        check_tool_choice(wish, [*tools, *blocks.deferred.values()])
+        check_tool_choice(settings, [*tools, *blocks.deferred.values()])
     prompt = Prompt(
         tools=tools,
         system=blocks.system(body),
         messages=blocks.messages(body),
-        template_options={"enable_thinking": "thinking" in wish.parameters},
+        template_options={"enable_thinking": "thinking" in settings.parameters},
     )
-    directives = cache_directives(headers)
     if blocks.citing:
-        wish.parameters["citations"] = True
+        settings.parameters["citations"] = True
     return Request(
         id=request_id,
         wire="anthropic",
         model=model,
         prompt=_with_prefill(prompt, counting=counting),
-        sampling=_sampling(body, max_tokens, wish),
+        sampling=_sampling(body, max_tokens, settings),
         stream=stream and not counting,
         automatic=automatic.ttl_s if automatic is not None else None,
         prewarm=prewarm,
-        read_cache=directives.read,
-        store_cache=directives.store,
-        max_age_s=directives.max_age_s,
-        only_if_cached=directives.only_if_cached,
-        end_user=end_user(body.value),
         marker_problems=tuple(blocks.problems),
         unseen=tuple(blocks.unseen),
-        parameters=wish.parameters,
-        wire_options=wish.wire_options | _diagnostics(body, headers, wish),
+        parameters=settings.parameters,
+        options=AnthropicOptions(settings.thinking_display, _diagnostics(body, betas, settings)),
     )
 
 
-def _diagnostics(body: Node, headers: Mapping[str, str], wish: RequestOptions) -> dict[str, Any]:
-    """Whether the request wants to be compared with an earlier one, and what besides model and
-    prompt may part them."""
+def _diagnostics(body: Node, betas: str, settings: AnswerSettings) -> DiagnosticsRequest | None:
+    """The field `diagnostics`, if the request has one."""
     asked = body.child("diagnostics")
     if asked is None:
-        return {}
+        return None
     previous = asked.text("previous_message_id") if asked.has("previous_message_id") else None
-    betas = sorted({name.strip() for name in headers.get("anthropic-beta", "").split(",")})
-    settings = [wish.parameters, body.json_value("context_management"), betas]
-    return {"diagnostics": {"previous": previous, "settings": settings_digest(settings)}}
+    names = sorted({name.strip() for name in betas.split(",")})
+    compared = [settings.parameters, body.json_value("context_management"), names]
+    return DiagnosticsRequest(previous, settings_digest(compared))
 
 
 def _max_tokens(body: Node) -> int:
@@ -134,7 +132,7 @@ def _max_tokens(body: Node) -> int:
     return value
 
 
-def _sampling(body: Node, max_tokens: int, wish: RequestOptions) -> Sampling:
+def _sampling(body: Node, max_tokens: int, settings: AnswerSettings) -> Sampling:
     stop = body.strings("stop_sequences")
     if len(stop) > MAX_STOPS:
         raise invalid(
@@ -150,13 +148,13 @@ def _sampling(body: Node, max_tokens: int, wish: RequestOptions) -> Sampling:
         top_p=1.0 if top_p is None else top_p,
         top_k=body.integer("top_k", low=0) or 0,
         stop=tuple(stop),
-        tool_choice=wish.tool_choice,
-        output_format=wish.output_format,
+        tool_choice=settings.tool_choice,
+        output_format=settings.output_format,
     )
 
 
 def _check_prewarm(body: Node, *, stream: bool) -> None:
-    """What a request that only warms the cache may not ask for (page "Prompt caching",
+    """Refuses what a request that only warms the cache may not ask for (page "Prompt caching",
     "Pre-warming")."""
     refused = {
         "stream": stream,
@@ -165,8 +163,8 @@ def _check_prewarm(body: Node, *, stream: bool) -> None:
         "output_format": bool(body.value.get("output_format")),
         "tool_choice": (body.value.get("tool_choice") or {}).get("type") in ("tool", "any"),
     }
-    for name, given in refused.items():
-        if given:
+    for name, is_set in refused.items():
+        if is_set:
             raise InvalidRequest("not allowed when `max_tokens` is 0", path=name)
 
 

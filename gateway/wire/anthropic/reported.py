@@ -1,7 +1,7 @@
-"""Usage as an upstream with Anthropic's format tells it. Source: anthropic 2.14 `types/usage.py`,
+"""Usage as an upstream with Anthropic's format reports it. Source: anthropic 2.14 `types/usage.py`,
 `message_delta_usage.py`.
 
-`input_tokens` leaves out what was read and written. Some who speak this format count it in
+`input_tokens` leaves out tokens that were read or written. Some who speak this format count it in
 (Alibaba's DashScope does): theirs is the format INCLUSIVE.
 """
 
@@ -35,8 +35,8 @@ def failed(message: Fields) -> bool:
 
 
 def read_usage(fields: Fields, *, inclusive: bool) -> ReportedUsage | None:
-    """What was computed to make the conversation shorter is told beside the sums and not in them,
-    and is charged as well (`types/beta/beta_iterations_usage.py`)."""
+    """Compaction of the conversation is reported beside the sums and not in them, and is charged as
+    well (`types/beta/beta_iterations_usage.py`)."""
     own = _counts(fields, inclusive=inclusive)
     if own is None:
         return None
@@ -51,8 +51,8 @@ def read_usage(fields: Fields, *, inclusive: bool) -> ReportedUsage | None:
 
 
 def _counts(fields: Fields, *, inclusive: bool) -> UsageCounts | None:
-    told = count(fields.get("input_tokens"))
-    if told is None:
+    total = count(fields.get("input_tokens"))
+    if total is None:
         return None
     read = count(fields.get("cache_read_input_tokens"))
     written = count(fields.get("cache_creation_input_tokens"))
@@ -64,7 +64,7 @@ def _counts(fields: Fields, *, inclusive: bool) -> UsageCounts | None:
     cached = (read or 0) + (
         sum(tokens or 0 for tokens in split.values()) if written is None else written
     )
-    uncached = told - cached if inclusive else told
+    uncached = total - cached if inclusive else total
     return UsageCounts(uncached, read, written, split, count(fields.get("output_tokens")))
 
 

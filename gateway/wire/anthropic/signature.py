@@ -2,10 +2,10 @@
 
 Knows no stream and no prompt.
 
-A signature is no secret: it lets a client's echo be told from a changed one, and a hidden text come
-back. It begins with `pcg1`, then a letter for what follows, in URL-safe base64: `h` and the SHA-256
-of the text, or `t` and the text itself. Signatures that begin otherwise were made elsewhere, and
-pass unread.
+A signature is no secret. It shows whether a client changed the text, and brings a hidden text
+back. It begins with `pcg1`, then a letter for the kind of the rest, in URL-safe base64: `h` and the
+SHA-256 of the text, or `t` and the text itself. Signatures that begin otherwise were made
+elsewhere, and pass unread.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.request import Request
+from gateway.wire.anthropic.settings import AnthropicOptions
 
 _HASH: Final = "pcg1h"
 _TEXT: Final = "pcg1t"
@@ -40,14 +41,14 @@ class Thinking:
         generated and counted."""
         if "thinking" not in request.parameters:
             return None
-        return cls(hidden=request.wire_options.get("thinking_display") == "omitted")
+        return cls(hidden=request.options_of(AnthropicOptions).thinking_display == "omitted")
 
     def push(self, text: str) -> None:
         self.text += text
 
     @property
     def visible(self) -> str:
-        """What the client may read."""
+        """The text that the client may read."""
         return "" if self.hidden else self.text
 
     def signature(self) -> str:

@@ -41,7 +41,7 @@ class MessageStream:
     streamed.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, *, created_at_s: float) -> None:
         self._request = request
         self._started = False
         self._open: _Open = None

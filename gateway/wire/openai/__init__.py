@@ -5,54 +5,55 @@ Knows no HTTP server and no caching rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
+from typing import Final
 
 import orjson
 
-from gateway.errors import GatewayError
-from gateway.models import ModelInfo, UpstreamModel
-from gateway.request import Request, WireName
-from gateway.wire.base import Answer, ErrorReply, StreamEncoder
-from gateway.wire.openai import catalog, encode, errors
+from gateway.wire.base import Endpoint, Provider, Wire
+from gateway.wire.openai.catalog import encode_model, encode_models
+from gateway.wire.openai.encode import DONE, ChunkStream, encode_answer
+from gateway.wire.openai.errors import encode_error, unsupported_effort
 from gateway.wire.openai.parse import parse
+from gateway.wire.openai.recognize import is_chat
+from gateway.wire.openai.reported import USAGE
 from gateway.wire.sse import encode_event
 
-__all__ = ["OpenAIWire"]
+OPENAI: Final = Provider(
+    name="openai",
+    title="OpenAI's",
+    preset="openai",
+    id_header="x-request-id",
+    native_id=lambda request_id: request_id,
+    usage_format=USAGE,
+)
 
+FORWARDED: Final = (
+    *("embeddings", "moderations", "images/generations", "audio/speech"),
+    *("rerank", "score"),
+)
+"""Paths below /v1 that only upstreams serve: OpenAI's, and vLLM's, whose JSON body names a model.
+No other path is passed on: an upstream may have paths that are not for this gateway's clients."""
 
-class OpenAIWire:
-    """A `Wire`."""
-
-    name: WireName = "openai"
-
-    def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        return parse(body, headers, request_id=request_id)
-
-    def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        """Chat Completions has no counting route of its own; a body is counted as it would be
-        answered."""
-        return parse(body, headers, request_id=request_id)
-
-    def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes:
-        return encode.encode_answer(request, answer, created_at_s=created_at_s)
-
-    def stream(self, request: Request, *, created_at_s: float) -> StreamEncoder:
-        return encode.ChunkStream(request, created_at_s=created_at_s)
-
-    def encode_count(self, num_prompt: int) -> bytes:
-        return orjson.dumps({"object": "response.input_tokens", "input_tokens": num_prompt})
-
-    def encode_models(
-        self, models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
-    ) -> bytes:
-        """All at once: OpenAI's list has no pages."""
-        return catalog.encode_models(models)
-
-    def encode_model(self, model: ModelInfo | UpstreamModel, requested: str) -> bytes:
-        return catalog.encode_model(model, requested)
-
-    def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply:
-        return errors.encode_error(error)
-
-    def error_event(self, body: bytes) -> bytes:
-        return encode_event(body) + encode.DONE
+CHAT_WIRE: Final = Wire(
+    provider=OPENAI,
+    endpoints=(
+        Endpoint("/v1/chat/completions", "chat_completions"),
+        *(Endpoint(f"/v1/{path}", path.replace("/", "_"), "forward") for path in FORWARDED),
+    ),
+    prefixes=("/v1/chat/",),
+    claims=is_chat,
+    path_of=lambda position: "messages",  # parts are not always where the body has them
+    unsupported_effort=partial(unsupported_effort, field="reasoning_effort"),
+    parse=parse,
+    parse_count=parse,
+    encode_answer=encode_answer,
+    stream=ChunkStream,
+    encode_count=lambda num_prompt: orjson.dumps(
+        {"object": "response.input_tokens", "input_tokens": num_prompt}
+    ),
+    encode_models=encode_models,
+    encode_model=encode_model,
+    encode_error=encode_error,
+    error_event=lambda body: encode_event(body) + DONE,
+)

@@ -1,5 +1,5 @@
 """The caching fields of both APIs: breakpoints, their TTLs,
-and what separates one cache from another.
+and the settings that separate one cache from another.
 
 Source: openai 3.57 `types/chat/completion_create_params.py`,
 `types/responses/response_create_params.py`.
@@ -31,7 +31,7 @@ def caching_parameters(body: Node) -> dict[str, Any]:
     """`prompt_cache_key`, `prompt_cache_options` and `prompt_cache_retention` in the dialects'
     words, defaults left out.
 
-    So is `context_management`, which would change what a prompt becomes.
+    So is `context_management`, which would change the prompt.
     """
     parameters: dict[str, Any] = {}
     if key := body.text_or("prompt_cache_key", ""):

@@ -13,7 +13,10 @@ from gateway.models import ModelInfo, UpstreamModel
 OWNER = "pcg"
 
 
-def encode_models(models: Mapping[str, ModelInfo | UpstreamModel]) -> bytes:
+def encode_models(
+    models: Mapping[str, ModelInfo | UpstreamModel], query: Mapping[str, str]
+) -> bytes:
+    """All at once: OpenAI's list has no pages."""
     return orjson.dumps(
         {"object": "list", "data": [_model(model, name) for name, model in models.items()]}
     )
@@ -24,7 +27,7 @@ def encode_model(model: ModelInfo | UpstreamModel, requested: str) -> bytes:
 
 
 def _model(model: ModelInfo | UpstreamModel, name: str) -> dict[str, Any]:
-    """`pcg` tells which model answers under this name, and what it can do."""
+    """`pcg` holds the model that answers under this name, and its abilities."""
     shown = {"id": name, "object": "model", "created": 0, "owned_by": OWNER, "shutdown_date": None}
     if isinstance(model, UpstreamModel):
         return shown | {"owned_by": model.upstream, "pcg": {"upstream": model.upstream}}

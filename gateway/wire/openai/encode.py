@@ -1,6 +1,6 @@
 """Answers in OpenAI's shape: `chat.completion` and its chunks. Source: openai 3.57 `types/chat`.
 
-Reasoning is told as `reasoning_content`, the field DeepSeek introduced and vLLM kept: OpenAI's own
+Reasoning is shown as `reasoning_content`, the field DeepSeek introduced and vLLM kept: OpenAI's own
 format has none.
 """
 
@@ -18,6 +18,7 @@ from gateway.request import Request
 from gateway.wire.base import Answer, ToolCall
 from gateway.wire.openai.errors import error_body
 from gateway.wire.openai.logprobs import token_logprobs
+from gateway.wire.openai.options import ChatOptions
 from gateway.wire.openai.usage import chat_usage
 from gateway.wire.sse import KEEPALIVE_COMMENT, encode_event
 from policies.pricing import Usage
@@ -44,17 +45,19 @@ class ChunkStream:
     """A `StreamEncoder`: per choice the role, the text and calls, the finish reason; the usage if
     asked for; `[DONE]`.
 
-    With `stream_options.include_usage` every chunk but the last says `"usage": null`.
+    With `stream_options.include_usage` every chunk but the last has `"usage": null`.
     """
+
+    input_field = "messages"
 
     def __init__(self, request: Request, *, created_at_s: float) -> None:
         self._request = request
         self._envelope = _envelope(request, "chat.completion.chunk", created_at_s)
-        self._include_usage = bool(request.wire_options.get("include_usage"))
+        self._include_usage = request.options_of(ChatOptions).include_usage
 
     def start(self, usage: Usage) -> bytes:
         role = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._chunk(role, choice=i) for i in range(self._request.num_choices))
+        return b"".join(self._delta(role, choice=i) for i in range(self._request.num_choices))
 
     def delta(
         self,
@@ -66,7 +69,7 @@ class ChunkStream:
     ) -> bytes:
         if not text and not logprobs:
             return b""
-        return self._chunk(
+        return self._delta(
             {"reasoning_content" if thinking else "content": text}, choice=choice, logprobs=logprobs
         )
 
@@ -79,7 +82,7 @@ class ChunkStream:
         logprobs: tuple[TokenLogprobs, ...] = (),
         choice: int = 0,
     ) -> bytes:
-        """The first piece has id, type and name; every piece is told apart by its index alone."""
+        """The first piece has id, type and name; every piece names the call by its index alone."""
         piece: dict[str, Any] = {"index": index}
         if begins:
             piece |= {"id": call_id(self._request, index, choice), "type": "function"}
@@ -88,26 +91,27 @@ class ChunkStream:
             if begins
             else {"arguments": call.arguments}
         )
-        return self._chunk({"tool_calls": [piece]}, choice=choice, logprobs=logprobs)
+        return self._delta({"tool_calls": [piece]}, choice=choice, logprobs=logprobs)
 
     def finish(self, answer: Answer) -> bytes:
         every = enumerate((answer, *answer.others))
-        last = b"".join(
-            self._chunk({}, choice=i, finish_reason=finish_reason(each)) for i, each in every
-        )
+        last = b"".join(self._end(finish_reason(each), choice=i) for i, each in every)
         if self._include_usage:
-            last += _event(
-                self._envelope | {"choices": [], "usage": chat_usage(self._request, answer)}
-            )
+            usage = chat_usage(self._request, answer)
+            last += encode_event(orjson.dumps(self._envelope | {"choices": [], "usage": usage}))
         return last + DONE
 
     def error(self, error: GatewayError) -> bytes:
-        return encode_event(error_body(error)) + DONE
+        return encode_event(error_body(error, input_field=self.input_field)) + DONE
 
     def keepalive(self) -> bytes:
         return KEEPALIVE_COMMENT
 
-    def _chunk(
+    def _end(self, reason: str, *, choice: int) -> bytes:
+        """The last chunk of one choice."""
+        return self._delta({}, choice=choice, finish_reason=reason)
+
+    def _delta(
         self,
         delta: dict[str, Any],
         *,
@@ -115,12 +119,16 @@ class ChunkStream:
         finish_reason: str | None = None,
         logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> bytes:
-        told = {"content": token_logprobs(logprobs), "refusal": None} if logprobs else None
-        chosen = {"index": choice, "delta": delta, "logprobs": told, "finish_reason": finish_reason}
-        chunk = self._envelope | {"choices": [chosen]}
+        shown = {"content": token_logprobs(logprobs), "refusal": None} if logprobs else None
+        return self._chunk(
+            {"index": choice, "delta": delta, "logprobs": shown, "finish_reason": finish_reason}
+        )
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        chunk = self._envelope | {"choices": [choice]}
         if self._include_usage:
             chunk["usage"] = None
-        return _event(chunk)
+        return encode_event(orjson.dumps(chunk))
 
 
 def finish_reason(answer: Answer) -> str:
@@ -176,7 +184,3 @@ def _envelope(request: Request, kind: str, created_at_s: float) -> dict[str, Any
         "service_tier": "default",
         "system_fingerprint": None,
     }
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return encode_event(orjson.dumps(data))

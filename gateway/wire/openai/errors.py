@@ -20,7 +20,7 @@ from gateway.wire.fields import FieldError, Path
 
 @dataclass(frozen=True, slots=True)
 class ErrorRow:
-    """How one class of errors looks. `code` is used where the error has none of its own."""
+    """The shape of one class of errors. `code` is used where the error has none of its own."""
 
     status: int
     kind: str
@@ -46,10 +46,12 @@ TABLE: Final[Mapping[type[GatewayError], ErrorRow]] = {
 }
 
 FORMAT_PARAM: Final[Mapping[str, str]] = {"messages": "response_format", "input": "text.format"}
-"""Where each API takes the format of its answer, by where it takes its prompt."""
+"""The field for the format of an answer, by the field for the prompt."""
 
 
-def encode_error(error: GatewayError, *, input_field: str = "messages") -> ErrorReply:
+def encode_error(
+    error: GatewayError, *, request_id: str, input_field: str = "messages"
+) -> ErrorReply:
     """The error as an HTTP answer. The request id travels in a header only."""
     body = error_body(error, input_field=input_field)
     return ErrorReply(status=row_for(TABLE, error).status, body=body, headers=retry_headers(error))
@@ -62,8 +64,8 @@ def error_body(error: GatewayError, *, input_field: str = "messages") -> bytes:
 
 
 def error_fields(error: GatewayError, *, input_field: str = "messages") -> dict[str, Any]:
-    """`message`, `type`, `param` and `code`. `input_field` is where the API at hand takes its
-    prompt."""
+    """`message`, `type`, `param` and `code`. `input_field` is the field of the API at hand
+    that holds the prompt."""
     row = row_for(TABLE, error)
     message, path = error.message, error.path
     if isinstance(error, ContextExceeded):
@@ -96,6 +98,21 @@ def invalid(path: Path, message: str, code: str | None = None) -> InvalidRequest
     return InvalidRequest(message, path=param(path) or None, code=code)
 
 
+def missing(path: Path) -> InvalidRequest:
+    """A 400 for a required parameter that is not there."""
+    message = f"Missing required parameter: '{param(path)}'."
+    return invalid(path, message, "missing_required_parameter")
+
+
+def empty_array(path: Path) -> InvalidRequest:
+    """A 400 for an array that may not be empty."""
+    message = (
+        f"Invalid '{param(path)}': empty array. Expected an array with minimum length 1, but got "
+        "an empty array instead."
+    )
+    return invalid(path, message, "empty_array")
+
+
 def unsupported(path: Path) -> InvalidRequest:
     """A 400 for a parameter this gateway cannot serve."""
     message = f"Unsupported parameter: '{param(path)}' is not supported with this model."
@@ -108,21 +125,30 @@ def unsupported_value(path: Path, value: str) -> InvalidRequest:
     return invalid(path, message, "unsupported_value")
 
 
+def unsupported_effort(
+    model: str, effort: str, supported: Sequence[str], *, field: str
+) -> InvalidRequest:
+    """A level of effort that the model does not have, in words quoted in public issues."""
+    levels = ", ".join(f"'{level}'" for level in supported)
+    message = (
+        f"Unsupported value: '{effort}' is not supported with the '{model[:64]}' model. "
+        f"Supported values are: {levels}."
+    )
+    return InvalidRequest(message, path=field, code="unsupported_value")
+
+
 def from_field(error: FieldError) -> InvalidRequest:
-    """What a field reader found, in OpenAI's words."""
+    """A field reader's finding in OpenAI's words."""
     name = param(error.path)
     match error.problem:
         case "json":
             return invalid((), f"We could not parse the JSON body of your request: {error.got}")
         case "missing":
-            return invalid(
-                error.path, f"Missing required parameter: '{name}'.", "missing_required_parameter"
-            )
+            return missing(error.path)
         case "type":
             message = (
-                f"Invalid type for '{name or 'body'}': expected {_a(error.expected)}, but "
-                ""
-                f"got {_a(error.got)} instead."
+                f"Invalid type for '{name or 'body'}': expected {_a(error.expected)}, but got "
+                f"{_a(error.got)} instead."
             )
             return invalid(error.path, message, "invalid_type")
         case "too_small" | "too_large":

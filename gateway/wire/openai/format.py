@@ -12,7 +12,7 @@ import orjson
 
 from engine.types import OutputFormat
 from gateway.wire.fields import Node, clip
-from gateway.wire.openai.errors import invalid, unsupported_value
+from gateway.wire.openai.errors import missing, unsupported_value
 
 
 def output_format(node: Node | None, *, nested: bool) -> OutputFormat | None:
@@ -28,12 +28,7 @@ def output_format(node: Node | None, *, nested: bool) -> OutputFormat | None:
         case "json_schema":
             holder = node.child("json_schema") if nested else node
             if holder is None:
-                path = ".".join(map(str, node.at("json_schema")))
-                raise invalid(
-                    node.at("json_schema"),
-                    f"Missing required parameter: '{path}'.",
-                    "missing_required_parameter",
-                )
+                raise missing(node.at("json_schema"))
             holder.text("name")
             schema = holder.json_object("schema") if holder.has("schema") else {}
             return OutputFormat("json_schema", orjson.dumps(schema).decode())
@@ -41,7 +36,7 @@ def output_format(node: Node | None, *, nested: bool) -> OutputFormat | None:
 
 
 def format_parameters(form: OutputFormat | None) -> dict[str, Any]:
-    """The format in the dialects' words: its kind, and the digest of what defines it."""
+    """The format in the dialects' words: its kind, and the digest of its definition."""
     if form is None:
         return {}
     return {"output_format": [form.kind, hashlib.sha256(form.definition.encode()).hexdigest()]}

@@ -11,7 +11,7 @@ from typing import Any, Final
 from engine.types import TokenLogprob, TokenLogprobs
 
 VERY_UNLIKELY: Final = -9999.0
-"""What OpenAI says instead of minus infinity, which JSON does not have."""
+"""OpenAI's number for minus infinity, which JSON does not have."""
 
 
 def token_logprobs(found: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
@@ -25,7 +25,7 @@ def logprob(found: TokenLogprob) -> float:
 
 
 def token_text(found: TokenLogprob) -> str:
-    """The token as text; half a character shows as U+FFFD, its bytes are told apart from it."""
+    """The token as text; half a character shows as U+FFFD, and its bytes stand beside it."""
     return found.text.decode("utf-8", "replace")
 
 

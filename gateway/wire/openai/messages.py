@@ -7,7 +7,7 @@ conversation gives the same prompt through either wire format; later ones stay w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,14 @@ from engine.prompt.types import (
 from gateway.errors import InvalidRequest
 from gateway.wire.fields import MAX_DEPTH, Node, clip, deeper_than
 from gateway.wire.openai.caching import breakpoint_mark, cache_control
-from gateway.wire.openai.errors import invalid, param, unsupported, unsupported_value
+from gateway.wire.openai.errors import (
+    empty_array,
+    invalid,
+    missing,
+    param,
+    unsupported,
+    unsupported_value,
+)
 
 ROLES: Final = ("system", "assistant", "user", "function", "tool", "developer")
 INSTRUCTION_ROLES: Final = frozenset({"system", "developer"})
@@ -45,9 +52,9 @@ class ChatTurns:
         """Raises `InvalidRequest` or `FieldError` with the path of the field."""
         nodes = body.children("messages")
         if not body.has("messages"):
-            raise missing(body, "messages")
+            raise missing(body.at("messages"))
         if not nodes:
-            raise empty_array(body, "messages")
+            raise empty_array(body.at("messages"))
         system: list[TextPart] = []
         messages: list[Message] = []
         for node in nodes:
@@ -71,7 +78,7 @@ class ChatTurns:
         return Message("system", tuple(self._texts(node)))
 
     def _texts(self, node: Node, *kinds: str) -> list[TextPart]:
-        """The message's content as text parts; `kinds` names what else than text may hold text.
+        """The message's content as text parts; `kinds` are further types of parts that hold text.
         Never empty."""
         message_mark = cache_control(node)
         content = node.value.get("content")
@@ -82,9 +89,8 @@ class ChatTurns:
         parts = [self._text(part, kinds) for part in node.children("content")]
         if not parts:
             message = (
-                "Invalid 'content': empty array. Expected an array with minimum length 1, "
-                ""
-                "but got an empty array instead."
+                "Invalid 'content': empty array. Expected an array with minimum length 1, but got "
+                "an empty array instead."
             )
             raise invalid(node.at("content"), message, "empty_array")
         if message_mark is not None and parts[-1].cache is None:
@@ -119,19 +125,13 @@ class ChatTurns:
         if kind != "function":
             raise unsupported_value(call.at("type"), clip(kind))
         if function is None:
-            raise missing(call, "function")
+            raise missing(call.at("function"))
         return ToolCallPart(
             call.text("id"), function.text("name"), decoded_arguments(function.text("arguments"))
         )
 
     def _tool_result(self, node: Node) -> ToolResultPart:
-        """Text parts join with line breaks; a mark on any of them is a mark at the end of the
-        result."""
-        call_id = node.text("tool_call_id")
-        texts = self._texts(node)
-        marks = [part.cache for part in texts if part.cache is not None]
-        mark = max(marks, key=lambda mark: mark.ttl_s, default=None)
-        return ToolResultPart(call_id, "\n".join(part.text for part in texts), cache=mark)
+        return tool_result(node.text("tool_call_id"), self._texts(node))
 
     def _tools(self, body: Node) -> tuple[Tool, ...]:
         return tuple(self._tool(node) for node in body.children("tools"))
@@ -142,11 +142,18 @@ class ChatTurns:
             raise unsupported_value(node.at("type"), clip(kind))
         function = node.child("function")
         if function is None:
-            raise missing(node, "function")
+            raise missing(node.at("function"))
         return function_tool(function, cache_control(node) or cache_control(function))
 
     def _mark(self, part: Node) -> CacheMark | None:
         return breakpoint_mark(part, self.ttl)
+
+
+def tool_result(call_id: str, texts: Sequence[TextPart]) -> ToolResultPart:
+    """Text parts join with line breaks; a mark on any of them is one at the end of the result."""
+    marks = [part.cache for part in texts if part.cache is not None]
+    mark = max(marks, key=lambda mark: mark.ttl_s, default=None)
+    return ToolResultPart(call_id, "\n".join(part.text for part in texts), cache=mark)
 
 
 def function_tool(function: Node, mark: CacheMark | None) -> Tool:
@@ -183,21 +190,4 @@ def _no_content(node: Node) -> InvalidRequest:
         node.at("content"),
         "Invalid value for 'content': expected a string, got null.",
         "invalid_type",
-    )
-
-
-def empty_array(node: Node, key: str) -> InvalidRequest:
-    message = (
-        f"Invalid '{param(node.at(key))}': empty array. Expected an array with minimum length 1, "
-        "but got an empty array "
-        "instead."
-    )
-    return invalid(node.at(key), message, "empty_array")
-
-
-def missing(node: Node, key: str) -> InvalidRequest:
-    return invalid(
-        node.at(key),
-        f"Missing required parameter: '{param(node.at(key))}'.",
-        "missing_required_parameter",
     )

@@ -6,14 +6,15 @@ Source: openai 3.57 `types/chat/completion_create_params.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from engine.types import OutputFormat, Sampling
 from gateway.request import REST_OF_CONTEXT, Request
-from gateway.wire.directives import cache_directives
-from gateway.wire.fields import FieldError, Node, clip, decode_body, end_user
+from gateway.wire.body import read_request
+from gateway.wire.fields import Node, clip
 from gateway.wire.openai.caching import (
     DEFAULT_BREAKPOINT_TTL,
     cache_control,
@@ -27,6 +28,7 @@ from gateway.wire.openai.errors import from_field, invalid, unsupported, unsuppo
 from gateway.wire.openai.format import format_parameters, output_format
 from gateway.wire.openai.guided import guided_format
 from gateway.wire.openai.messages import ChatTurns
+from gateway.wire.openai.options import ChatOptions
 
 MAX_STOPS: Final = 4
 MAX_CHOICES: Final = 128
@@ -44,13 +46,10 @@ WEB_SEARCH: Final = "web_search_options"
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
     """Raises `InvalidRequest`, its path in OpenAI's form: `messages[0].content`."""
-    try:
-        return _request(decode_body(body), headers, request_id=request_id)
-    except FieldError as error:
-        raise from_field(error) from None
+    return read_request(body, headers, partial(_request, request_id=request_id), from_field)
 
 
-def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Request:
+def _request(body: Node, *, request_id: str) -> Request:
     model = body.text("model")
     _check_answerable(body)
     stream = body.flag("stream")
@@ -59,7 +58,6 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         message = "The 'stream_options' parameter is only allowed when 'stream' is enabled."
         raise invalid(("stream_options",), message)
     automatic = cache_control(body)
-    directives = cache_directives(headers)
     prompt = ChatTurns(ttl=request_ttl(body) or DEFAULT_BREAKPOINT_TTL).prompt(body)
     choice = tool_choice(body, prompt.tools, nested=True)
     form = output_format(body.child("response_format"), nested=True) or guided_format(body)
@@ -74,21 +72,14 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         stream=stream,
         automatic=automatic.ttl_s if automatic is not None else None,
         num_choices=body.integer("n", 1, MAX_CHOICES) or 1,
-        read_cache=directives.read,
-        store_cache=directives.store,
-        max_age_s=directives.max_age_s,
-        only_if_cached=directives.only_if_cached,
-        end_user=end_user(body.value),
         parameters=choice_parameters(choice) | _parameters(body, form),
-        wire_options={
-            "include_usage": options is not None and options.flag("include_usage"),
-            "effort_field": "reasoning_effort",
-        },
+        options=ChatOptions(options is not None and options.flag("include_usage")),
     )
 
 
 def _check_answerable(body: Node) -> None:
-    """Refuses what would need another kind of answer than the model gives, naming the field."""
+    """Raises `InvalidRequest` for a field that needs another kind of answer than the model
+    gives."""
     for name in CHANGES_THE_ANSWER:
         if body.value.get(name):
             raise unsupported((name,))
@@ -191,8 +182,8 @@ def _logit_bias(body: Node) -> dict[int, float]:
 
 
 def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
-    """What is not rendered but has a cache of its own, in the dialects' words; defaults are left
-    out."""
+    """The settings that are not rendered but have a cache of their own, in the dialects' words;
+    defaults are left out."""
     return (
         caching_parameters(body)
         | effort_parameters(body, "reasoning_effort", body)

@@ -1,5 +1,5 @@
-"""Usage as an upstream with one of OpenAI's formats tells it,
-and the fields its likes tell a cache by.
+"""Usage as an upstream with one of OpenAI's formats reports it,
+and the fields for caches that similar providers add.
 
 Sources: openai 3.57 `types/completion_usage.py`, `types/responses/response_usage.py`; the documents
 of DeepSeek (`prompt_cache_hit_tokens`), Kimi (`cached_tokens`) and Model Studio
@@ -31,9 +31,9 @@ def failed(message: Fields) -> bool:
 
 
 def read_usage(fields: Fields) -> ReportedUsage | None:
-    """`prompt_tokens` (`input_tokens` in Responses) includes what was read and written.
+    """`prompt_tokens` (`input_tokens` in Responses) includes tokens read and written.
     `completion_tokens` includes reasoning, but not xAI's, which adds up to the total with it;
-    tokens of the total that are told nowhere are an anomaly."""
+    tokens of the total that are reported nowhere are an anomaly."""
     prompt = count(fields.get("prompt_tokens"), fields.get("input_tokens"))
     if prompt is None:
         return None

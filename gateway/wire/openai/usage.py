@@ -1,4 +1,4 @@
-"""Token counts in OpenAI's shapes: what was read and written is part of the prompt's count.
+"""Token counts in OpenAI's shapes: the prompt's count includes tokens read and written.
 
 Knows no prices.
 """
@@ -42,7 +42,7 @@ def chat_usage(request: Request, answer: Answer) -> dict[str, Any]:
 
 
 def _others_field(name: UsageField, request: Request, usage: Usage) -> Any:
-    """What a provider of the same format calls its own: DeepSeek's hits and misses, Kimi's and
+    """A further field of a provider with the same format: DeepSeek's hits and misses, Kimi's and
     Qwen's counters."""
     match name:
         case "prompt_cache_hit_tokens" | "cached_tokens":

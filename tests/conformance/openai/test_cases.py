@@ -12,7 +12,7 @@ import pytest
 
 from engine.prompt.render import Renderer
 from engine.prompt.types import Position
-from gateway.wire.openai import OpenAIWire
+from gateway.wire.openai import CHAT_WIRE
 from tests.fakes.backend import Script, ScriptedBackend
 from tests.fakes.tokenizer import ByteTokenizer
 from tests.gateway.serving import serving
@@ -119,7 +119,7 @@ def test_case_29_reasoning_that_the_template_strips() -> None:
     or not."""
     user, more = {"role": "user", "content": "Q" * 40}, {"role": "user", "content": "And?"}
     answer = {"role": "assistant", "content": "A"}
-    renderer, wire = Renderer(ByteTokenizer(), template("qwen3")), OpenAIWire()
+    renderer, wire = Renderer(ByteTokenizer(), template("qwen3")), CHAT_WIRE
 
     def tokens(*messages: dict[str, Any]) -> tuple[tuple[int, ...], int]:
         body = orjson.dumps({"model": "m", "messages": list(messages)})

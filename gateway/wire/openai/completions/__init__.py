@@ -5,32 +5,24 @@ Knows no HTTP server and no caching rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
 
-from gateway.errors import GatewayError
-from gateway.request import Request
-from gateway.wire.base import Answer, ErrorReply, StreamEncoder
-from gateway.wire.openai import OpenAIWire, errors
-from gateway.wire.openai.completions import encode
+from gateway.wire.base import Endpoint
+from gateway.wire.openai import CHAT_WIRE
+from gateway.wire.openai.completions.encode import TextStream, encode_answer
 from gateway.wire.openai.completions.parse import parse
+from gateway.wire.openai.errors import encode_error
 
-__all__ = ["CompletionsWire"]
-
-
-class CompletionsWire(OpenAIWire):
-    """A `Wire`. Models and errors are those of OpenAI's other APIs."""
-
-    def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        return parse(body, headers, request_id=request_id)
-
-    def parse_count(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        return self.parse(body, headers, request_id=request_id)
-
-    def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes:
-        return encode.encode_answer(request, answer, created_at_s=created_at_s)
-
-    def stream(self, request: Request, *, created_at_s: float) -> StreamEncoder:
-        return encode.TextStream(request, created_at_s=created_at_s)
-
-    def encode_error(self, error: GatewayError, *, request_id: str) -> ErrorReply:
-        return errors.encode_error(error, input_field="prompt")
+COMPLETIONS_WIRE: Final = replace(
+    CHAT_WIRE,
+    endpoints=(Endpoint("/v1/completions", "completions"),),
+    prefixes=("/v1/completions",),
+    claims=lambda body: False,
+    parse=parse,
+    parse_count=parse,
+    encode_answer=encode_answer,
+    stream=TextStream,
+    encode_error=partial(encode_error, input_field="prompt"),
+)

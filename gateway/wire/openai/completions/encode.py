@@ -12,14 +12,12 @@ from typing import Any
 import orjson
 
 from engine.types import TokenLogprobs
-from gateway.errors import GatewayError
 from gateway.request import Request
-from gateway.wire.base import Answer, ToolCall
-from gateway.wire.openai.encode import DONE, FINISH_REASONS
-from gateway.wire.openai.errors import error_body
+from gateway.wire.base import Answer
+from gateway.wire.openai.encode import FINISH_REASONS, ChunkStream
 from gateway.wire.openai.logprobs import logprob, token_text
+from gateway.wire.openai.options import CompletionsOptions
 from gateway.wire.openai.usage import chat_usage
-from gateway.wire.sse import KEEPALIVE_COMMENT, encode_event
 from policies.pricing import Usage
 
 
@@ -42,19 +40,20 @@ def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> b
     )
 
 
-class TextStream:
+class TextStream(ChunkStream):
     """A `StreamEncoder`: pieces of text per choice, the finish reason, the usage if asked for,
     `[DONE]`."""
 
+    input_field = "prompt"
+
     def __init__(self, request: Request, *, created_at_s: float) -> None:
-        self._request = request
+        super().__init__(request, created_at_s=created_at_s)
         self._envelope = _envelope(request, created_at_s)
-        self._include_usage = bool(request.wire_options["include_usage"])
         self._num_characters = [0] * request.num_answers
 
     def start(self, usage: Usage) -> bytes:
         echoes = [_echo(self._request, i) for i in range(self._request.num_answers)]
-        return b"".join(self._chunk(echo, choice=i) for i, echo in enumerate(echoes) if echo)
+        return b"".join(self._text(echo, choice=i) for i, echo in enumerate(echoes) if echo)
 
     def delta(
         self,
@@ -64,38 +63,12 @@ class TextStream:
         logprobs: tuple[TokenLogprobs, ...] = (),
         choice: int = 0,
     ) -> bytes:
-        return self._chunk(text, choice=choice, logprobs=logprobs) if text or logprobs else b""
+        return self._text(text, choice=choice, logprobs=logprobs) if text or logprobs else b""
 
-    def call(
-        self,
-        index: int,
-        call: ToolCall,
-        *,
-        begins: bool,
-        logprobs: tuple[TokenLogprobs, ...] = (),
-        choice: int = 0,
-    ) -> bytes:
-        return b""  # a raw prompt offers no tools
+    def _end(self, reason: str, *, choice: int) -> bytes:
+        return self._text("", choice=choice, finish_reason=reason)
 
-    def finish(self, answer: Answer) -> bytes:
-        every = enumerate((answer, *answer.others))
-        last = b"".join(
-            self._chunk("", choice=i, finish_reason=FINISH_REASONS[each.reason])
-            for i, each in every
-        )
-        if self._include_usage:
-            last += _event(
-                self._envelope | {"choices": [], "usage": chat_usage(self._request, answer)}
-            )
-        return last + DONE
-
-    def error(self, error: GatewayError) -> bytes:
-        return encode_event(error_body(error, input_field="prompt")) + DONE
-
-    def keepalive(self) -> bytes:
-        return KEEPALIVE_COMMENT
-
-    def _chunk(
+    def _text(
         self,
         text: str,
         *,
@@ -103,13 +76,11 @@ class TextStream:
         finish_reason: str | None = None,
         logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> bytes:
-        told = legacy_logprobs(logprobs, self._num_characters[choice]) if logprobs else None
+        shown = legacy_logprobs(logprobs, self._num_characters[choice]) if logprobs else None
         self._num_characters[choice] += sum(len(token_text(each.chosen)) for each in logprobs)
-        chosen = {"index": choice, "text": text, "logprobs": told, "finish_reason": finish_reason}
-        chunk = self._envelope | {"choices": [chosen]}
-        if self._include_usage:
-            chunk["usage"] = None
-        return _event(chunk)
+        return self._chunk(
+            {"index": choice, "text": text, "logprobs": shown, "finish_reason": finish_reason}
+        )
 
 
 def legacy_logprobs(found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
@@ -125,8 +96,8 @@ def legacy_logprobs(found: Sequence[TokenLogprobs], offset: int) -> dict[str, An
 
 
 def _echo(request: Request, index: int) -> str:
-    """What stands before answer number `index`."""
-    echoes: tuple[str, ...] = request.wire_options["echo"]
+    """The text before answer number `index`."""
+    echoes = request.options_of(CompletionsOptions).echo
     return echoes[index // request.num_choices] if echoes else ""
 
 
@@ -138,7 +109,3 @@ def _envelope(request: Request, created_at_s: float) -> dict[str, Any]:
         "model": request.model,
         "system_fingerprint": None,
     }
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return encode_event(orjson.dumps(data))

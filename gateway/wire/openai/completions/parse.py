@@ -6,6 +6,7 @@ Source: openai 3.57 `types/completion_create_params.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -13,10 +14,11 @@ import msgspec
 from engine.prompt.types import Message, Prompt, TextPart
 from gateway.errors import InvalidRequest
 from gateway.request import Request
-from gateway.wire.directives import cache_directives
-from gateway.wire.fields import FieldError, Node, decode_body, end_user, type_name
+from gateway.wire.body import read_request
+from gateway.wire.fields import FieldError, Node, type_name
 from gateway.wire.openai.caching import caching_parameters
-from gateway.wire.openai.errors import from_field, invalid, unsupported
+from gateway.wire.openai.errors import from_field, invalid, missing, unsupported
+from gateway.wire.openai.options import CompletionsOptions
 from gateway.wire.openai.parse import MAX_CHOICES, sampling
 
 MAX_LOGPROBS: Final = 5
@@ -30,13 +32,10 @@ Raw: TypeAlias = str | tuple[int, ...]
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
     """Raises `InvalidRequest` with the path of the field."""
-    try:
-        return _request(decode_body(body), headers, request_id=request_id)
-    except FieldError as error:
-        raise from_field(error) from None
+    return read_request(body, headers, partial(_request, request_id=request_id), from_field)
 
 
-def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Request:
+def _request(body: Node, *, request_id: str) -> Request:
     model, (raw, *others) = body.text("model"), _raws(body)
     if body.value.get("suffix"):
         raise unsupported(("suffix",))
@@ -54,7 +53,7 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
             "invalid_value",
         )
     options = body.child("stream_options")
-    chosen, directives = sampling(body, ("max_tokens",)), cache_directives(headers)
+    chosen = sampling(body, ("max_tokens",))
     if not body.has("max_tokens"):
         chosen = msgspec.structs.replace(chosen, max_tokens=DEFAULT_MAX_TOKENS)
     return Request(
@@ -66,16 +65,11 @@ def _request(body: Node, headers: Mapping[str, str], *, request_id: str) -> Requ
         sampling=msgspec.structs.replace(chosen, num_logprobs=num_logprobs),
         stream=body.flag("stream"),
         num_choices=num_choices,
-        read_cache=directives.read,
-        store_cache=directives.store,
-        max_age_s=directives.max_age_s,
-        only_if_cached=directives.only_if_cached,
-        end_user=end_user(body.value),
         parameters=caching_parameters(body),
-        wire_options={
-            "include_usage": options is not None and options.flag("include_usage"),
-            "echo": (raw, *others) if echo else (),
-        },
+        options=CompletionsOptions(
+            options is not None and options.flag("include_usage"),
+            echo=tuple(text for text in (raw, *others) if isinstance(text, str)) if echo else (),
+        ),
     )
 
 
@@ -89,9 +83,7 @@ def _raws(body: Node) -> list[Raw]:
     """One or several prompts, all of them texts or all token ids."""
     value = body.value.get("prompt")
     if value is None:
-        raise invalid(
-            ("prompt",), "Missing required parameter: 'prompt'.", "missing_required_parameter"
-        )
+        raise missing(("prompt",))
     if type(value) is not list:
         if type(value) is str:
             return [value]

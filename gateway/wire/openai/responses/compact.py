@@ -8,19 +8,20 @@ conversation's prefix is read from the cache and not computed again. Source: ope
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
 
 from engine.prompt.types import Message, TextPart
 from gateway.request import Request
-from gateway.wire.base import Answer
-from gateway.wire.fields import FieldError, Node
-from gateway.wire.openai.errors import from_field
-from gateway.wire.openai.messages import missing
-from gateway.wire.openai.responses import ResponsesWire, encode
-from gateway.wire.openai.responses.parse import decode_shallow
+from gateway.wire.base import Answer, Endpoint, Wire
+from gateway.wire.fields import Node
+from gateway.wire.openai.errors import missing
+from gateway.wire.openai.responses import encode, responses_wire
+from gateway.wire.openai.responses.parse import new_response_id, parse
 from gateway.wire.openai.responses.sealed import sealed
 
 FIELDS: Final = (
@@ -33,8 +34,8 @@ FIELDS: Final = (
     "prompt_cache_retention",
     "service_tier",
 )
-"""What a request to compact shares with one for a response, besides its input. The limit is not in
-the API, and obeyed."""
+"""Fields, besides the input, that a request to compact shares with one for a response. The limit is
+not in the API, and obeyed."""
 
 ASKING: Final = (
     "Summarize the conversation above so that it can go on without it. Keep the user's goals and "
@@ -45,50 +46,52 @@ ASKING: Final = (
 MAX_SUMMARY_TOKENS: Final = 4096
 
 
-class CompactWire(ResponsesWire):
-    """A `RememberingWire` whose answers are compacted conversations. Nothing of them is stored."""
-
-    def parse(self, body: bytes, headers: Mapping[str, str], *, request_id: str) -> Request:
-        try:
-            asked = _asking(decode_shallow(body))
-        except FieldError as error:
-            raise from_field(error) from None
-        return super().parse(orjson.dumps(asked), headers, request_id=request_id)
-
-    def encode_answer(self, request: Request, answer: Answer, *, created_at_s: float) -> bytes:
-        name: str = request.wire_options["response_id"]
-        *messages, _ = request.prompt.messages
-        owner = name.removeprefix("resp_")
-        said = [message for message in messages if message.role == "user"]
-        items = [_user_item(f"msg_{owner}_{i}", message) for i, message in enumerate(said)]
-        items.append(
-            {"id": f"cmp_{owner}", "type": "compaction", "encrypted_content": sealed(answer.text)}
-        )
-        return orjson.dumps(
-            {
-                "id": name,
-                "object": "response.compaction",
-                "created_at": int(created_at_s),
-                "output": items,
-                "usage": encode.usage(request, answer),
-            }
-        )
+def compact_wire(new_id: Callable[[], str] = new_response_id) -> Wire:
+    """The format, whose answers are compacted conversations. Nothing of them is stored."""
+    return replace(
+        responses_wire(new_id),
+        endpoints=(Endpoint("/v1/responses/compact", "compact"),),
+        prefixes=(),
+        claims=lambda body: False,
+        parse=partial(parse, new_id=new_id, rewrite=_asking),
+        encode_answer=_encode_answer,
+    )
 
 
-def _asking(body: Node) -> dict[str, Any]:
-    """The body of the response that is the summary."""
-    given = body.value.get("input")
-    if given is None and not body.has("previous_response_id"):
-        raise missing(body, "input")
+def _encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
+    *messages, _ = request.prompt.messages
+    owner = request.response_id.removeprefix("resp_")
+    users = [message for message in messages if message.role == "user"]
+    items = [_user_item(f"msg_{owner}_{i}", message) for i, message in enumerate(users)]
+    items.append(
+        {"id": f"cmp_{owner}", "type": "compaction", "encrypted_content": sealed(answer.text)}
+    )
+    return orjson.dumps(
+        {
+            "id": request.response_id,
+            "object": "response.compaction",
+            "created_at": int(created_at_s),
+            "output": items,
+            "usage": encode.usage(request, answer),
+        }
+    )
+
+
+def _asking(body: Node) -> Node:
+    """The body of the request for the response that is the summary."""
+    value = body.value.get("input")
+    if value is None and not body.has("previous_response_id"):
+        raise missing(body.at("input"))
     items = (
-        [{"role": "user", "content": given}]
-        if type(given) is str
+        [{"role": "user", "content": value}]
+        if type(value) is str
         else [node.value for node in body.children("input")]
     )
     asked = {"max_output_tokens": MAX_SUMMARY_TOKENS} | {
         name: body.value[name] for name in FIELDS if body.has(name)
     }
-    return asked | {"input": [*items, {"role": "user", "content": ASKING}], "store": False}
+    asked |= {"input": [*items, {"role": "user", "content": ASKING}], "store": False}
+    return Node(asked, ())
 
 
 def _user_item(item_id: str, message: Message) -> dict[str, Any]:

@@ -9,14 +9,14 @@ hashes and lengths only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
-from engine.prompt.types import Part
+from engine.prompt.types import Part, Tool, num_common
 from gateway.request import Request
+from gateway.wire.openai.responses.options import Traits, TraitsPair
 from policies.pricing import Usage
 
 REASONS: Final[Mapping[str, str]] = {
@@ -31,39 +31,22 @@ REASONS: Final[Mapping[str, str]] = {
 """Settings in the order they are reported, and the reason each gives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What a request can be compared by: a hash per setting, and for each part of the input its
-    hash and length."""
-
-    settings: Mapping[str, bytes]
-    input: Sequence[bytes]
-    lengths: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """This request and the one it is compared with, if that is known."""
-
-    now: Traits
-    earlier: Traits | None
-
-
 def traits(request: Request) -> Traits:
     """Of a request whose conversation is complete."""
     prompt, words = request.prompt, request.parameters
-    parts: list[tuple[bytes, Part]] = [(b"system", part) for part in prompt.system]
-    parts += [
-        (message.role.encode(), part) for message in prompt.messages for part in message.parts
+    parts = [
+        ((prompt.role_at(position) or "system").encode(), part)
+        for position, part in prompt.parts()
+        if position.level != "tools"
     ]
     tools = [(tool.name, tool.description, tool.parameters) for tool in prompt.tools]
-    told = {name: words.get(name) for name in REASONS}
-    told |= {
+    values = {name: words.get(name) for name in REASONS}
+    values |= {
         "model": request.model,
         "tools": tools,
-        "service_tier": request.wire_options["service_tier"],
+        "service_tier": request.service_tier,
     }
-    settings = {name: _digest(value) for name, value in told.items()}
+    settings = {name: _digest(value) for name, value in values.items()}
     return Traits(
         settings,
         [_part_digest(role, part) for role, part in parts],
@@ -71,17 +54,17 @@ def traits(request: Request) -> Traits:
     )
 
 
-def diagnosis(comparison: Comparison, usage: Usage) -> dict[str, Any]:
+def diagnosis(pair: TraitsPair, usage: Usage) -> dict[str, Any]:
     """The first thing that differs; token counts are shares of the prompt by length, as the
     provider's are estimates."""
-    now, earlier = comparison.now, comparison.earlier
+    now, earlier = pair.now, pair.earlier
     if earlier is None:
         return {"type": "comparison_response_not_found"}
     changed = next((name for name in REASONS if now.settings[name] != earlier.settings[name]), None)
     if changed is not None:
         missed = usage.num_prompt - usage.cache_read
         return _missed(REASONS[changed], missed, 0)
-    common = _num_common(now.input, earlier.input)
+    common = num_common(now.input, earlier.input)
     if common < len(earlier.input):
         share = sum(now.lengths[:common]) / max(sum(now.lengths), 1)
         reusable = int(share * usage.num_prompt)
@@ -96,15 +79,7 @@ def _missed(reason: str, num_missed: int, num_reusable: int) -> dict[str, Any]:
     return {"type": "cache_miss", "reason": reason} | counts
 
 
-def _num_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Parts at the head that are the same."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
-
-
-def _part_digest(role: bytes, part: Part) -> bytes:
+def _part_digest(role: bytes, part: Tool | Part) -> bytes:
     """Marks and call ids are not rendered, so they are not compared."""
     fields = {k: v for k, v in msgspec.to_builtins(part).items() if k not in ("cache", "call_id")}
     return _digest([role, fields])
@@ -114,5 +89,5 @@ def _digest(value: Any) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(value)).digest()
 
 
-def _length(part: Part) -> int:
+def _length(part: Tool | Part) -> int:
     return len(msgspec.msgpack.encode(part))

@@ -16,7 +16,8 @@ from gateway.request import Request
 from gateway.wire.base import Answer, AnswerRun, ToolCall
 from gateway.wire.openai import errors
 from gateway.wire.openai.logprobs import token_logprobs
-from gateway.wire.openai.responses.diagnose import Comparison, diagnosis
+from gateway.wire.openai.responses.diagnose import diagnosis
+from gateway.wire.openai.responses.options import ResponsesOptions
 from gateway.wire.openai.responses.sealed import sealed
 from gateway.wire.openai.usage import num_reasoning
 from policies.ttl import parse_duration
@@ -43,14 +44,13 @@ def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> b
 
 
 def output(request: Request, answer: Answer) -> list[Item]:
-    """The answer as items, in the order in which it was said, as a stream shows them. One that says
-    nothing is one empty message. The last item is as incomplete as the answer."""
-    if request.prewarm:
-        return []
-    said, calls = answer.in_order() or (AnswerRun("text"),), enumerate(answer.calls)
+    """The answer as items, in the order of its stream. The last item is as incomplete as the
+    answer."""
+    all_runs, calls = runs(request, answer), enumerate(answer.calls)
     items: list[Item] = []
-    for i, run in enumerate(said):
-        status = "incomplete" if answer.reason in INCOMPLETE and i == len(said) - 1 else "completed"
+    for i, run in enumerate(all_runs):
+        cut = answer.reason in INCOMPLETE and i == len(all_runs) - 1
+        status = "incomplete" if cut else "completed"
         match run.kind:
             case "thinking":
                 items.append(reasoning_item(request, i, run.text))
@@ -62,10 +62,16 @@ def output(request: Request, answer: Answer) -> list[Item]:
     return items
 
 
+def runs(request: Request, answer: Answer) -> tuple[AnswerRun, ...]:
+    """The runs of the answer, an item each. An empty answer is one empty text; a request that only
+    warms the cache has none."""
+    return () if request.prewarm else answer.in_order() or (AnswerRun("text"),)
+
+
 def begun(request: Request, *, created_at_s: float, status: str = "in_progress") -> dict[str, Any]:
     """The response before anything is generated, or without anything that was."""
     body = {
-        "id": request.wire_options["response_id"],
+        "id": request.response_id,
         "object": "response",
         "created_at": created_at_s,
         "completed_at": None,
@@ -76,7 +82,7 @@ def begun(request: Request, *, created_at_s: float, status: str = "in_progress")
         "output": [],
         "usage": None,
     }
-    return body | dict(request.wire_options["echo"])
+    return body | request.options_of(ResponsesOptions).echo
 
 
 def finished(
@@ -92,8 +98,7 @@ def finished(
     }
     if not cut:
         body["completed_at"] = created_at_s
-    if (compared := request.wire_options.get("compared")) is not None:
-        assert isinstance(compared, Comparison)
+    if (compared := request.options_of(ResponsesOptions).compared) is not None:
         body["prompt_cache_diagnostics"] = diagnosis(compared, answer.usage)
     return body
 
@@ -103,12 +108,12 @@ def failed(request: Request, error: GatewayError, *, created_at_s: float) -> dic
     code = next(
         (code for kind, code in ERROR_CODES.items() if isinstance(error, kind)), "server_error"
     )
-    told = {"code": code, "message": errors.error_fields(error, input_field="input")["message"]}
-    return begun(request, created_at_s=created_at_s, status="failed") | {"error": told}
+    fields = {"code": code, "message": errors.error_fields(error, input_field="input")["message"]}
+    return begun(request, created_at_s=created_at_s, status="failed") | {"error": fields}
 
 
 def usage(request: Request, answer: Answer) -> dict[str, Any]:
-    """Source: openai 3.57 `types/responses/response_usage.py`. `input_tokens` includes what was
+    """Source: openai 3.57 `types/responses/response_usage.py`. `input_tokens` includes tokens
     read and written."""
     counts = answer.usage
     details: dict[str, Any] = {
@@ -168,7 +173,7 @@ def reasoning_item(request: Request, index: int, text: str | None) -> Item:
     if text is None:
         return item | {"content": []}
     item["content"] = [{"type": "reasoning_text", "text": text}]
-    if request.wire_options["seal_reasoning"]:
+    if request.options_of(ResponsesOptions).seal_reasoning:
         item["encrypted_content"] = sealed(text)
     return item
 
@@ -176,24 +181,32 @@ def reasoning_item(request: Request, index: int, text: str | None) -> Item:
 def call_item(request: Request, index: int, number: int, call: ToolCall, status: str) -> Item:
     """Call number `number` of the answer: of a function, or of a custom tool with its free text."""
     owner = item_id(request, index)
-    call_id = f"call_{item_id(request, number)}"
-    if call.name in request.wire_options["custom_tools"]:
-        text = custom_input(call.arguments)
+    if is_custom(request, call):
         return {
             "id": f"ctc_{owner}",
             "type": "custom_tool_call",
-            "call_id": call_id,
+            "call_id": call_id(request, number),
             "name": call.name,
-            "input": text,
+            "input": custom_input(call.arguments),
         }
     item = {
         "id": f"fc_{owner}",
         "type": "function_call",
         "status": status,
-        "call_id": call_id,
+        "call_id": call_id(request, number),
         "name": call.name,
     }
     return item | {"arguments": call.arguments}
+
+
+def is_custom(request: Request, call: ToolCall) -> bool:
+    """Whether the call is of a custom tool, which takes free text."""
+    return call.name in request.options_of(ResponsesOptions).custom_tools
+
+
+def call_id(request: Request, number: int) -> str:
+    """The id of call number `number` of the answer."""
+    return f"call_{item_id(request, number)}"
 
 
 def custom_input(arguments: str) -> str:
@@ -208,5 +221,5 @@ def custom_input(arguments: str) -> str:
 
 
 def item_id(request: Request, index: int) -> str:
-    owner: str = request.wire_options["response_id"]
-    return f"{owner.removeprefix('resp_')}_{index}"
+    """The id of item number `index` of the answer, without its prefix."""
+    return f"{request.response_id.removeprefix('resp_')}_{index}"

@@ -1,22 +1,24 @@
-"""Input items of the Responses API into a `Prompt`.
+"""Input items of the Responses API: JSON -> a tree of items -> a conversation.
 
 Source: openai 3.57 `types/responses/response_input_item_param.py`.
 
-Ids, statuses and whatever else a client puts on an item are never rendered: fresh ids leave the
+Ids, statuses and other fields that a client puts on an item are never rendered: fresh ids leave the
 prefix as it is. A run of reasoning, text and calls is one assistant turn, as it was when the model
 wrote it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.prompt.types import Message, Part, TextPart, ThinkingPart, ToolCallPart, ToolResultPart
-from gateway.wire.fields import Node, Path, clip
+from gateway.wire.fields import Node, clip
 from gateway.wire.openai.caching import breakpoint_mark, cache_control
-from gateway.wire.openai.errors import invalid, unsupported_value
-from gateway.wire.openai.messages import INSTRUCTION_ROLES, decoded_arguments, empty_array, missing
+from gateway.wire.openai.errors import empty_array, invalid, missing, unsupported_value
+from gateway.wire.openai.messages import INSTRUCTION_ROLES, decoded_arguments, tool_result
+from gateway.wire.openai.responses.options import InputItem, Referred
 from gateway.wire.openai.responses.sealed import MAX_NBYTES, unsealed
 
 ROLES: Final = ("user", "assistant", "system", "developer")
@@ -25,76 +27,53 @@ TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
 
 
 @dataclass(slots=True)
-class InputItems:
-    """Reads the items of one body. `ttl` is for breakpoints that name none.
-
-    With `continues` the items follow an earlier conversation: instructions among them stay where
-    they are. `sealed_room` is how many bytes of sealed items may still be unpacked. `referred` are
-    items that are only named, and where: they are left out.
-
-    The assistant's turn that is being read is kept as a list of parts: joined to a message with
-    every item, a long run of items would cost the square of its length.
-    """
+class ItemReader:
+    """Reads items one by one. `ttl` is for breakpoints that name none; `sealed_room` is the number
+    of bytes of sealed items that may still be unpacked, `referred` holds the ids of items that are
+    only named."""
 
     ttl: str
-    continues: bool
-    system: list[TextPart] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
     sealed_room: int = MAX_NBYTES
-    referred: dict[str, Path] = field(default_factory=dict)
-    _run: list[Part] = field(default_factory=list)
-    _only_thoughts: bool = True
+    referred: set[str] = field(default_factory=set)
 
-    def read(self, body: Node) -> None:
-        """Raises `InvalidRequest` or `FieldError` with the path of the field."""
+    def read(self, body: Node) -> tuple[InputItem, ...]:
+        """The field `input`. Raises `InvalidRequest` or `FieldError` with the path of the field."""
         value = body.value.get("input")
         if type(value) is str:
-            self._add(Message("user", (TextPart(value),)))
-            return
+            return (Message("user", (TextPart(value),)),)
         if value is None:
-            raise missing(body, "input")
+            raise missing(body.at("input"))
         if not value and type(value) is list:
-            raise empty_array(body, "input")
-        if self.messages and self.messages[-1].role == "assistant":
-            self._assistant(*self.messages.pop().parts)
-        for node in body.children("input"):
-            self._item(node)
-        self._close()
+            raise empty_array(body.at("input"))
+        found = (self.item(node, i) for i, node in enumerate(body.children("input")))
+        return tuple(item for item in found if item is not None)
 
-    def _item(self, node: Node) -> None:
-        kind = node.text_or("type", "message")
-        match kind:
+    def item(self, node: Node, index: int) -> InputItem | None:
+        """Item number `index`; None for reasoning that cannot be read."""
+        match kind := node.text_or("type", "message"):
             case "message":
-                self._message(node)
+                return self._message(node)
             case "function_call":
-                self._assistant(
-                    ToolCallPart(
-                        node.text("call_id"),
-                        node.text("name"),
-                        decoded_arguments(node.text("arguments")),
-                    )
-                )
+                call_id, name = node.text("call_id"), node.text("name")
+                arguments = decoded_arguments(node.text("arguments"))
+                return Message("assistant", (ToolCallPart(call_id, name, arguments),))
             case "custom_tool_call":
-                self._assistant(
-                    ToolCallPart(
-                        node.text("call_id"), node.text("name"), {"input": node.text("input")}
-                    )
-                )
+                call_id, name = node.text("call_id"), node.text("name")
+                free = {"input": node.text("input")}
+                return Message("assistant", (ToolCallPart(call_id, name, free),))
             case "function_call_output" | "custom_tool_call_output":
-                self._add(Message("tool", (self._result(node),)))
+                return Message("tool", (self._result(node),))
             case "reasoning":
-                if text := self._reasoning(node):
-                    self._assistant(ThinkingPart(text))
+                text = self._reasoning(node)
+                return Message("assistant", (ThinkingPart(text),)) if text else None
             case "compaction":
-                self._compaction(node)
+                return self._compaction(node)
             case "item_reference":
-                self._refer(node)
-            case _:
-                raise unsupported_value(node.at("type"), clip(kind))
+                return self._reference(node, index)
+        raise unsupported_value(node.at("type"), clip(kind))
 
-    def _refer(self, node: Node) -> None:
-        """An item stands in a conversation once: a short body must not name a long item many
-        times."""
+    def _reference(self, node: Node, index: int) -> Referred:
+        """An item may be named once: a short body must not name a long item many times."""
         name = node.text("id")
         if name in self.referred:
             message = (
@@ -102,68 +81,34 @@ class InputItems:
                 "your input and try again."
             )
             raise invalid(node.at("id"), message)
-        self.referred[name] = node.at("id")
+        self.referred.add(name)
+        return Referred(name, index)
 
-    def _compaction(self, node: Node) -> None:
-        """What was said before, as `/v1/responses/compact` summed it up."""
+    def _compaction(self, node: Node) -> Message:
+        """The summary of an earlier conversation, made by `/v1/responses/compact`."""
         text = self._unsealed(node.text("encrypted_content"))
         if not text:
             message = "This compaction item was not made here, and cannot be read."
             raise invalid(node.at("encrypted_content"), message, "invalid_encrypted_content")
-        part = TextPart(f"{SUMMARY}\n{text}")
-        if self._begun or self.continues:
-            self._add(Message("system", (part,)))
-        else:
-            self.system.append(part)
+        return Message("system", (TextPart(f"{SUMMARY}\n{text}"),))
 
     def _reasoning(self, node: Node) -> str:
-        """The reasoning as text, in the open or as we sealed it; empty where another provider
-        sealed it or there is none."""
+        """The reasoning as text, open or sealed here; empty where another provider sealed it or
+        there is none."""
         found = "".join(part.text("text") for part in node.children("content"))
-        if found:
-            return found
-        return self._unsealed(node.text_or("encrypted_content", ""))
+        return found or self._unsealed(node.text_or("encrypted_content", ""))
 
     def _unsealed(self, content: str) -> str:
         found = unsealed(content, self.sealed_room)
         self.sealed_room -= found.nbytes
         return found.text
 
-    def _message(self, node: Node) -> None:
+    def _message(self, node: Node) -> Message:
         role = node.choice("role", ROLES)
-        texts = self._texts(node, "content")
-        if role in INSTRUCTION_ROLES and not self._begun and not self.continues:
-            self.system += texts
-        elif role == "assistant":
-            self._assistant(*texts)
-        else:
-            self._add(Message("user" if role == "user" else "system", tuple(texts)))
-
-    @property
-    def _begun(self) -> bool:
-        """Whether anything but instructions has been read."""
-        return bool(self.messages or self._run)
-
-    def _add(self, message: Message) -> None:
-        """A turn of somebody else's ends the assistant's."""
-        self._close()
-        self.messages.append(message)
-
-    def _assistant(self, *parts: Part) -> None:
-        """More of the turn that is being read; text after text, and reasoning after anything,
-        begins another."""
-        if not (self._only_thoughts or isinstance(parts[0], ToolCallPart)):
-            self._close()
-        self._run += parts
-        self._only_thoughts = self._only_thoughts and all(
-            isinstance(part, ThinkingPart) for part in parts
-        )
-
-    def _close(self) -> None:
-        """The assistant's turn that was being read, if any, is whole."""
-        if self._run:
-            self.messages.append(Message("assistant", tuple(self._run)))
-        self._run, self._only_thoughts = [], True
+        texts = tuple(self._texts(node, "content"))
+        if role in INSTRUCTION_ROLES:
+            return Message("system", texts)
+        return Message("assistant" if role == "assistant" else "user", texts)
 
     def _texts(self, node: Node, key: str) -> list[TextPart]:
         """A string or a list of text parts. Never empty."""
@@ -172,10 +117,10 @@ class InputItems:
         if type(value) is str:
             return [TextPart(value, mark)]
         if value is None:
-            raise missing(node, key)
+            raise missing(node.at(key))
         parts = [self._text(part) for part in node.children(key)]
         if not parts:
-            raise empty_array(node, key)
+            raise empty_array(node.at(key))
         if mark is not None and parts[-1].cache is None:
             parts[-1] = TextPart(parts[-1].text, mark)
         return parts
@@ -189,29 +134,88 @@ class InputItems:
         raise unsupported_value(part.at("type"), clip(kind))
 
     def _result(self, node: Node) -> ToolResultPart:
-        """Text parts join with line breaks; a mark on any of them is a mark at the end of the
-        result."""
         value = node.value.get("output")
         if type(value) is list and not value:
             return ToolResultPart(node.text("call_id"), "")
         texts = self._texts(node, "output")
-        marks = [part.cache for part in texts if part.cache is not None]
-        mark = max(marks, key=lambda mark: mark.ttl_s, default=None)
-        return ToolResultPart(
-            node.text("call_id"), "\n".join(part.text for part in texts), cache=mark
+        return tool_result(node.text("call_id"), texts)
+
+
+def conversation(
+    items: Iterable[InputItem], *, continues: bool
+) -> tuple[tuple[TextPart, ...], tuple[Message, ...]]:
+    """The system blocks and the turns that the items make; references are left out.
+
+    Instructions before the first turn are system blocks, unless the items continue an earlier
+    conversation.
+    """
+    system: list[TextPart] = []
+    turns = Turns()
+    for item in items:
+        if isinstance(item, Referred):
+            continue
+        if item.role == "system" and not turns.begun and not continues:
+            system += (part for part in item.parts if isinstance(part, TextPart))
+        else:
+            turns.add(item)
+    return tuple(system), turns.joined()
+
+
+class Turns:
+    """Turns made of items. An item of the assistant goes on with its last turn if it is a call, or
+    follows nothing but reasoning.
+
+    The turn that is still open is a list of parts: joined to a message with every item, a long run
+    of items would cost the square of its length.
+    """
+
+    def __init__(self, earlier: Iterable[Message] = ()) -> None:
+        self._messages: list[Message] = []
+        self._open: list[Part] = []
+        self._only_reasoning = True
+        for message in earlier:
+            self.add(message)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a turn."""
+        return bool(self._messages or self._open)
+
+    def add(self, turn: Message) -> None:
+        """Append a turn, or go on with the last one."""
+        if turn.role != "assistant":
+            self._close()
+            self._messages.append(turn)
+            return
+        if not (self._only_reasoning or isinstance(turn.parts[0], ToolCallPart)):
+            self._close()
+        self._open += turn.parts
+        self._only_reasoning = self._only_reasoning and all(
+            isinstance(part, ThinkingPart) for part in turn.parts
         )
 
+    def joined(self) -> tuple[Message, ...]:
+        """All turns, the open one included."""
+        self._close()
+        return tuple(self._messages)
 
-def listed(body: Node, owner: str) -> list[dict[str, Any]]:
+    def _close(self) -> None:
+        if self._open:
+            self._messages.append(Message("assistant", tuple(self._open)))
+        self._open, self._only_reasoning = [], True
+
+
+def listed_input(body: Node, response_id: str) -> tuple[dict[str, Any], ...]:
     """The input as `GET /v1/responses/{id}/input_items` shows it: items with ids, message content
     as a list of parts."""
     value = body.value.get("input")
     items = [{"role": "user", "content": value}] if type(value) is str else value
-    return [_listed(item, f"{owner}_i{i}") for i, item in enumerate(items or [])]
+    return tuple(listed_item(item, response_id, i) for i, item in enumerate(items or []))
 
 
-def _listed(item: dict[str, Any], owner: str) -> dict[str, Any]:
-    kind = item.get("type") or "message"
+def listed_item(item: dict[str, Any], response_id: str, index: int) -> dict[str, Any]:
+    """Item number `index` of the input of a response as it is shown."""
+    kind, owner = item.get("type") or "message", f"{response_id.removeprefix('resp_')}_i{index}"
     shown = {"type": kind} | item
     shown["id"] = item.get("id") or f"{'msg' if kind == 'message' else 'item'}_{owner}"
     if kind == "message":

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.wire.fields import is_count
 from gateway.wire.openai.errors import invalid
 
 DEFAULT_LIMIT: Final = 20
@@ -19,9 +20,7 @@ MAX_LIMIT: Final = 100
 def encode_items(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> bytes:
     """The page that `limit`, `order` and `after` ask for. Raises `InvalidRequest`."""
     limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not (
-        limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MAX_LIMIT
-    ):
+    if not is_count(limit, MAX_LIMIT):
         raise invalid(
             ("limit",),
             f"Invalid 'limit': expected an integer between 1 and {MAX_LIMIT}.",

@@ -5,7 +5,8 @@ Source: openai 3.57 `types/responses/response_create_params.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -13,8 +14,8 @@ import msgspec
 from engine.prompt.types import Prompt, TextPart
 from engine.types import OutputFormat, Sampling
 from gateway.request import Request
-from gateway.wire.directives import cache_directives
-from gateway.wire.fields import FieldError, Node, decode_body, deeper_than, end_user
+from gateway.wire.body import read_request
+from gateway.wire.fields import FieldError, Node, deeper_than
 from gateway.wire.openai.caching import (
     DEFAULT_BREAKPOINT_TTL,
     cache_control,
@@ -24,14 +25,15 @@ from gateway.wire.openai.caching import (
 )
 from gateway.wire.openai.choice import parameters as choice_parameters
 from gateway.wire.openai.choice import tool_choice
-from gateway.wire.openai.errors import from_field, invalid, param, unsupported
+from gateway.wire.openai.errors import from_field, invalid, unsupported
 from gateway.wire.openai.format import format_parameters, output_format
 from gateway.wire.openai.parse import MAX_TOP_LOGPROBS, sampling
-from gateway.wire.openai.responses.items import InputItems, listed
+from gateway.wire.openai.responses.items import ItemReader, conversation, listed_input
+from gateway.wire.openai.responses.options import ResponsesOptions
 from gateway.wire.openai.responses.tools import read_tools
 
 NEEDS_MORE: Final = ("conversation", "moderation", "prompt")
-"""Parameters that ask for what is not here; false and null ask for nothing."""
+"""Parameters that need more than this gateway has; false and null ask for nothing."""
 
 MAX_BODY_DEPTH: Final = 128
 """Of everything, because a response repeats parts of its request."""
@@ -40,44 +42,35 @@ LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
 
+def new_response_id() -> str:
+    """A name without a meaning, unlike any other."""
+    return secrets.token_hex(24)
+
+
 def parse(
     body: bytes,
     headers: Mapping[str, str],
     *,
     request_id: str,
-    response_id: str,
-    found: Mapping[str, Any] | None = None,
+    new_id: Callable[[], str] = new_response_id,
+    rewrite: Callable[[Node], Node] = lambda node: node,
 ) -> Request:
     """Raises `InvalidRequest`, its path in OpenAI's form: `input[0].content[1].text`.
 
-    `wire_options` say what the response repeats (`echo`), what it is called (`response_id`), what
-    it refers to (`previous_response_id`, `comparison_response_id`, and items by id and place,
-    `referred`), its input as a list (`items`), whether it is kept (`store`) and made while nobody
-    waits (`background`), which tools are custom and whether reasoning is to be sealed. `found` are
-    items to put in the place of references to them; others are left out.
+    References to earlier items stay in `ResponsesOptions.items` and are left out of the prompt.
+    `rewrite` makes the body of a response of another one.
     """
-    try:
-        return _request(
-            _filled(decode_shallow(body), found or {}),
-            headers,
-            request_id=request_id,
-            response_id=response_id,
-        )
-    except FieldError as error:
-        raise from_field(error) from None
+
+    def read(node: Node) -> Request:
+        if deeper_than(node.value, MAX_BODY_DEPTH):
+            raise FieldError("depth", (), expected=MAX_BODY_DEPTH)
+        asked = rewrite(node)
+        return _request(asked, request_id=request_id, response_id=f"resp_{new_id()}")
+
+    return read_request(body, headers, read, from_field)
 
 
-def decode_shallow(body: bytes) -> Node:
-    """The body as an object that can be written out again. Raises `FieldError`."""
-    decoded = decode_body(body)
-    if deeper_than(decoded.value, MAX_BODY_DEPTH):
-        raise FieldError("depth", (), expected=MAX_BODY_DEPTH)
-    return decoded
-
-
-def _request(
-    body: Node, headers: Mapping[str, str], *, request_id: str, response_id: str
-) -> Request:
+def _request(body: Node, *, request_id: str, response_id: str) -> Request:
     model = body.text("model")
     for name in NEEDS_MORE:
         if body.value.get(name):
@@ -89,68 +82,53 @@ def _request(
             "Background responses are kept: 'background' requires 'store' to be true.",
         )
     previous = body.text_or("previous_response_id", "")
-    options = body.child("prompt_cache_options") or Node({}, ())
+    caching = body.child("prompt_cache_options") or Node({}, ())
     include = body.strings("include")
     tools = read_tools(body)
-    turns = InputItems(ttl=request_ttl(body) or DEFAULT_BREAKPOINT_TTL, continues=bool(previous))
+    reader = ItemReader(request_ttl(body) or DEFAULT_BREAKPOINT_TTL)
     instructions = body.text_or("instructions", "")
-    turns.system += [TextPart(instructions)] if instructions else []
-    turns.read(body)
+    items = reader.read(body)
+    system, messages = conversation(items, continues=bool(previous))
+    if instructions:
+        system = (TextPart(instructions), *system)
     text = body.child("text")
     form = output_format(None if text is None else text.child("format"), nested=False)
     choice = tool_choice(body, tools.offered, nested=False)
-    prewarm = options.flag("prewarm")
+    prewarm = caching.flag("prewarm")
     chosen = _sampling(body, include, prewarm=prewarm)
-    automatic, directives = cache_control(body), cache_directives(headers)
+    automatic = cache_control(body)
     return Request(
         id=request_id,
         wire="openai",
         model=model,
-        prompt=Prompt(
-            messages=tuple(turns.messages), system=tuple(turns.system), tools=tools.offered
-        ),
+        prompt=Prompt(messages=messages, system=system, tools=tools.offered),
         sampling=msgspec.structs.replace(chosen, tool_choice=choice, output_format=form),
         stream=body.flag("stream"),
         automatic=automatic.ttl_s if automatic is not None else None,
         prewarm=prewarm,
-        read_cache=directives.read,
-        store_cache=directives.store,
-        max_age_s=directives.max_age_s,
-        only_if_cached=directives.only_if_cached,
-        end_user=end_user(body.value),
         parameters=choice_parameters(choice) | _parameters(body, form),
         warnings=tools.warnings,
-        wire_options={
-            "response_id": response_id,
-            "previous_response_id": previous,
-            "comparison_response_id": options.text_or("comparison_response_id", ""),
-            "store": store,
-            "background": background,
-            "num_instructions": 1 if instructions else 0,
-            "custom_tools": tools.custom,
-            "seal_reasoning": ENCRYPTED_REASONING in include,
-            "referred": {name: param(path) for name, path in turns.referred.items()},
-            "items": listed(body, response_id.removeprefix("resp_")),
-            "effort_field": "reasoning.effort",
-            "service_tier": body.text_or("service_tier", "auto"),
-            "echo": _echo(body, options),
-        },
+        background=background,
+        store_answer=store,
+        response_id=response_id,
+        options=ResponsesOptions(
+            previous_response_id=previous,
+            comparison_response_id=caching.text_or("comparison_response_id", ""),
+            num_instructions=1 if instructions else 0,
+            custom_tools=tools.custom,
+            seal_reasoning=ENCRYPTED_REASONING in include,
+            items=items,
+            listed=listed_input(body, response_id),
+            ttl=reader.ttl,
+            sealed_room=reader.sealed_room,
+            echo=_echo(body, caching),
+        ),
+        service_tier=body.text_or("service_tier", "auto"),
     )
 
 
-def _filled(body: Node, found: Mapping[str, Any]) -> Node:
-    given = body.value.get("input")
-    if not found or type(given) is not list:
-        return body
-    items = [
-        found.get(item.get("id"), item) if item.get("type") == "item_reference" else item
-        for item in given
-    ]
-    return Node(body.value | {"input": items}, body.path)
-
-
 def _sampling(body: Node, include: list[str], *, prewarm: bool) -> Sampling:
-    """A request that only warms the cache may say what it likes of its answer: there is none."""
+    """The sampling; settings of an answer mean nothing to a request that only warms the cache."""
     top = body.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     wanted = top if top is not None else 0 if LOGPROBS in include else None
     chosen = msgspec.structs.replace(sampling(body, ("max_output_tokens",)), num_logprobs=wanted)
@@ -158,14 +136,14 @@ def _sampling(body: Node, include: list[str], *, prewarm: bool) -> Sampling:
 
 
 def _parameters(body: Node, form: OutputFormat | None) -> dict[str, Any]:
-    """What is not rendered but has a cache of its own, in the dialects' words; defaults are left
-    out."""
+    """The settings that are not rendered but have a cache of their own, in the dialects' words;
+    defaults are left out."""
     efforts = effort_parameters(body.child("reasoning"), "effort", body.child("text"))
     return caching_parameters(body) | efforts | format_parameters(form)
 
 
 def _echo(body: Node, options: Node) -> dict[str, Any]:
-    """What a response repeats of its request, with the defaults of what was left out."""
+    """The fields that a response repeats of its request, with defaults for absent ones."""
     value = body.value
     reasoning, text, metadata = (
         value.get("reasoning") or {},
@@ -197,12 +175,12 @@ def _echo(body: Node, options: Node) -> dict[str, Any]:
         "truncation": value.get("truncation") or "disabled",
         "user": value.get("user"),
     }
-    told = {
+    named = {
         name: options.value[name]
         for name in ("mode", "ttl", "comparison_response_id")
         if options.has(name)
     }
-    echo["prompt_cache_options"] = {"mode": "implicit", "ttl": DEFAULT_BREAKPOINT_TTL} | told
+    echo["prompt_cache_options"] = {"mode": "implicit", "ttl": DEFAULT_BREAKPOINT_TTL} | named
     return echo
 
 

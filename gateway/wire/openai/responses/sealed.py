@@ -3,8 +3,8 @@ for those that keep nothing here and send it back.
 
 Knows no items.
 
-It is the client's own answer, so it is packed, not encrypted: a client that unpacks it reads what
-`content` says anyway.
+It is the client's own answer, so it is packed, not encrypted: a client that unpacks it reads the
+text of `content`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Unsealed(NamedTuple):
 
 
 def unsealed(content: str, max_nbytes: int = MAX_NBYTES) -> Unsealed:
-    """What `sealed` was given, if it has no more bytes than that; empty for anything else."""
+    """The text that was sealed, if it has at most `max_nbytes`; empty for anything else."""
     if not content.startswith(PREFIX):
         return Unsealed("")
     data = b""

@@ -141,8 +141,8 @@ class ResponseStream:
         place = self._place() | {"content_index": 0}
         if self._kind == "reasoning":
             return self._event("response.reasoning_text.done", **place, text=text)
-        told = token_logprobs(self._logprobs)
-        return self._event("response.output_text.done", **place, text=text, logprobs=told)
+        shown = token_logprobs(self._logprobs)
+        return self._event("response.output_text.done", **place, text=text, logprobs=shown)
 
     def _end_call(self) -> bytes:
         if not self._custom:
@@ -154,7 +154,7 @@ class ResponseStream:
             "response.custom_tool_call_input.done", **self._place(), input=text
         )
 
-    def _part_event(self, what: Literal["added", "done"], text: str) -> bytes:
+    def _part_event(self, phase: Literal["added", "done"], text: str) -> bytes:
         thinking = self._kind == "reasoning"
         part = (
             {"type": "reasoning_text", "text": text}
@@ -162,7 +162,7 @@ class ResponseStream:
             else encode.text_part(text, tuple(self._logprobs))
         )
         return self._event(
-            f"response.content_part.{what}", **self._place(), content_index=0, part=part
+            f"response.content_part.{phase}", **self._place(), content_index=0, part=part
         )
 
     def _item(self, status: str, text: str | None) -> encode.Item:
@@ -177,7 +177,7 @@ class ResponseStream:
 
     @property
     def _custom(self) -> bool:
-        return self._call.name in self._request.wire_options["custom_tools"]
+        return encode.is_custom(self._request, self._call)
 
     def _place(self) -> dict[str, Any]:
         item = self._item("in_progress", None)

@@ -27,7 +27,8 @@ HOSTED_WARNING: Final = "hosted-tools-ignored"
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What the model is offered, which of it answers as custom tools, and what was left out."""
+    """The tools that the model is offered, the names of custom ones, and warnings about the
+    rest."""
 
     offered: tuple[Tool, ...]
     custom: frozenset[str]
@@ -38,8 +39,8 @@ def read_tools(body: Node) -> Tools:
     """Raises `FieldError` or `InvalidRequest`.
 
     Hosted tools (web search, file search, code interpreter, MCP, ...) run on the provider's side
-    and cannot run here. The model is not told of them, and `pcg-warning` says so: clients list them
-    by default without needing them.
+    and cannot run here. The model does not see them, and `pcg-warning` reports it: clients list
+    them by default without needing them.
     """
     offered: list[Tool] = []
     custom: set[str] = set()

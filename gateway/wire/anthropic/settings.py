@@ -1,4 +1,4 @@
-"""How a body wants to be answered: tools, reasoning, effort, form.
+"""The settings of a body: tool choice, reasoning, effort, output format.
 
 Source: anthropic 2.14 `message_create_params`.
 """
@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from engine.prompt.types import Tool
 from engine.types import OutputFormat, ToolChoice
 from gateway.errors import InvalidRequest
+from gateway.request import WireOptions
 from gateway.wire.anthropic.errors import invalid, unknown_tag
 from gateway.wire.fields import Node, clip
 
@@ -23,31 +26,51 @@ THINKING: Final = ("enabled", "adaptive", "disabled", "between_tools")
 MIN_THINKING_BUDGET: Final = 1024
 
 
+class DiagnosticsRequest(msgspec.Struct, frozen=True):
+    """A request to be compared with an earlier message. `settings` is a digest of all that may part
+    two requests besides model and prompt."""
+
+    previous: str | None
+    settings: str
+
+
+class AnthropicOptions(WireOptions, frozen=True):
+    """Options that only this format reads.
+
+    `thinking_display`: `omitted` hides the reasoning's text. `diagnosis` is the answer's field
+    `diagnostics`, once the earlier message has been looked up.
+    """
+
+    thinking_display: str | None = None
+    diagnostics: DiagnosticsRequest | None = None
+    diagnosis: dict[str, Any] | None = None
+
+
 @dataclass(slots=True)
-class RequestOptions:
-    """`parameters` are not rendered but may cost a cache level; a default given in words is the
-    same as one left out. `wire_options` only shape the answer."""
+class AnswerSettings:
+    """AnswerSettings as they are read. `parameters` are not rendered but may cost a cache level; a
+    default that is spelled out is the same as one left out."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
-    wire_options: dict[str, Any] = field(default_factory=dict)
+    thinking_display: str | None = None
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     output_format: OutputFormat | None = None
 
 
-def read_options(body: Node, *, max_tokens: int, counting: bool) -> RequestOptions:
+def read_settings(body: Node, *, max_tokens: int, counting: bool) -> AnswerSettings:
     """Raises `InvalidRequest`, `FieldError`."""
-    wish = RequestOptions()
-    _read_tool_choice(body, wish)
-    _read_thinking(body, wish, max_tokens=max_tokens, counting=counting)
-    _read_output(body, wish)
+    settings = AnswerSettings()
+    _read_tool_choice(body, settings)
+    _read_thinking(body, settings, max_tokens=max_tokens, counting=counting)
+    _read_output(body, settings)
     if body.has("speed") and (speed := body.choice("speed", ("standard", "fast"))) != "standard":
-        wish.parameters["speed"] = speed
-    return wish
+        settings.parameters["speed"] = speed
+    return settings
 
 
-def check_tool_choice(wish: RequestOptions, tools: Sequence[Tool]) -> None:
+def check_tool_choice(settings: AnswerSettings, tools: Sequence[Tool]) -> None:
     """A forced call needs a tool to call, and leaves no room for reasoning before it."""
-    choice = wish.tool_choice
+    choice = settings.tool_choice
     if choice.mode != "required":
         return
     if not tools:
@@ -56,31 +79,33 @@ def check_tool_choice(wish: RequestOptions, tools: Sequence[Tool]) -> None:
         )
     for name in set(choice.names) - {tool.name for tool in tools}:
         raise InvalidRequest(f"Tool '{clip(name)}' not found in provided tools", path="tool_choice")
-    if wish.parameters.get("thinking", {}).get("type") == "enabled":
+    if settings.parameters.get("thinking", {}).get("type") == "enabled":
         raise InvalidRequest("Thinking may not be enabled when tool_choice forces tool use.")
 
 
-def _read_tool_choice(body: Node, wish: RequestOptions) -> None:
+def _read_tool_choice(body: Node, settings: AnswerSettings) -> None:
     choice = body.child("tool_choice")
     if choice is None:
         return
     kind = choice.choice("type", ("auto", "any", "tool", "none"))
     name = choice.text("name") if kind == "tool" else None
     if kind != "auto":
-        wish.parameters["tool_choice"] = kind if name is None else {"tool": name}
+        settings.parameters["tool_choice"] = kind if name is None else {"tool": name}
     parallel = not choice.flag("disable_parallel_tool_use")
     if not parallel:
-        wish.parameters["parallel_tool_calls"] = False
+        settings.parameters["parallel_tool_calls"] = False
     match kind:
         case "tool" | "any":
-            wish.tool_choice = ToolChoice("required", () if name is None else (name,), parallel)
+            settings.tool_choice = ToolChoice("required", () if name is None else (name,), parallel)
         case "none":
-            wish.tool_choice = ToolChoice("none", parallel=parallel)
+            settings.tool_choice = ToolChoice("none", parallel=parallel)
         case _:
-            wish.tool_choice = ToolChoice("auto", parallel=parallel)
+            settings.tool_choice = ToolChoice("auto", parallel=parallel)
 
 
-def _read_thinking(body: Node, wish: RequestOptions, *, max_tokens: int, counting: bool) -> None:
+def _read_thinking(
+    body: Node, settings: AnswerSettings, *, max_tokens: int, counting: bool
+) -> None:
     thinking = body.child("thinking")
     if thinking is None:
         return
@@ -89,14 +114,14 @@ def _read_thinking(body: Node, wish: RequestOptions, *, max_tokens: int, countin
         raise unknown_tag(("thinking",), kind, THINKING)
     if kind == "disabled":
         return
-    wish.parameters["thinking"] = {"type": kind}
+    settings.parameters["thinking"] = {"type": kind}
     details = Node(thinking.value, thinking.at(kind))
     if kind == "enabled":
-        wish.parameters["thinking"]["budget_tokens"] = _budget(
+        settings.parameters["thinking"]["budget_tokens"] = _budget(
             details, max_tokens=max_tokens, counting=counting
         )
     if details.has("display"):
-        wish.wire_options["thinking_display"] = details.choice("display", ("summarized", "omitted"))
+        settings.thinking_display = details.choice("display", ("summarized", "omitted"))
 
 
 def _budget(thinking: Node, *, max_tokens: int, counting: bool) -> int:
@@ -108,7 +133,7 @@ def _budget(thinking: Node, *, max_tokens: int, counting: bool) -> int:
     return budget
 
 
-def _read_output(body: Node, wish: RequestOptions) -> None:
+def _read_output(body: Node, settings: AnswerSettings) -> None:
     """`output_config`, and `output_format` as the beta of 2025-11 had it. Another format costs the
     messages (page "Structured outputs", 2026-08)."""
     output = body.child("output_config")
@@ -117,7 +142,7 @@ def _read_output(body: Node, wish: RequestOptions) -> None:
         and output.has("effort")
         and (effort := output.choice("effort", EFFORTS)) != DEFAULT_EFFORT
     ):
-        wish.parameters["effort"] = effort
+        settings.parameters["effort"] = effort
     form = (output.child("format") if output is not None else None) or body.child("output_format")
     if form is None:
         return
@@ -127,5 +152,5 @@ def _read_output(body: Node, wish: RequestOptions) -> None:
     definition = json.dumps(
         Node(form.value, form.at("json_schema")).json_object("schema"), ensure_ascii=False
     )
-    wish.output_format = OutputFormat("json_schema", definition)
-    wish.parameters["output_format"] = hashlib.sha256(definition.encode()).hexdigest()
+    settings.output_format = OutputFormat("json_schema", definition)
+    settings.parameters["output_format"] = hashlib.sha256(definition.encode()).hexdigest()
