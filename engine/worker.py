@@ -30,7 +30,7 @@ import msgspec
 
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.tiers.tiers import Tiers
-from engine.config import EngineConfig
+from engine.config import EngineConfig, decode_config
 from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts
 from engine.errors import EngineError, ModelError, Overloaded
@@ -53,6 +53,8 @@ from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer
 from engine.schedule.runner import Runner
 from engine.store.errors import StoreError
+from engine.store.kind import TierKinds
+from engine.store.kinds import TIER_KINDS
 from engine.store.open import open_tiers
 
 _log = logging.getLogger("engine.worker")
@@ -81,6 +83,7 @@ def build_engine(
     *,
     runner: Runner | None = None,
     on_fatal: Callable[[BaseException], None] = lambda error: None,
+    kinds: TierKinds = TIER_KINDS,
 ) -> Engine:
     """An engine that has not started yet, of the model in `config.model_path` or around the given
     runner.
@@ -97,7 +100,7 @@ def build_engine(
     with ExitStack() as opening:
         stage_nbytes = min(STAGE_NBYTES, runner.num_pages * runner.page_nbytes)
         stores = opening.enter_context(
-            open_tiers(config, log_progress, waits=True, stage_nbytes=stage_nbytes)
+            open_tiers(config, log_progress, waits=True, stage_nbytes=stage_nbytes, kinds=kinds)
         )
         cache = PrefixCache(
             device=runner,
@@ -108,7 +111,7 @@ def build_engine(
             root_secret=config.root_secret,
             tiers=Tiers(stores) if stores else None,
             eviction=config.eviction,
-            force_store=config.force_ram,
+            force_store=config.force_store,
             pin_nbytes=config.pin_nbytes,
         )
         resources = opening.pop_all()
@@ -202,7 +205,7 @@ def run(path: str, config_json: bytes) -> ExitReason:
 def _load_and_serve(sock: socket.socket, writer: FrameWriter, config_json: bytes) -> ExitReason:
     begin_s = time.perf_counter()
     try:
-        config = msgspec.json.decode(config_json, type=EngineConfig)
+        config = decode_config(config_json, TIER_KINDS)
         engine = build_engine(config, writer.write, on_fatal=lambda error: stop_reading(sock))
         engine.start()
     except Exception as error:

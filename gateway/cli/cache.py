@@ -5,7 +5,6 @@ Asks a running gateway, or reads the tiers itself.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from gateway.operate.cache_pins import SHOWN_DIGITS, PinDone
 from gateway.operate.inventory import Contents, Damage, EntryLine, Inventory, Verified, tenant_hash
 from gateway.operate.inventory import Progress as Reached
 from gateway.operate.tier_maintenance import forget, open_inventory
-from gateway.tiers import leftovers, ssd_folders
+from gateway.tier_specs import TIER_SECTIONS
 from policies.schema import Policy
 from policies.sections import ModelPolicy
 from policies.size import Size
@@ -235,21 +234,18 @@ def _source(
 
 
 def _engines(policy: Policy, secret: bytes) -> tuple[EngineConfig, ...]:
-    """One per folder of KV: those of the policy's models, and any other that is there, as when the
-    tier was switched off."""
+    """The engines of the policy's models, and one for each place whose engine is not in the policy,
+    as when the tier was switched off."""
     models = policy.models or (ModelPolicy(),)
     served = policy.model_copy(update={"models": models})
     configs = tuple(
         config for model in models for config in engine_configs(served, model, Path(), secret)
     )
-    read = {config.ssd_path for config in configs}
-    folders = [
-        folder for model in policy.models for folder in ssd_folders(policy, model)
-    ] + leftovers(policy)
-    old = [folder for folder in folders if str(folder) not in read and (folder / "lock").is_file()]
+    used = {spec for config in configs for spec in config.tiers}
     others = tuple(
-        msgspec.structs.replace(configs[0], ssd_path=str(folder), ssd_nbytes=sys.maxsize)
-        for folder in old
+        msgspec.structs.replace(configs[0], tiers=(spec,))
+        for section in TIER_SECTIONS.values()
+        for spec in section.unused(policy, used)
     )
     return (*configs, *others) if policy.models else others
 

@@ -42,12 +42,11 @@ from gateway.config import (
 from gateway.errors import GatewayError
 from gateway.operate.admin import package_version
 from gateway.operate.logs import set_up_logging
-from gateway.tiers import ssd_root
+from gateway.tier_specs import TIER_SECTIONS
 from policies.errors import PolicyError
 from policies.json_schema import json_schema
 from policies.schema import Policy
 from policies.sections import ModelPolicy
-from policies.size import Size
 
 app = App(
     name="pcg",
@@ -293,8 +292,9 @@ def _summary(policy: Policy) -> Table:
     table.add_row("bills by", escape(f"{caching.usage_mode} rules, prices {policy.prices.version}"))
     for i, dialect in enumerate(policy.dialects):
         table.add_row("" if i else "rules for", escape(f"{dialect.match}: {dialect.preset}"))
-    for name, text in _tiers(policy):
-        table.add_row(name, escape(text))
+    for tier in TIER_SECTIONS.values():
+        if summary := tier.summary(policy):
+            table.add_row(tier.title, escape(summary))
     table.add_row(
         "tenants",
         ", ".join(tenant.name for tenant in policy.tenants) or "none: everyone is one tenant",
@@ -304,17 +304,6 @@ def _summary(policy: Policy) -> Table:
 
 def _more(model: ModelPolicy) -> str:
     return f", in {model.engine.workers} workers" if model.engine.workers > 1 else ""
-
-
-def _tiers(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Where KV is kept, without a password."""
-    ssd, redis = policy.tiers.ssd, policy.tiers.redis
-    cap = (
-        f"at most {Size(ssd.bytes)}, always leaving {Size(ssd.min_free)} "
-        f"free{', encrypted' if ssd.encrypt else ''}"
-    )
-    yield "SSD", f"{ssd_root(policy)}, {cap}" if ssd.bytes else "none"
-    yield "Redis", "none" if redis.url is None else f"{redis.url.host}, keys {redis.prefix}*"
 
 
 @contextmanager

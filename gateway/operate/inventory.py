@@ -22,7 +22,7 @@ from engine.cache.tiers.object_format import (
 )
 from engine.memory import Payload
 from engine.store.base import PINNED_UNTIL_S
-from gateway.operate.tier_readers import ListedObject, ObjectReading, TierObjects
+from engine.store.reader import ListedObject, ObjectReading, TierObjects
 
 MAX_ENTRY_NBYTES: Final = 16 * 1024
 """The object of an entry takes no more than this on any medium, so that larger ones need not be
@@ -111,22 +111,22 @@ class Inventory:
     loop.
     """
 
-    shelves: tuple[TierObjects, ...] = ()
+    places: tuple[TierObjects, ...] = ()
     unwrap: Callable[[bytes, Payload], Payload | None] = as_stored
 
     def contents(self, tenant: str | None = None) -> list[Contents]:
         """Sizes, from names alone: nothing is opened."""
-        return [_contents(shelf, _of(shelf, tenant)) for shelf in self.shelves]
+        return [_contents(place, _of(place, tenant)) for place in self.places]
 
     def entries(self, now_s: float, tenant: str | None = None) -> Iterator[EntryLine]:
         """Every entry stored, expired ones included. The same entry may be in several tiers."""
-        for shelf in self.shelves:
-            for listed in _of(shelf, tenant):
-                entry = self._entry(shelf, listed)
+        for place in self.places:
+            for listed in _of(place, tenant):
+                entry = self._entry(place, listed)
                 if entry is not None:
                     is_pinned = entry.expires_at_s >= PINNED_UNTIL_S
                     yield EntryLine(
-                        tier=shelf.tier,
+                        tier=place.tier,
                         tenant=_tenant(listed.key),
                         position=entry.position,
                         offset=entry.offset,
@@ -139,16 +139,16 @@ class Inventory:
 
     def verify(self, progress: Progress, tenant: str | None = None) -> Verified:
         """Read every object and check all its checksums."""
-        listed = [(shelf, item) for shelf in self.shelves for item in _of(shelf, tenant)]
+        listed = [(place, item) for place in self.places for item in _of(place, tenant)]
         total_nbytes = sum(item.nbytes for _, item in listed)
         done_nbytes = num_whole = whole_nbytes = 0
         damaged = []
         progress(0, total_nbytes)
-        for shelf, item in listed:
-            reading = shelf.read(item.key)
+        for place, item in listed:
+            reading = place.read(item.key)
             problem = self._problem(item.key, reading)
             if problem is not None:
-                damaged.append(Damage(shelf.tier, shelf.where, item.key.hex(), problem))
+                damaged.append(Damage(place.tier, place.where, item.key.hex(), problem))
             elif reading.condition == "whole":
                 num_whole += 1
                 whole_nbytes += item.nbytes
@@ -170,10 +170,10 @@ class Inventory:
                 is_ours = payload is not None and is_intact(key, payload)
                 return None if is_ours else "not what this gateway stores under this key"
 
-    def _entry(self, shelf: TierObjects, listed: ListedObject) -> StoredEntry | None:
+    def _entry(self, place: TierObjects, listed: ListedObject) -> StoredEntry | None:
         if listed.nbytes > MAX_ENTRY_NBYTES:
             return None
-        reading = shelf.read(listed.key)
+        reading = place.read(listed.key)
         payload = self.unwrap(listed.key, reading.payload) if reading.condition == "whole" else None
         if payload is None or not is_intact(listed.key, payload):
             return None
@@ -181,19 +181,19 @@ class Inventory:
         return decode_entry(memoryview(payload)[HEADER.size + fingerprint_nbytes + ids_nbytes :])
 
 
-def _of(shelf: TierObjects, tenant: str | None) -> Iterable[ListedObject]:
-    return (listed for listed in shelf.list() if tenant is None or _tenant(listed.key) == tenant)
+def _of(place: TierObjects, tenant: str | None) -> Iterable[ListedObject]:
+    return (listed for listed in place.list() if tenant is None or _tenant(listed.key) == tenant)
 
 
-def _contents(shelf: TierObjects, items: Iterable[ListedObject]) -> Contents:
+def _contents(place: TierObjects, items: Iterable[ListedObject]) -> Contents:
     num_objects, tenants = 0, Counter[str]()
     for item in items:
         num_objects += 1
         tenants[_tenant(item.key)] += item.nbytes
-    health = shelf.health()
+    health = place.health()
     return Contents(
-        shelf.tier,
-        shelf.where,
+        place.tier,
+        place.where,
         num_objects,
         tenants.total(),
         dict(tenants),

@@ -15,6 +15,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Pinned
+from engine.store.disk.kind import SsdSpec
 from engine.types import PinOutcome
 from gateway.operate.cache_admin import operator_key
 from gateway.operate.cache_pins import Refusal, change
@@ -66,7 +67,7 @@ async def stocked(
     fill(folder, [item for tenant in tenants for item in objects(tenant, EXPIRES_AT_S)])
     backend = FlushableBackend()
     engine = EngineConfig(
-        model="m", model_path="", root_secret=SECRET, ssd_path=str(folder), ssd_nbytes=CAP
+        model="m", model_path="", root_secret=SECRET, tiers=(SsdSpec(str(folder), CAP),)
     )
     with open_inventory([engine]) as inventory:
         async with serving(backend, policy, inventory=inventory, root_secret=SECRET) as served:

@@ -49,16 +49,17 @@ RULES = (
     # The engine
     Rule("engine", ("engine", "msgspec"), never=(LAZY,)),
     Rule("engine.memory", ()),
+    Rule("engine.metric", ()),
     Rule("engine.errors", ()),
     Rule("engine.types", ("engine.prompt.types", "msgspec")),
     Rule("engine.messages", ("engine.types", "engine.prompt.types", "msgspec")),
     Rule("engine.prompt", ("engine.errors", "msgspec", "jinja2", "tokenizers", "xxhash")),
     Rule("engine.output", ("engine.prompt", "engine.types", "msgspec")),
     Rule("engine.constrain", ("engine.prompt", "engine.errors", "engine.types", "llguidance")),
-    Rule("engine.store", ("engine.errors", "engine.memory", "xxhash")),
+    Rule("engine.store", ("engine.errors", "engine.memory", "msgspec", "xxhash")),
     Rule("engine.store.open", ("engine.store", "engine.config", "engine.memory")),
     Rule("engine.store.encrypted", ("engine.store", "engine.memory", "cryptography")),
-    Rule("engine.store.redis", ("engine.store", "engine.memory", "redis")),
+    Rule("engine.store.redis", ("engine.store", "engine.memory", "msgspec", "redis")),
     Rule("engine.cache.tree", ("engine.prompt.types", "engine.store.base", "xxhash")),
     Rule(
         "engine.cache.tiers",
@@ -68,7 +69,7 @@ RULES = (
             *("msgspec", "xxhash"),
         ),
     ),
-    Rule("engine.cache", ("engine.store.base", *PLANS, "engine.prompt.rendered")),
+    Rule("engine.cache", ("engine.metric", "engine.store.base", *PLANS, "engine.prompt.rendered")),
     Rule(
         "engine.schedule",
         ("engine.cache.tree", "engine.errors", *PLANS, "engine.prompt.rendered"),
@@ -128,8 +129,13 @@ RULES = (
     Rule("gateway.waits", ()),
     Rule("gateway.signals", ()),
     Rule("gateway.tiers", ("policies",)),
+    Rule("gateway.tier_specs", ("engine.store", "gateway.tiers", "policies")),
     Rule(
-        "gateway.config", ("engine.config", "gateway.clock", "gateway.tiers", "policies", "msgspec")
+        "gateway.config",
+        (
+            *("engine.config", "engine.store.disk.kind", "gateway.clock", "gateway.tier_specs"),
+            *("policies", "msgspec"),
+        ),
     ),
     Rule("gateway.wire", (*FACTS, "policies", *PLANS, "msgspec", "orjson")),
     Rule("gateway.dialects", (*FACTS, *PLANS, "policies", "msgspec")),
