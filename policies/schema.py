@@ -13,15 +13,12 @@ from pydantic import Field
 
 from policies.backends import Api, BackendPolicy, UpstreamMatch, find_upstream
 from policies.pricing import Prices
-from policies.rules import DialectRules, PresetName
+from policies.rules import DialectPolicy, DialectRules, PresetName, PresetsPolicy
 from policies.sections import (
     CachingPolicy,
-    DialectPolicy,
     EvictionPolicy,
     ModelPolicy,
     ModelPricePolicy,
-    PresetPolicy,
-    PresetsPolicy,
     PricesPolicy,
     Section,
     ServerPolicy,
@@ -65,7 +62,7 @@ class Policy(Section):
     dialects: tuple[DialectPolicy, ...] = Field(
         default=(),
         description="Whose rules a requested model id follows; the first match wins. Other ids: "
-        "preset auto.",
+        "preset auto. Rules that a line leaves out are the preset's.",
     )
     prices: PricesPolicy = Field(default=PricesPolicy(), description="What tokens cost.")
     tiers: TiersPolicy = Field(
@@ -115,40 +112,15 @@ class Policy(Section):
         if preset != "auto":
             dialect = DialectPolicy(preset=preset)
         name: PresetName = wire if dialect.preset == "auto" else dialect.preset
-        rules: PresetPolicy = getattr(self.presets, name)
-        rule = rules.model_copy(
-            update=dialect.model_dump(
-                exclude={"match", "preset", "efforts", "prefill"}, exclude_none=True
-            )
-        )
-        lifetimes = self.caching.ttl_classes
-        return DialectRules(
-            preset=name,
-            min_tokens=rule.min_tokens,
-            lookback=rule.lookback,
-            max_breakpoints=rule.max_breakpoints,
-            ttl_classes={name: lifetimes[name] for name in rule.ttl_classes},
-            default_ttl_s=lifetimes[rule.default_ttl],
-            automatic=rule.automatic and self.caching.automatic,
-            read_step=rule.read_step,
-            bills_writes=rule.bills_writes,
-            message_ends=rule.message_ends,
-            usage_fields=rule.usage_fields,
-            unmarked_ttl_s=self.caching.unmarked_ttl,
-            usage_mode=self.caching.usage_mode,
-            marker_errors=self.caching.marker_errors,
-            drop_billing_nonce=self.caching.normalize.billing_nonce == "drop",
-            sort_tools=self.caching.normalize.tool_order == "by_name",
-            sort_keys=self.caching.normalize.json_keys == "sort",
-            single_flight=self.caching.single_flight.bill
-            if self.caching.single_flight.enabled
-            else "off",
-            max_wait_s=self.caching.single_flight.max_wait,
-            upgrade_ttl=self.caching.ttl.upgrade == "free",
-            max_age_s=self.caching.ttl.max_age,
-            efforts=dialect.efforts,
-            prefill=dialect.prefill,
-        )
+        fields = dialect.over(getattr(self.presets, name))
+        lifetimes = {name: self.caching.ttl_classes[name] for name in fields["ttl_classes"]}
+        fields |= {
+            "preset": name,
+            "automatic": fields["automatic"] and self.caching.automatic,
+            "lifetimes": lifetimes,
+            "caching": self.caching,
+        }
+        return DialectRules.model_construct(**fields)
 
     def prices_for(self, model_id: str) -> Prices:
         """What a request for `model_id` is billed at."""

@@ -155,7 +155,7 @@ class _Side:
     @property
     def measures(self) -> bool:
         """Whether what is skipped is what counts as read."""
-        return self.rules.usage_mode == "measured"
+        return self.rules.caching.usage_mode == "measured"
 
     @property
     def reads_any(self) -> bool:

@@ -33,8 +33,8 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
     return msgspec.structs.replace(
         planned,
         writable=tuple(_as_the_operator_says(entry, rules) for entry in planned.writable),
-        single_flight=rules.single_flight,
-        max_wait_s=rules.max_wait_s,
+        single_flight=rules.caching.single_flight.mode,
+        max_wait_s=rules.caching.single_flight.max_wait,
     )
 
 
@@ -50,7 +50,8 @@ def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output:
 
 def _as_the_operator_says(entry: PlannedEntry, rules: DialectRules) -> PlannedEntry:
     """What no provider has: classes that stay as they were bought, and an age nothing outlives."""
-    return msgspec.structs.replace(entry, upgrade=rules.upgrade_ttl, max_age_s=rules.max_age_s)
+    ttl = rules.caching.ttl
+    return msgspec.structs.replace(entry, upgrade=ttl.upgrade == "free", max_age_s=ttl.max_age)
 
 
 def _of_preset(request: Request, rules: DialectRules) -> CachePlan:

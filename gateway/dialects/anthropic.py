@@ -45,10 +45,10 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
         ),
         min_tokens=rules.min_tokens,
         salts=salts(request.parameters),
-        unmarked_ttl_s=rules.unmarked_ttl_s,
+        unmarked_ttl_s=rules.caching.unmarked_ttl,
         read=request.read_cache,
         store=request.store_cache,
-        max_age_s=request.max_age_s,
+        max_read_age_s=request.max_age_s,
     )
 
 

@@ -29,7 +29,7 @@ class FinalMarks:
 def checked(request: Request, rules: DialectRules) -> FinalMarks:
     """The request's marks, the automatic one included, if they keep the rules or could be mended.
 
-    Raises `InvalidRequest` where a rule is broken and `rules.marker_errors` is `strict`.
+    Raises `InvalidRequest` where a rule is broken and `caching.marker_errors` is `strict`.
     """
     return _Check(request, rules).run()
 
@@ -58,7 +58,7 @@ class _Check:
 
     def _broken(self, message: str, path: str | None, *, repair: str) -> None:
         """A rule is broken: an error, or a repair that gets a name."""
-        if self.rules.marker_errors == "strict":
+        if self.rules.caching.marker_errors == "strict":
             raise InvalidRequest(message, path=path)
         self.warnings.append(repair)
 

@@ -31,7 +31,7 @@ def normalize(request: Request, rules: DialectRules) -> Request:
     With `marker_errors: strict` raises `InvalidRequest` as the provider would; with `repair` mends
     and adds a warning. What the model cannot see is refused in either case.
     """
-    if request.marker_problems and rules.marker_errors == "strict":
+    if request.marker_problems and rules.caching.marker_errors == "strict":
         problem = request.marker_problems[0]
         raise InvalidRequest(problem.message, path=problem.path)
     warnings = [problem.warning for problem in request.marker_problems]
@@ -48,7 +48,7 @@ def normalize(request: Request, rules: DialectRules) -> Request:
     if request.unseen:
         raise InvalidRequest(request.unseen[0].message, path=request.unseen[0].path)
     if (
-        rules.drop_billing_nonce
+        rules.caching.normalize.billing_nonce == "drop"
         and prompt.system
         and BILLING_NONCE.fullmatch(prompt.system[0].text)
     ):

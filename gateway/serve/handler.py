@@ -228,7 +228,7 @@ class Handler:
                 request,
                 tenant=progress.tenant,
                 plan=dialects.plan(request, rules),
-                ttl_classes=dict(rules.ttl_classes),
+                ttl_classes=dict(rules.lifetimes),
                 usage_fields=rules.usage_fields,
                 started_at_s=call.started_at_s,
                 routing_key=routing_key(progress.tenant, call.headers, request.parameters),

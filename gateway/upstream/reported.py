@@ -4,7 +4,7 @@ Sends nothing."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -45,7 +45,7 @@ def reported_bill(
 ) -> ReportedBill:
     """Every written token is priced at its own class, and at the default one where that was not
     told."""
-    lifetimes = {name: rules.ttl_classes.get(name, parse_duration(name)) for name in told.writes}
+    lifetimes = {name: rules.lifetimes.get(name, parse_duration(name)) for name in told.writes}
     written = {lifetimes[name]: tokens for name, tokens in told.writes.items()}
     if told.unclassed:
         written[rules.default_ttl_s] = written.get(rules.default_ttl_s, 0) + told.unclassed
@@ -59,7 +59,7 @@ def reported_bill(
     notes: list[Note] = [] if known else ["cache_usage_unknown"]
     if (
         told.unclassed
-        and len({prices.write_multiplier(ttl_s) for ttl_s in rules.ttl_classes.values()}) > 1
+        and len({prices.write_multiplier(ttl_s) for ttl_s in rules.lifetimes.values()}) > 1
     ):
         notes.append("price_estimated")
     if told.anomaly:
@@ -68,7 +68,7 @@ def reported_bill(
         upstream=upstream,
         usage=usage,
         cache_known=known,
-        rules=replace(rules, ttl_classes={**rules.ttl_classes, **lifetimes}),
+        rules=rules.model_copy(update={"lifetimes": {**rules.lifetimes, **lifetimes}}),
         charge=charge(usage, prices),
         price_version=prices.version,
         notes=tuple(notes),

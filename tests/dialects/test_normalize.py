@@ -16,6 +16,7 @@ from gateway.request import Request
 from gateway.wire.anthropic import AnthropicWire
 from gateway.wire.openai import OpenAIWire
 from policies.rules import DialectRules
+from policies.sections import NormalizePolicy
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
 CC: dict[str, Any] = {"type": "ephemeral"}
@@ -252,7 +253,9 @@ def test_the_nonce_stays_where_the_policy_says_so() -> None:
     """`normalize.billing_nonce: keep`."""
     request = parsed(system=[text(NONCE.format("a1b", "fa690"))])
     assert (
-        dialects.normalize(request, rules(ANTHROPIC, drop_billing_nonce=False)).prompt
+        dialects.normalize(
+            request, rules(ANTHROPIC, normalize=NormalizePolicy(billing_nonce="keep"))
+        ).prompt
         == request.prompt
     )
 
