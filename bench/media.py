@@ -21,7 +21,7 @@ from typing import Final
 
 import redis
 
-from engine.store.disk.page_cache import drop_page_cache
+from bench.page_cache import drop_page_cache
 
 PIECE_NBYTES: Final = 6 * 1024**2
 REPETITIONS: Final = 5

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.media import folder_speed, memory_speed, redis_speed, valkey
+from bench.page_cache import drop_page_cache, resident_nbytes
 from bench.traffic import Client, Measured
-from engine.store.disk.page_cache import drop_page_cache, resident_nbytes
 from tools.serving import POLICY, Server, make_home, start
 
 NUM_TOKENS: Final = 4000

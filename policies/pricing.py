@@ -98,13 +98,12 @@ class Charge:
     cache_write: Decimal
     output: Decimal
     saved: Decimal
-    storage: Decimal = Decimal(0)
 
     @property
     def prompt(self) -> Decimal:
         """What the prompt cost, exact."""
         with localcontext(_EXACT):
-            return self.input + self.cache_read + self.cache_write + self.storage
+            return self.input + self.cache_read + self.cache_write
 
     @property
     def total(self) -> Decimal:

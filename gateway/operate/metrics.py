@@ -187,7 +187,7 @@ class Metrics:
         for ttl_s, num_tokens in usage.cache_write:
             self._prompt.labels(f"write_{ttl_name(ttl_s, bill.rules)}").inc(num_tokens)
         self._output.inc(usage.output)
-        for kind in ("input", "cache_read", "cache_write", "output", "storage"):
+        for kind in ("input", "cache_read", "cache_write", "output"):
             self._cost.labels(kind).inc(float(getattr(charge, kind)))
         (self._saved if charge.saved >= 0 else self._premium).inc(float(abs(charge.saved)))
 

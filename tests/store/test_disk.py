@@ -16,7 +16,6 @@ import pytest
 from engine.store.base import Found, Item
 from engine.store.disk.files import Files
 from engine.store.disk.layout import Layout
-from engine.store.disk.page_cache import drop_page_cache, resident_nbytes
 from engine.store.disk.store import DiskStore
 from engine.store.errors import StoreBusy
 from engine.store.object import HEADER_NBYTES, encode_header
@@ -379,19 +378,6 @@ def test_a_folder_removed_under_way_comes_back(tmp_path: Path) -> None:
         store.put_many([Item(A, DATA, T0 + 60)])
         assert store.get_many([A], T0) == [DATA]
         assert store.stats.problem is None
-
-
-def test_page_cache_can_be_dropped(tmp_path: Path) -> None:
-    """For measurements: after dropping, the folder is not in memory; after a read it is."""
-    with open_store(tmp_path) as store:
-        store.put_many([Item(A, bytes(MIB), T0 + 60)])
-        assert resident_nbytes(tmp_path) >= MIB
-        drop_page_cache(tmp_path)
-        if resident_nbytes(tmp_path) > MIB:
-            pytest.skip("this file system lives in memory")
-        assert resident_nbytes(tmp_path) == 0
-        store.get_many([A], T0)
-        assert resident_nbytes(tmp_path) >= MIB
 
 
 def test_a_refresh_that_comes_late_is_not_lost(tmp_path: Path) -> None:
