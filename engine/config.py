@@ -22,7 +22,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device has memory of its own, it is `kv_share` of that, unless that is 0. `exact` is promise 1's
     exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
     `max_mixed_tokens` is the share of prefills in a step in which something decodes; 0 is a quarter
-    of `max_step_tokens`. `pin_nbytes` is what pinned entries may take of the largest tier.
+    of `max_step_tokens`. Pinned entries may take `pin_nbytes` of the largest tier.
     `speculation` guesses tokens from earlier text and verifies them. `root_secret` keys every block
     of every tenant: the secret and the prompt are enough to compute keys.
 

@@ -29,7 +29,7 @@ _MIN_SECRET_NBYTES: Final = 16
 
 
 class ConfigError(Exception):
-    """The gateway cannot start as it is set up; the message says what to change."""
+    """The gateway cannot start as it is set up; the message names the change to make."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def choose_clock(settings: Settings, policy: Policy) -> Clock:
 
 
 def root_secret(settings: Settings) -> bytes:
-    """The secret that keys every cached block. Made at first start, mode 0600, unless a file is
-    given. Raises `ConfigError`.
+    """The secret that keys every cached block. Made at first start, mode 0600, unless the
+    environment names a file. Raises `ConfigError`.
 
     Gateways that start at the same moment agree on one secret: the file appears whole or not at
     all.

@@ -50,7 +50,7 @@ def _section(model: type[Section], schema: _Schema) -> _Schema:
 
 
 def _value(schema: _Schema) -> _Schema:
-    """One value: what the model takes, nothing at all, and a reference where a scalar stands."""
+    """One value: those the model takes, null, and a reference where a scalar stands."""
     options = [option for option in schema.get("anyOf", [schema]) if option != _NULL]
     first = options[0]
     if "$ref" in first:

@@ -29,7 +29,7 @@ UsageField: TypeAlias = Literal[
 """A field by which another provider with OpenAI's format tells the number of cached tokens."""
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model thinks, in the words of any provider."""
+"""A level of thinking, in the words of any provider."""
 
 
 class PresetPolicy(Section):
@@ -134,7 +134,7 @@ class DialectRules(ModelAbilities, PresetPolicy):
         return self.lifetimes[self.default_ttl]
 
     def lifetime_s(self, asked_s: float) -> float:
-        """How long an entry lives whose marker asks for `asked_s`, by the names clients know ("5m"
+        """The lifetime of an entry whose marker asks for `asked_s`, by the names clients know ("5m"
         asks for 300).
 
         That class, else the next longer one, else the longest: a client that speaks one provider's

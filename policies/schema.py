@@ -88,12 +88,13 @@ class Policy(Section):
                 return model
         return None
 
-    def passage_for(self, model_id: str, api: Api) -> UpstreamMatch | None:
+    def upstream_for(self, model_id: str, api: Api) -> UpstreamMatch | None:
         """The upstream that serves a requested id in the format `api`; None where a model of this
         gateway does, or nothing.
 
-        An id that is written out beats a pattern, a model's own name everything, and upstreams the
-        aliases of models.
+        The first that there is: a model with that name (None), an upstream with the id written
+        out, a model with the id written out among its aliases (None), an upstream with a pattern
+        for it.
         """
         if any(model.name == model_id for model in self.models):
             return None
@@ -107,7 +108,7 @@ class Policy(Section):
         self, model_id: str, wire: PresetName, preset: PresetName | Literal["auto"] = "auto"
     ) -> DialectRules:
         """The caching rules of a request for `model_id` that came in the format `wire`: those of
-        `preset` if one is given."""
+        `preset` unless it is auto."""
         dialect = first_match(self.dialects, model_id) or DialectPolicy()
         if preset != "auto":
             dialect = DialectPolicy(preset=preset)
@@ -123,7 +124,7 @@ class Policy(Section):
         return DialectRules.model_construct(**fields)
 
     def prices_for(self, model_id: str) -> Prices:
-        """What a request for `model_id` is billed at."""
+        """The prices of a request for `model_id`."""
         prices = self.prices
         entry = first_match(prices.models, model_id) or ModelPricePolicy()
         write = prices.multipliers.write if entry.write is None else entry.write

@@ -1,5 +1,4 @@
-"""The scalar types of the policy file: what the YAML text may be, what it becomes,
-how the JSON Schema describes it.
+"""The scalar types of the policy file: their text in YAML, their value, their JSON Schema.
 
 Every reader accepts the text form too, because `${ENV:NAME}` always yields text. Messages read
 "must be ..." and never quote the value: whether it may be shown is not for a type to decide.
@@ -202,7 +201,7 @@ _SIZE_SCHEMA: Final = WithJsonSchema(
 Text: TypeAlias = Annotated[str, BeforeValidator(_read_text)]
 Host: TypeAlias = Annotated[str, BeforeValidator(_read_host)]
 Line: TypeAlias = Annotated[Text, AfterValidator(_check_line)]
-"""Can be told in a header."""
+"""A text that can stand in a header."""
 Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_read_whole)]
 PositiveCount: TypeAlias = Annotated[int, Field(ge=1), BeforeValidator(_read_whole)]
 Port: TypeAlias = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_read_whole)]
@@ -256,7 +255,7 @@ Devices: TypeAlias = Annotated[
         }
     ),
 ]
-"""Where an engine computes: one name for all workers, or one after the other."""
+"""The devices of an engine: one name for all workers, or one after the other."""
 
 ApiKey: TypeAlias = Annotated[
     KeyHash,

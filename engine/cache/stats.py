@@ -73,7 +73,7 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True)
 class CacheGauges:
-    """What the cache holds now. Pages are free, pinned (in a running request's block table) or
+    """The contents of the cache now. Pages are free, pinned (in a running request's block table) or
     evictable."""
 
     num_pages: int = gauge("Pages of the KV pool")

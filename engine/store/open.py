@@ -23,7 +23,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def no_progress(tier: str, num_done: int, num_total: int) -> None:
-    """Tells nobody."""
+    """Ignores the progress."""
 
 
 @contextmanager

@@ -68,10 +68,10 @@ class ModelCatalog:
         """
         if len(model_id) > MAX_MODEL_ID:
             return None
-        found = self._policy.passage_for(model_id, api)
+        found = self._policy.upstream_for(model_id, api)
         if found is None and self._policy.resolve_model(model_id) is None:
             for other in _NAMES:
-                elsewhere = self._policy.passage_for(model_id, other)
+                elsewhere = self._policy.upstream_for(model_id, other)
                 if elsewhere is not None:
                     message = (
                         f"upstream {elsewhere.backend.name} serves {model_id} in {_NAMES[other]} "

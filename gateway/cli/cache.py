@@ -1,4 +1,4 @@
-"""`pcg cache`: what is stored, whether it is whole, and forgetting it.
+"""`pcg cache`: list stored objects, verify them, pin entries and forget them.
 
 Asks a running gateway, or reads the tiers itself.
 """
@@ -62,7 +62,7 @@ KeyOption = Annotated[
 
 
 class Source(Protocol):
-    """Where the answers come from: a running gateway, or the tiers themselves."""
+    """The origin of the answers: a running gateway, or the tiers themselves."""
 
     def stat(self) -> Stat: ...
 
@@ -113,9 +113,9 @@ class Local:
 def stat(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption = None) -> None:
     """Sizes, caps and health of every tier."""
     with _source(policy, url, key) as (source, effective):
-        told = source.stat()
-    _out.print(_contents_table(told.contents, effective, _names(effective)))
-    for model, numbers in told.engines.items():
+        shown = source.stat()
+    _out.print(_contents_table(shown.contents, effective, _names(effective)))
+    for model, numbers in shown.engines.items():
         _out.print(_engine_table(model, numbers))
 
 
@@ -123,9 +123,9 @@ def stat(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption =
 def ls(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption = None) -> None:
     """The entries stored: place, tokens covered, time left, key. Never text."""
     with _source(policy, url, key) as (source, effective):
-        told = source.entries()
-    _out.print(_entries_table(told.entries, _names(effective)))
-    if told.truncated:
+        listed = source.entries()
+    _out.print(_entries_table(listed.entries, _names(effective)))
+    if listed.truncated:
         _out.print("there are more")
 
 
@@ -140,9 +140,9 @@ def flush(
     """Forget what is cached, in every tier."""
     with _source(policy, url, key) as (source, _):
         num_forgotten = source.flush(tenant)
-    what = "blocks" if isinstance(source, Remote) else "objects"
+    unit = "blocks" if isinstance(source, Remote) else "objects"
     _out.print(
-        f"forgot {num_forgotten} {what}{f' of {tenant}' if tenant else ''}",
+        f"forgot {num_forgotten} {unit}{f' of {tenant}' if tenant else ''}",
         markup=False,
         highlight=False,
     )
@@ -182,10 +182,10 @@ def _pin(
     entry: str, policy: Path | None, url: str | None, key: str | None, *, pinned: bool
 ) -> None:
     with _source(policy, url, key) as (source, _):
-        told = source.pin(entry, pinned=pinned)
-    done = f"{'pinned' if pinned else 'unpinned'} {told.key[:SHOWN_DIGITS]}"
-    taken = f"pinned entries take {_size(told.used_nbytes)} of {_size(told.budget_nbytes)}"
-    _out.print(f"{done}; {taken}", markup=False, highlight=False)
+        done = source.pin(entry, pinned=pinned)
+    change = f"{'pinned' if pinned else 'unpinned'} {done.key[:SHOWN_DIGITS]}"
+    taken = f"pinned entries take {_size(done.used_nbytes)} of {_size(done.budget_nbytes)}"
+    _out.print(f"{change}; {taken}", markup=False, highlight=False)
 
 
 @cache_app.command
@@ -219,7 +219,7 @@ def verify(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption
 def _source(
     policy_file: Path | None, url: str | None, key: str | None
 ) -> Iterator[tuple[Source, Policy]]:
-    """Whom to ask, and the policy. Raises `ConfigError`, `PolicyError`."""
+    """The source to ask, and the policy. Raises `ConfigError`, `PolicyError`."""
     settings = read_settings(policy=policy_file)
     policy = read_policy(settings)
     secret = root_secret(settings)

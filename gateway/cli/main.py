@@ -1,6 +1,6 @@
 """The `pcg` command: starts the gateway, checks policies, brings models.
 
-Says what went wrong without a traceback.
+Errors are messages without a traceback.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ PortOption = Annotated[
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The `pcg` script, with the command line's arguments unless others are given. Ends in
+    """The `pcg` script, with the command line's arguments by default. Ends in
     `SystemExit` on errors."""
     with _plain_errors():
         app(arguments)
@@ -107,12 +107,17 @@ def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOpt
         for backend in effective.backends
     }
 
-    def tell(url: str) -> None:
+    def show_banner(url: str) -> None:
         _out.print(startup_banner(url, names), markup=False)
 
     asyncio.run(
         serve_forever(
-            effective, engines, clock, tell, root_secret=secret, batches=settings.home / "batches"
+            effective,
+            engines,
+            clock,
+            show_banner,
+            root_secret=secret,
+            batches=settings.home / "batches",
         )
     )
 
@@ -237,7 +242,7 @@ def _no_engine(error: ImportError) -> ConfigError:
 
 
 class Report(Protocol):
-    """Told how far a stage of bringing a model is, in bytes."""
+    """A callback with the progress of one stage of bringing a model, in bytes."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None: ...
 
@@ -308,7 +313,7 @@ def _more(model: ModelPolicy) -> str:
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """What the operator can mend is said in words, with exit status 1."""
+    """Errors that the operator can mend end the process with a message and exit status 1."""
     try:
         yield
     except PolicyError as error:

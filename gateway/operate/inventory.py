@@ -1,4 +1,4 @@
-"""What the tiers hold, by tenant and by entry, and whether it is whole:
+"""The stored objects by tenant and by entry, and their condition:
 for `pcg cache` and the operators' routes.
 
 Reads, and changes nothing. Never shows text or token ids: a tenant is the hash that begins its
@@ -34,7 +34,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What one place holds, and how it is. `tenants`: hash -> bytes."""
+    """The objects of one place in numbers, and its health. `tenants`: hash -> bytes."""
 
     tier: str
     where: str
@@ -71,8 +71,8 @@ class EntryLine:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """An object that is not what was stored, or that the medium does not give back. `key` is its
-    name in hexadecimal."""
+    """An object that differs from the stored one, or that the medium does not give back. `key` is
+    its name in hexadecimal."""
 
     tier: str
     where: str
@@ -82,7 +82,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a verification found. Objects that went away while it ran are neither whole nor
+    """The result of a verification. Objects that went away while it ran are neither whole nor
     damaged."""
 
     num_whole: int
@@ -91,8 +91,8 @@ class Verified:
 
 
 def tenant_hash(root_secret: bytes, tenant: str) -> str:
-    """How the tiers call a tenant: the same for all models, and nobody can tell the tenant from
-    it."""
+    """The name of a tenant in the tiers: the same for all models, and nobody can tell the tenant
+    from it."""
     return namespace(root_secret, tenant).hex()
 
 
@@ -157,7 +157,7 @@ class Inventory:
         return Verified(num_whole, whole_nbytes, tuple(damaged))
 
     def _problem(self, key: bytes, reading: ObjectReading) -> str | None:
-        """What is wrong with an object; None for one that is whole or gone."""
+        """The fault of an object; None for one that is whole or gone."""
         match reading.condition:
             case "gone":
                 return None

@@ -127,8 +127,8 @@ class Metrics:
         num_inflight: int,
         response_nbytes: int = 0,
     ) -> bytes:
-        """The text exposition format. `engines` holds what each worker, named by its model and
-        number, said now; None: it is not serving."""
+        """The text exposition format. `engines` holds the numbers of each worker, by its model and
+        number; None: it is not serving."""
         self._inflight.set(num_inflight)
         self._kept.set(response_nbytes)
         for (model, number), stats in engines.items():
@@ -205,8 +205,7 @@ class Metrics:
 
 
 class _WithoutCreated:
-    """A registry's metrics without the time each series began, which would be half of all lines and
-    serve nobody."""
+    """A registry's metrics without the time each series began, which would be half of all lines."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
