@@ -65,7 +65,7 @@ from engine.prompt.types import Prompt, Tool
 from engine.schedule.runner import Runner
 from engine.schedule.sequence import Constraint
 from engine.schedule.warmup import warm_up
-from engine.stats import cache_counters, cache_gauges
+from engine.stats import cache_values
 from engine.types import Sampling
 
 _log = logging.getLogger(__name__)
@@ -366,16 +366,16 @@ class Engine:
         self._loop.flush(question.tenant, answer)
 
     def _stats(self, request_id: str) -> EngineStats:
-        cache = self._parts.cache.stats()
-        gauges = {
+        counters, gauges = cache_values(self._parts.cache.stats())
+        of_loop = {
             "engine_running": float(self._loop.num_running),
             "engine_waiting": float(self._loop.num_waiting),
             "engine_loading": float(self._loop.num_loading),
             "engine_following": float(self._loop.num_following),
             "engine_open": float(self._inbox.num_open),
         }
-        counters = self._loop.stats.counters | cache_counters(cache)
-        return EngineStats(request_id, counters, gauges | cache_gauges(cache))
+        counters = self._loop.stats.counters | counters
+        return EngineStats(request_id, counters, of_loop | gauges)
 
     def _die(self, error: BaseException) -> None:
         _log.critical("the engine cannot go on", exc_info=error)

@@ -92,17 +92,11 @@ class Stats:
             self.counters[name] += time.perf_counter() - begin_s
 
 
-def cache_counters(stats: CacheStats) -> dict[str, float]:
-    """The counters of the cache and of every kind of tier, by key."""
-    counters = values(stats.counters, "cache")
-    for tier in TIER_KINDS:
-        counters |= values(stats.tiers.get(tier, _ABSENT).counters, f"tier_{tier}")
-    return counters
-
-
-def cache_gauges(stats: CacheStats) -> dict[str, float]:
-    """The gauges of the cache and of every kind of tier, by key."""
-    gauges = values(stats.gauges, "cache")
-    for tier in TIER_KINDS:
-        gauges |= values(stats.tiers.get(tier, _ABSENT).gauges, f"tier_{tier}")
-    return gauges
+def cache_values(stats: CacheStats) -> tuple[dict[str, float], dict[str, float]]:
+    """The counters and the gauges of the cache and of every kind of tier, by key."""
+    counters, gauges = values(stats.counters, "cache"), values(stats.gauges, "cache")
+    for name in TIER_KINDS:
+        tier = stats.tiers.get(name, _ABSENT)
+        counters |= values(tier.counters, f"tier_{name}")
+        gauges |= values(tier.gauges, f"tier_{name}")
+    return counters, gauges

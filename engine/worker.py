@@ -53,7 +53,6 @@ from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer
 from engine.schedule.runner import Runner
 from engine.store.errors import StoreError
-from engine.store.kind import TierKinds
 from engine.store.kinds import TIER_KINDS
 from engine.store.open import open_tiers
 
@@ -83,7 +82,6 @@ def build_engine(
     *,
     runner: Runner | None = None,
     on_fatal: Callable[[BaseException], None] = lambda error: None,
-    kinds: TierKinds = TIER_KINDS,
 ) -> Engine:
     """An engine that has not started yet, of the model in `config.model_path` or around the given
     runner.
@@ -100,7 +98,7 @@ def build_engine(
     with ExitStack() as opening:
         stage_nbytes = min(STAGE_NBYTES, runner.num_pages * runner.page_nbytes)
         stores = opening.enter_context(
-            open_tiers(config, log_progress, waits=True, stage_nbytes=stage_nbytes, kinds=kinds)
+            open_tiers(config, log_progress, waits=True, stage_nbytes=stage_nbytes)
         )
         cache = PrefixCache(
             device=runner,

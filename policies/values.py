@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Final, TypeAlias
@@ -123,16 +124,9 @@ def _read_positive_duration(value: object) -> float:
     return seconds
 
 
-def _read_optional_duration(value: object) -> float | None:
-    return None if value is None or value == NONE else _read_positive_duration(value)
-
-
-def _read_optional_url(value: object) -> RedisUrl | None:
-    return None if value is None or value == NONE else RedisUrl.parse(value)
-
-
-def _read_optional_secret(value: object) -> Secret | None:
-    return None if value is None or value == NONE else Secret.parse(value)
+def _optional(read: Callable[[object], Any]) -> PlainValidator:
+    """Reads nothing, and the word for it, as None."""
+    return PlainValidator(lambda value: None if value in (None, NONE) else read(value))
 
 
 def _check_class_name(name: str) -> str:
@@ -214,7 +208,7 @@ PositiveDuration: TypeAlias = Annotated[
 ]
 OptionalDuration: TypeAlias = Annotated[
     float | None,
-    PlainValidator(_read_optional_duration),
+    _optional(_read_positive_duration),
     PlainSerializer(_format_optional, return_type=str, when_used="json"),
     _duration_schema({"const": NONE}),
 ]
@@ -265,7 +259,7 @@ ApiKey: TypeAlias = Annotated[
 ]
 OptionalRedisUrl: TypeAlias = Annotated[
     RedisUrl | None,
-    PlainValidator(_read_optional_url),
+    _optional(RedisUrl.parse),
     PlainSerializer(_hide, return_type=str | None),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": REDIS_URL_PATTERN}, {"const": NONE}]}),
 ]
@@ -279,7 +273,7 @@ UpstreamUrl: TypeAlias = Annotated[
 ]
 OptionalSecret: TypeAlias = Annotated[
     Secret | None,
-    PlainValidator(_read_optional_secret),
+    _optional(Secret.parse),
     PlainSerializer(_hide, return_type=str | None),
     WithJsonSchema({"type": "string", "minLength": 1}),
 ]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from engine.memory import Lend, buffer
+from msgspec.structs import StructConfig
+
+from engine.memory import Lend
 from engine.store.base import BlockStore
 from engine.store.reader import TierObjects
-
-if TYPE_CHECKING:
-    from msgspec.structs import StructConfig
 
 
 class TierSpec:
@@ -20,8 +19,7 @@ class TierSpec:
 
     __slots__ = ()
 
-    if TYPE_CHECKING:
-        __struct_config__: StructConfig
+    __struct_config__: ClassVar[StructConfig]
 
     @property
     def kind(self) -> str:
@@ -43,9 +41,9 @@ class Opening:
     store looks through its objects it calls `progress` with (objects looked at, objects there are).
     """
 
-    lend: Lend = buffer
-    waits: bool = False
-    progress: Callable[[int, int], None] = lambda num_done, num_total: None
+    lend: Lend
+    waits: bool
+    progress: Callable[[int, int], None]
 
 
 S = TypeVar("S", bound=TierSpec)

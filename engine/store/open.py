@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.memory import Lend, Stage, buffer
 from engine.store.base import BlockStore, NamedStore
 from engine.store.errors import StoreUnsupported
-from engine.store.kind import Opening, TierKinds
+from engine.store.kind import Opening
 from engine.store.kinds import TIER_KINDS
 
 try:
@@ -33,7 +33,6 @@ def open_tiers(
     *,
     waits: bool = False,
     stage_nbytes: int = 0,
-    kinds: TierKinds = TIER_KINDS,
 ) -> Iterator[tuple[NamedStore, ...]]:
     """The configured tiers below the device, in their order; closed at the end.
 
@@ -53,7 +52,7 @@ def open_tiers(
         stores = []
         for spec in config.tiers:
             opening = Opening(lend, waits, partial(progress, spec.kind))
-            store = kinds[spec.kind].open(spec, opening)
+            store = TIER_KINDS[spec.kind].open(spec, opening)
             if config.encrypt and spec.where is not None:
                 store = _encrypted(store, config, lend)
             stores.append(NamedStore(spec.kind, opened.enter_context(store)))

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.memory import Payload
 from engine.store.base import Item, NamedStore, delete_prefix
 from engine.store.errors import StoreError
-from engine.store.kind import TierKinds, TierSpec
+from engine.store.kind import TierSpec
 from engine.store.kinds import TIER_KINDS
 from engine.store.memory import MemoryStore
 from engine.store.open import open_tiers
@@ -30,9 +30,7 @@ except ModuleNotFoundError:
 
 
 @contextmanager
-def open_inventory(
-    engines: Iterable[EngineConfig], kinds: TierKinds = TIER_KINDS
-) -> Iterator[Inventory]:
+def open_inventory(engines: Iterable[EngineConfig]) -> Iterator[Inventory]:
     """The inventory of these engines; a place that several share is in it once.
 
     Takes no lock, so engines may run meanwhile. Raises `StoreError` where a library is missing; a
@@ -43,17 +41,17 @@ def open_inventory(
         secret = b""
         for spec, config in _places(engines).items():
             secret = config.root_secret
-            places.append(stack.enter_context(_open_place(spec, config, kinds)))
+            places.append(stack.enter_context(_open_place(spec, config)))
         yield Inventory(tuple(places), lambda key, payload: unwrap(secret, key, payload))
 
 
 @contextmanager
-def _open_place(spec: TierSpec, config: EngineConfig, kinds: TierKinds) -> Iterator[TierObjects]:
-    reader = kinds[spec.kind].reader
+def _open_place(spec: TierSpec, config: EngineConfig) -> Iterator[TierObjects]:
+    reader = TIER_KINDS[spec.kind].reader
     if reader is not None:
         yield reader(spec)
         return
-    with open_tiers(_with_tier(config, spec), kinds=kinds) as (tier,):
+    with open_tiers(_with_tier(config, spec)) as (tier,):
         yield StoreObjects(tier.name, spec.where or "", tier.store)
 
 
@@ -69,9 +67,7 @@ def unwrap(secret: bytes, key: bytes, payload: Payload) -> Payload | None:
     return EncryptedStore(held, secret).get_many([key], 0.0)[0]
 
 
-def forget(
-    engines: Iterable[EngineConfig], tenant: str | None, kinds: TierKinds = TIER_KINDS
-) -> int:
+def forget(engines: Iterable[EngineConfig], tenant: str | None) -> int:
     """Delete the objects of a tenant, or of everyone, from every place; returns their number.
 
     Raises `StoreBusy` while an engine has a folder, and `StoreError` when a tier did not delete
@@ -80,7 +76,7 @@ def forget(
     num_forgotten = 0
     for spec, config in _places(engines).items():
         prefix = b"" if tenant is None else namespace(config.root_secret, tenant)
-        with open_tiers(_with_tier(config, spec), kinds=kinds) as (tier,):
+        with open_tiers(_with_tier(config, spec)) as (tier,):
             num_forgotten += _forget(tier, prefix)
     return num_forgotten
 
