@@ -44,14 +44,9 @@ def load_policy(
         )
     try:
         text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise PolicyError(
-            [Problem(str(path), None, None, "", f"cannot read: {error.strerror}")]
-        ) from None
-    except UnicodeDecodeError:
-        raise PolicyError(
-            [Problem(str(path), None, None, "", "cannot read: not UTF-8 text")]
-        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise PolicyError([Problem(str(path), None, None, "", f"cannot read: {reason}")]) from None
     return parse_policy(
         text, file=str(path), environ=environ, folder=path.parent, overrides=overrides
     )

@@ -141,16 +141,15 @@ def _check_class_name(name: str) -> str:
     return name
 
 
-def _check_tenant_name(name: str) -> str:
-    if not re.fullmatch(_TENANT, name):
-        raise ValueError("must be 1 to 64 letters, digits or any of . _ -")
-    return name
+def _matches(pattern: str, expected: str) -> AfterValidator:
+    """Takes a text of the pattern."""
 
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {expected} letters, digits or any of . _ -")
+        return text
 
-def _check_backend_name(name: str) -> str:
-    if not re.fullmatch(_BACKEND, name):
-        raise ValueError("must be a letter, then up to 63 letters, digits or any of . _ -")
-    return name
+    return AfterValidator(check)
 
 
 def _read_devices(value: object) -> tuple[str, ...]:
@@ -232,9 +231,9 @@ NumBytes: TypeAlias = Annotated[int, PlainValidator(parse_nbytes), _SIZE_SCHEMA]
 ClassName: TypeAlias = Annotated[
     Text, AfterValidator(_check_class_name), _text_schema(r"^[1-9]\d*(ms|s|m|h)$")
 ]
-TenantName: TypeAlias = Annotated[Text, AfterValidator(_check_tenant_name), _text_schema(_TENANT)]
+TenantName: TypeAlias = Annotated[Text, _matches(_TENANT, "1 to 64"), _text_schema(_TENANT)]
 BackendName: TypeAlias = Annotated[
-    Text, AfterValidator(_check_backend_name), _text_schema(_BACKEND)
+    Text, _matches(_BACKEND, "a letter, then up to 63"), _text_schema(_BACKEND)
 ]
 Devices: TypeAlias = Annotated[
     tuple[str, ...],

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-
 from engine.messages import EngineStats
 from engine.stats import engine_numbers
 from engine.store.kinds import TIER_KINDS
@@ -28,30 +26,17 @@ class Described:
     help: str
 
 
-@dataclass(frozen=True, slots=True)
-class EngineMetric:
-    """One metric. `sources`: keys of `EngineStats` -> values of the labels after `model` and
-    `worker`."""
-
-    described: Described
-    sources: Mapping[str, tuple[str, ...]]
-
-    def family(self) -> CounterMetricFamily | GaugeMetricFamily:
-        """Without samples yet."""
-        kind = CounterMetricFamily if self.described.kind == "counter" else GaugeMetricFamily
-        return kind(self.described.name, self.described.help, labels=self.described.labels)
-
-
-def engine_metrics() -> tuple[EngineMetric, ...]:
-    """Every metric an engine feeds; each of its numbers is in exactly one."""
-    sources: dict[Described, dict[str, tuple[str, ...]]] = {}
+def engine_metrics() -> Mapping[Described, Mapping[str, tuple[str, ...]]]:
+    """Every metric an engine feeds: keys of `EngineStats` -> values of the labels after `model` and
+    `worker`. Each key is in exactly one."""
+    metrics: dict[Described, dict[str, tuple[str, ...]]] = {}
     for number in engine_numbers():
         family = number.family
-        described = Described(
+        metric = Described(
             f"pcg_{family.name}", number.kind, (*WORKER, *family.labels), family.help
         )
-        sources.setdefault(described, {})[number.key] = number.labels
-    return tuple(EngineMetric(described, keys) for described, keys in sources.items())
+        metrics.setdefault(metric, {})[number.key] = number.labels
+    return metrics
 
 
 def known_values(stats: EngineStats) -> dict[str, float]:

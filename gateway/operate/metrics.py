@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from engine.messages import EngineStats
 from gateway.bill.headers import Bill, any_word, ttl_name
@@ -115,7 +115,7 @@ class Metrics:
         )
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
-        self._described += [shown.described for shown in engine_metrics()]
+        self._described += engine_metrics()
 
     def describe(self) -> tuple[Described, ...]:
         """Every metric this gateway can show, engine included, in the order of `/metrics`."""
@@ -225,14 +225,20 @@ class _EngineCollector:
         self.latest: Mapping[tuple[str, int], EngineStats | None] = {}
 
     def describe(self) -> Iterator[Metric]:
-        return (shown.family() for shown in engine_metrics())
+        return map(_family, engine_metrics())
 
     def collect(self) -> Iterator[Metric]:
-        for shown in engine_metrics():
-            family = shown.family()
+        for metric, sources in engine_metrics().items():
+            family = _family(metric)
             for (model, number), stats in self.latest.items():
                 values = {} if stats is None else known_values(stats)
-                for key, labels in shown.sources.items():
+                for key, labels in sources.items():
                     if key in values:
                         family.add_metric((model, str(number), *labels), values[key])
             yield family
+
+
+def _family(metric: Described) -> CounterMetricFamily | GaugeMetricFamily:
+    """An engine's metric without samples yet."""
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(metric.name, metric.help, labels=metric.labels)
