@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.operate.metrics import Described, Metrics
+from gateway.operate.metrics import MetricDescription, Metrics
 from policies.keys import without_default
 from policies.load import load_policy
 from policies.schema import Policy
@@ -85,7 +85,7 @@ def policy_tables(keys: Iterable[Key]) -> str:
     return "\n".join(lines)
 
 
-def metric_table(metrics: Iterable[Described]) -> str:
+def metric_table(metrics: Iterable[MetricDescription]) -> str:
     """One row per metric, named as scraped."""
     lines = ["| metric | kind | labels | meaning |", "| --- | --- | --- | --- |"]
     for metric in metrics:

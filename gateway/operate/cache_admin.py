@@ -36,7 +36,7 @@ from gateway.errors import (
 from gateway.http.body import read_body
 from gateway.http.problem import json_reply, problem
 from gateway.operate.admin import all_stats
-from gateway.operate.cache_pins import PinDone, PinRequest, change, named
+from gateway.operate.cache_pins import PinDone, PinRequest, find_entry, set_pinned
 from gateway.operate.inventory import Contents, EntryLine, Inventory, Verified, tenant_hash
 from gateway.serve.auth import api_key, authenticate
 from gateway.state.response_cache import ResponseCache
@@ -222,9 +222,9 @@ class CacheAdmin:
                 "pins take from what all tenants share: only the operator's key sets and ends them"
             )
         lines = await asyncio.to_thread(lambda: list(self.inventory.entries(self.clock())))
-        found = named(lines, digits)
+        found = find_entry(lines, digits)
         result = (
-            await change(found, self._engines(), pinned=pinned)
+            await set_pinned(found, self._engines(), pinned=pinned)
             if isinstance(found, EntryLine)
             else found
         )

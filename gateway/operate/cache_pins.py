@@ -52,7 +52,7 @@ class Refusal:
     detail: str
 
 
-def named(lines: Iterable[EntryLine], digits: str) -> EntryLine | Refusal:
+def find_entry(lines: Iterable[EntryLine], digits: str) -> EntryLine | Refusal:
     """The one live entry whose key begins so. The same entry in several tiers is one."""
     wanted = digits.lower()
     if len(wanted) < MIN_DIGITS or not set(wanted) <= set("0123456789abcdef"):
@@ -81,7 +81,9 @@ def named(lines: Iterable[EntryLine], digits: str) -> EntryLine | Refusal:
     return next(iter(found.values()))
 
 
-async def change(line: EntryLine, backends: Iterable[object], *, pinned: bool) -> PinDone | Refusal:
+async def set_pinned(
+    line: EntryLine, backends: Iterable[object], *, pinned: bool
+) -> PinDone | Refusal:
     """Pin or unpin an entry in every engine that has it. Raises `GatewayError` when one does not
     answer."""
     answers = [

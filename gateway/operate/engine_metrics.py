@@ -17,7 +17,7 @@ WORKER: Final = ("model", "worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class MetricDescription:
     """A metric as the reference page lists it: `name` as scraped."""
 
     name: str
@@ -26,13 +26,13 @@ class Described:
     help: str
 
 
-def engine_metrics() -> Mapping[Described, Mapping[str, tuple[str, ...]]]:
+def engine_metrics() -> Mapping[MetricDescription, Mapping[str, tuple[str, ...]]]:
     """Every metric an engine feeds: keys of `EngineStats` -> values of the labels after `model` and
     `worker`. Each key is in exactly one."""
-    metrics: dict[Described, dict[str, tuple[str, ...]]] = {}
+    metrics: dict[MetricDescription, dict[str, tuple[str, ...]]] = {}
     for number in engine_numbers():
         family = number.family
-        metric = Described(
+        metric = MetricDescription(
             f"pcg_{family.name}", number.kind, (*WORKER, *family.labels), family.help
         )
         metrics.setdefault(metric, {})[number.key] = number.labels

@@ -140,3 +140,13 @@ async def test_an_engine_uses_it_and_operators_see_it(
     assert re.search(r"toy +default +system/0", capsys.readouterr().out)
     await asyncio.to_thread(pcg, "cache", "verify")
     assert re.search(r"[1-9]\d* objects whole .*, 0 damaged", capsys.readouterr().out)
+
+
+def test_every_kind_has_its_parts() -> None:
+    """Each kind of the engine is tagged with its name, and the policy has its section, in the order
+    in which tiers are read."""
+    names = list(TIER_KINDS)
+    assert [kind.spec.__struct_config__.tag for kind in TIER_KINDS.values()] == names
+    assert [kind.name for kind in TIER_KINDS.values()] == names
+    assert list(TIER_SECTIONS) == names
+    assert list(TiersPolicy.model_fields) == names
