@@ -14,7 +14,7 @@ from engine.store.disk.kind import SsdSpec
 from engine.store.kind import TierSpec
 from engine.store.memory_kind import RamSpec
 from engine.store.redis.kind import RedisSpec
-from gateway.tiers import leftovers, ssd_folders, ssd_root, ssd_shares
+from gateway.ssd_shares import leftovers, ssd_folders, ssd_root, ssd_shares
 from policies.schema import Policy
 from policies.sections import ModelPolicy
 from policies.size import Size

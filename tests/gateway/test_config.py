@@ -21,7 +21,7 @@ from gateway.config import (
     read_settings,
     root_secret,
 )
-from gateway.tiers import folder_name, leftovers, occupied_nbytes, ssd_shares
+from gateway.ssd_shares import folder_name, leftovers, occupied_nbytes, ssd_shares
 from policies.errors import PolicyError
 from tests.gateway.serving import make_policy
 

@@ -128,8 +128,8 @@ RULES = (
     Rule("gateway.clock", ()),
     Rule("gateway.waits", ()),
     Rule("gateway.signals", ()),
-    Rule("gateway.tiers", ("policies",)),
-    Rule("gateway.tier_specs", ("engine.store", "gateway.tiers", "policies")),
+    Rule("gateway.ssd_shares", ("policies",)),
+    Rule("gateway.tier_specs", ("engine.store", "gateway.ssd_shares", "policies")),
     Rule(
         "gateway.config",
         (
