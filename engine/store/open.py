@@ -22,14 +22,10 @@ Progress = Callable[[str, int, int], None]
 """Called with (tier, objects looked at, objects there are) while a tier is opened."""
 
 
-def no_progress(tier: str, num_done: int, num_total: int) -> None:
-    """Ignores the progress."""
-
-
 @contextmanager
 def open_tiers(
     config: EngineConfig,
-    progress: Progress = no_progress,
+    progress: Progress = lambda tier, num_done, num_total: None,
     *,
     waits: bool = False,
     stage_nbytes: int = 0,
