@@ -29,6 +29,8 @@ from bench.media import valkey
 from bench.soaking import Findings, SoakSizes, answering, soak, watching
 from engine.config import EngineConfig
 from engine.model.load.prepare import prepare
+from engine.store.disk.kind import SsdSpec
+from engine.store.redis.kind import RedisSpec
 from tools.serving import REAL_HOME
 
 MIB: Final = 1024**2
@@ -108,11 +110,8 @@ def run(num_turns: int) -> tuple[Findings, float]:
         ssd = folder / "kv"
         soaked = config(
             model,
-            force_ram=True,
-            ssd_path=str(ssd),
-            ssd_nbytes=SSD_NBYTES,
-            redis_url=url,
-            redis_timeout_s=1.0,
+            force_store=True,
+            tiers=(SsdSpec(str(ssd), SSD_NBYTES), RedisSpec(url, timeout_s=1.0)),
         )
         uncached = stack.enter_context(answering(config(model)))
         asked = stack.enter_context(answering(soaked))

@@ -1,15 +1,16 @@
-"""How one engine is set up.
+"""The configuration of one engine.
 
 Plain data that validates itself; nothing here reads files or the environment.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from engine.prompt.template import TemplateClock
+from engine.store.kind import TierKinds, TierSpec
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,14 +22,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device has memory of its own, it is `kv_share` of that, unless that is 0. `exact` is promise 1's
     exact mode; `auto` turns it on where it costs at most 10 % (see docs/decisions).
     `max_mixed_tokens` is the share of prefills in a step in which something decodes; 0 is a quarter
-    of `max_step_tokens`. `pin_nbytes` is what pinned entries may take of the largest tier.
-    `speculation` guesses tokens from what was said before and verifies them. `root_secret` keys
-    every block of every tenant: whoever has it and the prompt can compute keys.
+    of `max_step_tokens`. Pinned entries may take `pin_nbytes` of the largest tier.
+    `speculation` guesses tokens from earlier text and verifies them. `root_secret` keys every block
+    of every tenant: the secret and the prompt are enough to compute keys.
 
-    The tiers below the device: `ram_nbytes` of memory (0: none; `force_ram` sends every block there
-    at once, for tests and measurements), `ssd_nbytes` of files under `ssd_path` (None: none) of
-    which `ssd_min_free_nbytes` stay free on the disk, a Redis at `redis_url` (None: none) under
-    keys that begin with `redis_prefix`. `encrypt` is for what lies at rest.
+    `tiers` are those below the device, in the order to read them. `encrypt` is for objects that
+    leave memory. `force_store` sends every block to the tiers at once, for tests and measurements.
     """
 
     model: str
@@ -52,15 +51,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int = 0
     eviction: Literal["lru", "lfu", "cost"] = "lru"
     pin_nbytes: int = 0
-    ram_nbytes: int = 0
-    force_ram: bool = False
-    ssd_path: str | None = None
-    ssd_nbytes: int = 0
-    ssd_min_free_nbytes: int = 0
+    tiers: tuple[TierSpec, ...] = ()
     encrypt: bool = False
-    redis_url: str | None = None
-    redis_timeout_s: float = 0.05
-    redis_prefix: str = "pcg:"
+    force_store: bool = False
 
     @property
     def mixed_tokens(self) -> int:
@@ -79,3 +72,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"max_step_tokens must be at least block_size ({self.block_size})")
         if len(self.root_secret) < 16:
             raise ValueError("root_secret must have at least 16 bytes")
+
+
+def decode_config(data: bytes, kinds: TierKinds) -> EngineConfig:
+    """A configuration from JSON, as `msgspec.json.encode` makes it. Raises `msgspec.MsgspecError`,
+    also for a tier whose kind is not in `kinds`."""
+
+    def read_tier(type_: type[Any], value: Any) -> TierSpec:
+        kind = kinds.get(value.get("type"))
+        if kind is None:
+            raise ValueError(f"no kind of tier is called {value.get('type')!r}")
+        spec: TierSpec = msgspec.convert(value, kind.spec)
+        return spec
+
+    return msgspec.json.decode(data, type=EngineConfig, dec_hook=read_tier)

@@ -64,7 +64,7 @@ from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Prompt
 from engine.schedule.runner import Runner
 from engine.schedule.warmup import warm_up
-from engine.stats import cache_counters, cache_gauges
+from engine.stats import cache_values
 
 _log = logging.getLogger(__name__)
 
@@ -416,16 +416,16 @@ class Engine:
         self._loop.flush(question.tenant, answer)
 
     def _stats(self, request_id: str) -> EngineStats:
-        cache = self._parts.cache.stats()
-        gauges = {
+        counters, gauges = cache_values(self._parts.cache.stats())
+        of_loop = {
             "engine_running": float(self._loop.num_running),
             "engine_waiting": float(self._loop.num_waiting),
             "engine_loading": float(self._loop.num_loading),
             "engine_following": float(self._loop.num_following),
             "engine_open": float(self._inbox.num_open),
         }
-        counters = self._loop.stats.counters | cache_counters(cache)
-        return EngineStats(request_id, counters, gauges | cache_gauges(cache))
+        counters = self._loop.stats.counters | counters
+        return EngineStats(request_id, counters, of_loop | gauges)
 
     def _die(self, error: BaseException) -> None:
         _log.critical("the engine cannot go on", exc_info=error)

@@ -1,6 +1,6 @@
-"""What the engine counts, by name.
+"""The numbers of one engine, by key: those of its loop, of the cache and of the tiers.
 
-The tables are the documentation; `pcg_` in front makes them Prometheus metrics.
+`engine_numbers` describes them; `/metrics` shows them.
 """
 
 from __future__ import annotations
@@ -8,39 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Final
 
-from engine.cache.tree.stats import CacheStats, TierCounters, TierGauges
+from engine.cache.tree.stats import (
+    CacheCounters,
+    CacheGauges,
+    CacheStats,
+    TierCounters,
+    TierGauges,
+    TierStats,
+)
+from engine.metric import Family, Number, numbers, values
+from engine.store.kinds import TIER_KINDS
 
-TIERS: Final = ("ram", "ssd", "redis")
-"""The tiers below the device that there may be. One that is not configured counts nothing and holds
-nothing."""
-
-_TIER_COUNTERS: Final[dict[str, str]] = {
-    "hits_total": "Objects read",
-    "read_nbytes_total": "Bytes of KV read",
-    "read_seconds_total": "Seconds in those reads, those of several threads added",
-    "written_nbytes_total": "Bytes of KV written",
-    "dropped_writes_total": "Objects that were not stored, as the queue was full or the store did "
-    "not take them",
-    "corrupt_total": "Objects that were damaged, or another tenant's or model's",
-    "late_total": "Requests that stopped waiting for the tier",
-    "errors_total": "Calls that failed",
-}
-
-_TIER_GAUGES: Final[dict[str, str]] = {
-    "nbytes": "Bytes held, as far as the tier can know",
-    "items": "Objects held",
-    "queued_nbytes": "Bytes waiting to be written",
-    "bandwidth_nbytes_per_s": "Bytes read per second, a running average",
-    "latency_s": "Seconds until the tier says what it has, a running average",
-    "stuck": "1 while the tier owes an answer for too long and is not asked",
-    "up": "1 while the tier works, 0 while it does not, -1 where it is not configured",
-    "pinned_nbytes": "Bytes of the objects held that are pinned",
-}
-
-COUNTERS: Final[dict[str, str]] = {
+LOOP_COUNTERS: Final[dict[str, str]] = {
     "engine_requests_total": "Requests whose prompt became tokens",
     "engine_aborted_total": "Requests ended by the client, before or after they started",
     "engine_failed_total": "Requests that ended in an error of the engine or did not fit",
@@ -61,81 +42,41 @@ COUNTERS: Final[dict[str, str]] = {
     "engine_step_seconds_total": "Seconds in steps of the model",
     "engine_cache_seconds_total": "Seconds in the prefix cache: match, load, insert, free",
     "engine_render_seconds_total": "Seconds spent rendering and tokenizing prompts",
-    "cache_requests_total": "Requests admitted by the prefix cache",
-    "cache_hits_total": "Admitted requests that read an entry",
-    "cache_misses_total": "Admitted requests that read none",
-    "cache_prompt_tokens_total": "Prompt tokens of the admitted requests",
-    "cache_skipped_tokens_total": "Prompt tokens whose KV was found",
-    "cache_copied_tokens_total": "Skipped tokens whose page was copied, as the match ended inside "
-    "a block",
-    "cache_refused_total": "Admissions put off because pages were short",
-    "cache_inserted_blocks_total": "Blocks that became matchable",
-    "cache_expired_blocks_total": "Blocks dropped after their time",
-    "cache_evicted_blocks_total": "Blocks dropped to make room",
-    "cache_flushed_blocks_total": "Blocks dropped by request",
-    "cache_demoted_blocks_total": "Blocks that left the device and are kept by a lower tier",
-    "cache_loaded_tokens_total": "Skipped tokens whose KV came from a lower tier",
-    "cache_lost_reads_total": "Objects a lower tier said it had and did not give back, or gave "
-    "back damaged",
-    "cache_late_reads_total": "Times a request stopped waiting for a lower tier",
-    "cache_wasted_wait_seconds_total": "Seconds that requests waited for data of a lower tier "
-    "that did not arrive",
-    "cache_wasted_waits_total": "Requests that waited so",
-    "cache_long_waits_total": "Requests that waited so for 0.3 s or longer",
-    "cache_found_entries_total": "Live entries that a lower tier alone knew",
-    "cache_dropped_writes_total": "Objects that were queued for no lower tier, as every queue was "
-    "full",
-    "cache_written_entries_total": "Entries written",
-    "cache_refreshed_entries_total": "Entries whose time was extended",
-    "cache_broken_evicted_tokens_total": "Tokens under a live entry that were evicted and "
-    "computed again",
-    "cache_broken_late_tokens_total": "Tokens under a live entry computed again, as a lower tier "
-    "did not answer in time",
-    "cache_broken_corrupt_tokens_total": "Tokens under a live entry computed again, as a lower "
-    "tier gave them back damaged",
-    **{
-        f"tier_{tier}_{name}": f"{text} ({tier})"
-        for tier in TIERS
-        for name, text in _TIER_COUNTERS.items()
-    },
 }
-"""Counters since the engine started."""
+"""Counts of the engine's loop since the engine started."""
 
-GAUGES: Final[dict[str, str]] = {
+LOOP_GAUGES: Final[dict[str, str]] = {
     "engine_running": "Sequences that are computed now",
     "engine_waiting": "Requests waiting for a lower tier, for pages or for a seat",
     "engine_loading": "Those of them whose prefix is being read from lower tiers",
     "engine_following": "Those of them whose prefix another request is computing",
     "engine_open": "Requests in flight, those being rendered included",
-    "cache_pages": "Pages of the KV pool",
-    "cache_free_pages": "Pages that hold nothing",
-    "cache_pinned_pages": "Pages in the block tables of running requests",
-    "cache_reserved_pages": "Pages set aside for running requests and not taken yet",
-    "cache_blocks": "Blocks in the tree, in whatever tier",
-    "cache_entries": "Live entries",
-    "cache_tombstones": "Expired entries still remembered",
-    "cache_leases": "Requests that hold pages",
-    "cache_device_nbytes": "Bytes of the pages in use, cached ones included",
-    "cache_staged_nbytes": "Bytes read or being read from lower tiers and not yet on the device",
-    "cache_unwritten": "Objects that wait to be copied for the lower tiers, or whose new expiry "
-    "they do not know yet",
-    "cache_pinned_entries": "Entries that are pinned, as far as the engine has read them since it "
-    "started",
-    "cache_pin_nbytes": "Bytes of KV under pinned entries",
-    **{
-        f"tier_{tier}_{name}": f"{text} ({tier})"
-        for tier in TIERS
-        for name, text in _TIER_GAUGES.items()
-    },
 }
-"""Gauges of the moment."""
+"""Measures of the engine's loop now."""
+
+_ABSENT: Final = TierStats(TierCounters(), TierGauges(0, 0, 0, 0.0, 0.0, 0, up=-1))
+"""The numbers of a tier that is not configured."""
+
+
+def engine_numbers() -> Iterator[Number]:
+    """Every number that an engine reports, counters first, with those of every kind of tier."""
+    for key, text in LOOP_COUNTERS.items():
+        yield Number(key, "counter", Family(key, f"{text}."))
+    yield from numbers(CacheCounters, "cache")
+    for tier in TIER_KINDS:
+        yield from numbers(TierCounters, f"tier_{tier}", tier)
+    for key, text in LOOP_GAUGES.items():
+        yield Number(key, "gauge", Family(key, f"{text}."))
+    yield from numbers(CacheGauges, "cache")
+    for tier in TIER_KINDS:
+        yield from numbers(TierGauges, f"tier_{tier}", tier)
 
 
 class Stats:
     """The counters of one engine; the engine thread owns them."""
 
     def __init__(self) -> None:
-        self.counters = dict.fromkeys(COUNTERS, 0.0)
+        self.counters = dict.fromkeys(LOOP_COUNTERS, 0.0)
 
     def add(self, name: str, value: float = 1) -> None:
         """Count. An unknown name is a bug and raises KeyError."""
@@ -151,36 +92,11 @@ class Stats:
             self.counters[name] += time.perf_counter() - begin_s
 
 
-def cache_counters(stats: CacheStats) -> dict[str, float]:
-    """The cache's counters under the names of `COUNTERS`."""
-    counters = {
-        _name("cache", name) + "_total": float(value)
-        for name, value in asdict(stats.counters).items()
-    }
-    for tier in TIERS:
-        of_tier = stats.tiers[tier].counters if tier in stats.tiers else TierCounters()
-        counters |= {
-            _name(f"tier_{tier}", name) + "_total": float(value)
-            for name, value in asdict(of_tier).items()
-        }
-    return counters
-
-
-def cache_gauges(stats: CacheStats) -> dict[str, float]:
-    """The cache's gauges under the names of `GAUGES`."""
-    gauges = {_name("cache", name): float(value) for name, value in asdict(stats.gauges).items()}
-    for tier in TIERS:
-        of_tier = (
-            stats.tiers[tier].gauges
-            if tier in stats.tiers
-            else TierGauges(0, 0, 0, 0.0, 0.0, 0, -1)
-        )
-        gauges |= {
-            _name(f"tier_{tier}", name): float(value) for name, value in asdict(of_tier).items()
-        }
-    return gauges
-
-
-def _name(family: str, field: str) -> str:
-    """`num_x` of a table of the cache is `family_x` here."""
-    return f"{family}_{field.removeprefix('num_')}"
+def cache_values(stats: CacheStats) -> tuple[dict[str, float], dict[str, float]]:
+    """The counters and the gauges of the cache and of every kind of tier, by key."""
+    counters, gauges = values(stats.counters, "cache"), values(stats.gauges, "cache")
+    for name in TIER_KINDS:
+        tier = stats.tiers.get(name, _ABSENT)
+        counters |= values(tier.counters, f"tier_{name}")
+        gauges |= values(tier.gauges, f"tier_{name}")
+    return counters, gauges

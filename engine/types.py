@@ -52,8 +52,8 @@ class CachePlan(msgspec.Struct, frozen=True):
     `any_prefix` every live token prefix counts as readable, entry or not (automatic caching).
     `min_tokens` is the smallest boundary that may be written or read. KV that no entry covers is
     kept for `unmarked_ttl_s` after its last use (0: not kept). `read=False` neither matches nor
-    reuses anything; `store=False` keeps nothing. With `max_age_s` only entries written in the last
-    so many seconds are read, and no prefix that is not an entry.
+    reuses anything; `store=False` keeps nothing. With `max_read_age_s` only entries written in the
+    last so many seconds are read, and no prefix that is not an entry.
 
     With `single_flight` a request waits, for at most `max_wait_s` of the engine's time, while
     another one computes what both begin with. What it was spared so counts as read, or with `write`
@@ -68,7 +68,7 @@ class CachePlan(msgspec.Struct, frozen=True):
     unmarked_ttl_s: float = 300.0
     read: bool = True
     store: bool = True
-    max_age_s: float | None = None
+    max_read_age_s: float | None = None
     single_flight: Literal["off", "read", "write"] = "read"
     max_wait_s: float = 60.0
 

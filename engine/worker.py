@@ -30,7 +30,7 @@ import msgspec
 
 from engine.cache.prefix_cache import PrefixCache
 from engine.cache.tiers.client import TierClients
-from engine.config import EngineConfig
+from engine.config import EngineConfig, decode_config
 from engine.constrain.grammars import Grammars
 from engine.core import Engine, EngineParts
 from engine.errors import EngineError, ModelError, Overloaded
@@ -53,6 +53,7 @@ from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer
 from engine.schedule.runner import Runner
 from engine.store.errors import StoreError
+from engine.store.kinds import TIER_KINDS
 from engine.store.open import open_tiers
 
 _log = logging.getLogger("engine.worker")
@@ -108,7 +109,7 @@ def build_engine(
             root_secret=config.root_secret,
             tiers=TierClients(stores) if stores else None,
             eviction=config.eviction,
-            force_store=config.force_ram,
+            force_store=config.force_store,
             pin_nbytes=config.pin_nbytes,
         )
         resources = opening.pop_all()
@@ -206,7 +207,7 @@ def run(path: str, config_json: bytes) -> ExitReason:
 def _load_and_serve(sock: socket.socket, writer: FrameWriter, config_json: bytes) -> ExitReason:
     begin_s = time.perf_counter()
     try:
-        config = msgspec.json.decode(config_json, type=EngineConfig)
+        config = decode_config(config_json, TIER_KINDS)
         engine = build_engine(config, writer.write, on_fatal=lambda error: stop_reading(sock))
         engine.start()
     except Exception as error:

@@ -1,5 +1,4 @@
-"""Where the gateway's settings come from: the only reader of the environment,
-the secret file and the machine's size.
+"""The only reader of the environment, the secret file and the machine's size.
 
 Knows no HTTP and starts nothing. Options of the command beat the environment, which beats the
 policy file.
@@ -18,8 +17,9 @@ from typing import Final
 import msgspec
 
 from engine.config import EngineConfig
+from engine.store.disk.kind import SsdSpec
 from gateway.clock import Clock, FileClock, SystemClock
-from gateway.tiers import ssd_shares
+from gateway.tier_specs import tiers_of_workers
 from policies.load import load_policy
 from policies.schema import Policy
 from policies.sections import ModelPolicy
@@ -29,13 +29,13 @@ _MIN_SECRET_NBYTES: Final = 16
 
 
 class ConfigError(Exception):
-    """The gateway cannot start as it is set up; the message says what to change."""
+    """The gateway cannot start as it is set up; the message names the change to make."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for, besides the policy file. `environ` is what `${ENV:NAME}` in the policy
-    may name."""
+    """The options of the command and the environment. `${ENV:NAME}` in the policy names a value of
+    `environ`."""
 
     home: Path
     policy_file: Path | None
@@ -54,7 +54,7 @@ def read_settings(
     host: str | None = None,
     port: int | None = None,
 ) -> Settings:
-    """Settings from the environment, overridden by what is given. Raises `ConfigError`.
+    """Settings from the environment, overridden by the arguments. Raises `ConfigError`.
 
     Reads `PCG_HOME` (default `~/.cache/pcg`), `PCG_POLICY`, `PCG_HOST`, `PORT`, `PCG_REDIS_URL`,
     `PCG_TEST_CLOCK`, `PCG_SECRET_FILE`.
@@ -76,11 +76,11 @@ def read_settings(
 
 def read_policy(settings: Settings) -> Policy:
     """The policy as it will be served. Raises `PolicyError`."""
-    given = {
+    overrides = {
         "server": {"host": settings.host, "port": settings.port},
         "tiers": {"redis": {"url": settings.redis_url}},
     }
-    return load_policy(settings.policy_file, settings.environ, overrides=given)
+    return load_policy(settings.policy_file, settings.environ, overrides=overrides)
 
 
 def choose_clock(settings: Settings, policy: Policy) -> Clock:
@@ -102,8 +102,8 @@ def choose_clock(settings: Settings, policy: Policy) -> Clock:
 
 
 def root_secret(settings: Settings) -> bytes:
-    """The secret that keys every cached block. Made at first start, mode 0600, unless a file is
-    given. Raises `ConfigError`.
+    """The secret that keys every cached block. Made at first start, mode 0600, unless the
+    environment names a file. Raises `ConfigError`.
 
     Gateways that start at the same moment agree on one secret: the file appears whole or not at
     all.
@@ -125,15 +125,18 @@ def root_secret(settings: Settings) -> bytes:
 def engine_configs(
     policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes
 ) -> tuple[EngineConfig, ...]:
-    """How the engine of one model is to be set up on this machine, in each of its workers.
+    """The configuration of each worker of a model on this machine.
 
-    What the policy gives a model is dealt out: its KV pool to the workers on one device, everything
-    else to all of them.
+    The workers share the model's part: those on one device its KV pool, all of them the rest.
     """
-    whole = _whole_config(policy, model, model_path, secret)
-    engine, shares = model.engine, ssd_shares(policy, model)
+    memory_nbytes = machine_memory_nbytes()
+    whole = _whole_config(policy, model, model_path, secret, memory_nbytes)
+    engine, tiers = model.engine, tiers_of_workers(policy, model, memory_nbytes)
     devices = [engine.device[worker % len(engine.device)] for worker in range(engine.workers)]
-    pinnable_nbytes = whole.kv_nbytes if shares is None else sum(share.nbytes for share in shares)
+    files_nbytes = sum(
+        spec.nbytes for specs in tiers for spec in specs if isinstance(spec, SsdSpec)
+    )
+    pin_nbytes = policy.eviction.pinned.resolve(files_nbytes or whole.kv_nbytes)
     return tuple(
         msgspec.structs.replace(
             whole,
@@ -141,20 +144,17 @@ def engine_configs(
             kv_nbytes=whole.kv_nbytes // devices.count(device),
             kv_share=whole.kv_share / devices.count(device),
             num_threads=engine.num_threads or _fair_threads(engine.workers),
-            pin_nbytes=policy.eviction.pinned.resolve(pinnable_nbytes) // engine.workers,
-            ram_nbytes=whole.ram_nbytes // engine.workers,
-            ssd_path=None if shares is None else str(shares[worker].folder),
-            ssd_nbytes=0 if shares is None else shares[worker].nbytes,
+            pin_nbytes=pin_nbytes // engine.workers,
+            tiers=tiers[worker],
         )
         for worker, device in enumerate(devices)
     )
 
 
 def _whole_config(
-    policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes
+    policy: Policy, model: ModelPolicy, model_path: Path, secret: bytes, memory_nbytes: int
 ) -> EngineConfig:
-    """Everything that all workers have alike, and what they share as if there were one."""
-    memory_nbytes = machine_memory_nbytes()
+    """The configuration of a model as if it had one worker, without tiers."""
     engine, tiers = model.engine, policy.tiers
     return EngineConfig(
         model=model.name,
@@ -175,13 +175,8 @@ def _whole_config(
         speculation=engine.speculation,
         max_queue=engine.max_queue,
         eviction=policy.eviction.score,
-        ram_nbytes=tiers.ram.bytes.resolve(memory_nbytes),
-        force_ram=tiers.ram.force,
-        ssd_min_free_nbytes=tiers.ssd.min_free,
+        force_store=tiers.ram.force,
         encrypt=tiers.ssd.encrypt,
-        redis_url=None if tiers.redis.url is None else tiers.redis.url.reveal(),
-        redis_timeout_s=tiers.redis.timeout,
-        redis_prefix=tiers.redis.prefix,
     )
 
 

@@ -104,8 +104,8 @@ class BackendPolicy(Section):
 
 @dataclass(frozen=True, slots=True)
 class UpstreamMatch:
-    """Where a requested model id goes: an upstream, and what that calls the model. `renamed`: not
-    the requested id."""
+    """The upstream for a requested model id, and its name for the model. `renamed`: not the
+    requested id."""
 
     backend: BackendPolicy
     model: str

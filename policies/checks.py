@@ -1,4 +1,4 @@
-"""What must hold between the keys of a policy whose single values are all right. Pure."""
+"""The rules between the keys of a policy whose single values are all right. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from policies.document import KeyPath
+from policies.rules import DialectPolicy, PresetPolicy
 from policies.schema import Policy
-from policies.sections import DialectPolicy, PresetPolicy
 from policies.tenancy import is_loopback
 from policies.ttl import parse_duration
 
@@ -18,7 +18,7 @@ LONGEST_S: Final = 100 * 365 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A rule between keys that the policy breaks, told at one of them."""
+    """A rule between keys that the policy breaks, reported at one of them."""
 
     path: KeyPath
     message: str
@@ -82,8 +82,7 @@ def _backends(policy: Policy) -> Iterator[Conflict]:
 
 
 def _ttl_classes(policy: Policy) -> Iterator[Conflict]:
-    """The lifetime identifies the class from the plan to the bill. What would outlive pins would be
-    taken for one."""
+    """The lifetime identifies the class from the plan to the bill, and no entry may look pinned."""
     longest = f"must be at most {LONGEST_S / 86400:.0f}d"
     if policy.caching.unmarked_ttl > LONGEST_S:
         yield Conflict(("caching", "unmarked_ttl"), longest)
@@ -133,18 +132,16 @@ def _known_classes(
 
 
 def _dialect(policy: Policy, dialect: DialectPolicy, path: KeyPath) -> Iterator[Conflict]:
-    if dialect.ttl_classes is not None:
+    own = dialect.model_fields_set
+    if "ttl_classes" in own:
         yield from _known_classes(policy, dialect.ttl_classes, (*path, "ttl_classes"))
     names = (
         tuple(type(policy.presets).model_fields) if dialect.preset == "auto" else (dialect.preset,)
     )
     for name in names:
-        preset: PresetPolicy = getattr(policy.presets, name)
-        classes = preset.ttl_classes if dialect.ttl_classes is None else dialect.ttl_classes
-        default = preset.default_ttl if dialect.default_ttl is None else dialect.default_ttl
-        if default not in classes and (
-            dialect.ttl_classes is not None or dialect.default_ttl is not None
-        ):
+        rules = dialect.over(getattr(policy.presets, name))
+        classes, default = rules["ttl_classes"], rules["default_ttl"]
+        if default not in classes and own & {"ttl_classes", "default_ttl"}:
             message = f"{default}, the default, must be one of ttl_classes ({', '.join(classes)})"
             yield Conflict((*path, "default_ttl"), message)
             return

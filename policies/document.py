@@ -35,12 +35,12 @@ class SourcePosition:
 
 @dataclass(slots=True)
 class Document:
-    """What a policy file says, and where.
+    """The data of a policy file, with the place of each key and value.
 
-    `data` is made of dict, list, str, int, float, bool and None. `keys` and `values` hold the marks
-    of what stands in the file. `interpolated` holds the paths whose values came from elsewhere and
-    must not be shown; `overridden` those whose values the command line decides. `problems` were
-    found while reading; `broken` holds the paths where that left None.
+    `data` is made of dict, list, str, int, float, bool and None. `keys` and `values` hold the
+    places by path. `interpolated` holds the paths whose values came from elsewhere and must not be
+    shown; `overridden` those whose values the command line decides. `problems` were found while
+    reading; `broken` holds the paths where that left None.
     """
 
     file: str
@@ -73,7 +73,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def parse_document(text: str, *, file: str, interpolator: Interpolator) -> Document:
-    """Reads one YAML 1.2 document. Never raises for what the text says: see `Document.problems`."""
+    """Reads one YAML 1.2 document. Faults of the text are in `Document.problems`, never raised."""
     document = Document(file)
     yaml = YAML(typ="safe", pure=True)
     try:

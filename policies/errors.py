@@ -1,4 +1,4 @@
-"""What can be wrong with a policy. Knows neither YAML nor the schema.
+"""The problems of a policy. Knows neither YAML nor the schema.
 
 PolicyError      the policy cannot be used; `problems` holds everything found wrong with it
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake, where it stands and what to do about it. Never holds the value of a secret.
+    """One mistake, its place and its remedy. Never holds the value of a secret.
 
     `line` and `column` count from 1; None where the file as a whole (or no file) is meant. `path`
     is dotted, list items by their index from 0: `dialects.2.match`. `suggestion` is a name the

@@ -1,5 +1,4 @@
-"""Turns what pydantic says about a value into what a person can act on: place, plain words,
-"did you mean".
+"""Turns pydantic's errors into problems with a place, plain words and "did you mean".
 
 Shows no secret.
 """

@@ -22,7 +22,7 @@ _MAX_SECRET_NBYTES: Final = 64 * 1024
 
 
 class InterpolationError(ValueError):
-    """A reference that leads nowhere. The message names the reference, never what it stands for."""
+    """A reference that leads nowhere. The message names the reference, never its value."""
 
 
 @dataclass(frozen=True, slots=True)

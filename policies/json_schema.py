@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
-from pydantic import BaseModel
-
 from policies.interpolate import INTERPOLATED_PATTERN
-from policies.keys import sections
+from policies.keys import sections, without_default
 from policies.schema import Policy
-from policies.sections import PresetPolicy
+from policies.sections import Section
 
 _Schema: TypeAlias = dict[str, Any]
 
@@ -35,20 +33,24 @@ def json_schema() -> _Schema:
     return {"$schema": _DRAFT, "title": "Prompt Cache Gateway policy", **root, "$defs": definitions}
 
 
-def _section(model: type[BaseModel], schema: _Schema) -> _Schema:
-    defaults = {} if model is PresetPolicy else model().model_dump(mode="json", exclude_none=True)
+def _section(model: type[Section], schema: _Schema) -> _Schema:
+    defaults = model().model_dump(mode="json", exclude_none=True, exclude=without_default(model))
     properties = {}
     for name, value in schema["properties"].items():
         key = {"description": value["description"], **_value(value)}
         is_section = "$ref" in key or "$ref" in key.get("items", {})
-        if name in defaults and not is_section and f"{model.__name__}.{name}" not in _SHIPPED:
+        if (
+            defaults.get(name) is not None
+            and not is_section
+            and f"{model.__name__}.{name}" not in _SHIPPED
+        ):
             key["default"] = defaults[name]
         properties[name] = key
     return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
 
 
 def _value(schema: _Schema) -> _Schema:
-    """One value: what the model takes, nothing at all, and a reference where a scalar stands."""
+    """One value: those the model takes, null, and a reference where a scalar stands."""
     options = [option for option in schema.get("anyOf", [schema]) if option != _NULL]
     first = options[0]
     if "$ref" in first:

@@ -1,4 +1,4 @@
-"""The names in the schema: every key, and what a mistyped one may have meant. Knows no values."""
+"""The keys of the schema, their defaults, and the key that a mistyped one may stand for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel
-
 from policies.document import KeyPath
+from policies.rules import PresetPolicy
 from policies.schema import Policy
+from policies.sections import Section
 
 
-def key_paths(model: type[BaseModel] = Policy, prefix: str = "") -> Iterator[str]:
+def key_paths(model: type[Section] = Policy, prefix: str = "") -> Iterator[str]:
     """Every key of the schema, in its order: `server`, `server.port`, `models`, `models[].name`,
     ..."""
     for name, info in model.model_fields.items():
@@ -22,13 +22,19 @@ def key_paths(model: type[BaseModel] = Policy, prefix: str = "") -> Iterator[str
             yield from key_paths(inner, f"{prefix}{name}{'[]' if is_list else ''}.")
 
 
-def sections(model: type[BaseModel] = Policy) -> Iterator[type[BaseModel]]:
+def sections(model: type[Section] = Policy) -> Iterator[type[Section]]:
     """Every section of the schema once per place it is used in, the whole policy first."""
     yield model
     for info in model.model_fields.values():
         inner, _ = _inner_model(info.annotation)
         if inner is not None:
             yield from sections(inner)
+
+
+def without_default(section: type[Section]) -> set[str]:
+    """The keys of a section that have no default of their own: a provider's rules are shipped, and
+    in a line of `dialects` they are the preset's."""
+    return set(PresetPolicy.model_fields) if issubclass(section, PresetPolicy) else set()
 
 
 def similar_key(path: KeyPath) -> str | None:
@@ -48,8 +54,8 @@ def similar(name: str, candidates: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(candidates), n=1)), None)
 
 
-def _model_at(path: KeyPath) -> type[BaseModel] | None:
-    model: type[BaseModel] | None = Policy
+def _model_at(path: KeyPath) -> type[Section] | None:
+    model: type[Section] | None = Policy
     for part in path:
         if isinstance(part, str) and model is not None:
             info = model.model_fields.get(part)
@@ -57,12 +63,12 @@ def _model_at(path: KeyPath) -> type[BaseModel] | None:
     return model
 
 
-def _inner_model(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+def _inner_model(annotation: Any) -> tuple[type[Section] | None, bool]:
     """The section a field holds, and whether it holds a list of them."""
     is_list = get_origin(annotation) is tuple
     inner = get_args(annotation)[0] if is_list else annotation
     return (
         (inner, is_list)
-        if isinstance(inner, type) and issubclass(inner, BaseModel)
+        if isinstance(inner, type) and issubclass(inner, Section)
         else (None, is_list)
     )

@@ -35,7 +35,7 @@ def load_policy(
     """Reads a policy file, or the shipped policy for None. Raises PolicyError with all problems
     found.
 
-    `environ` is what `${ENV:NAME}` sees. `overrides` is merged last, in the file's own shape:
+    `${ENV:NAME}` is looked up in `environ`. `overrides` is merged last, in the file's own shape:
     `{"server": {"port": 0}}`.
     """
     if path is None:
@@ -44,14 +44,9 @@ def load_policy(
         )
     try:
         text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise PolicyError(
-            [Problem(str(path), None, None, "", f"cannot read: {error.strerror}")]
-        ) from None
-    except UnicodeDecodeError:
-        raise PolicyError(
-            [Problem(str(path), None, None, "", "cannot read: not UTF-8 text")]
-        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise PolicyError([Problem(str(path), None, None, "", f"cannot read: {reason}")]) from None
     return parse_policy(
         text, file=str(path), environ=environ, folder=path.parent, overrides=overrides
     )
@@ -106,8 +101,8 @@ def shipped(environ: Mapping[str, str] = _NOTHING) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged key by key, anything else is replaced; an empty (null) value leaves what
-    was there."""
+    """Mappings are merged key by key, anything else is replaced; an empty (null) value changes
+    nothing."""
     merged = dict(base)
     for key, value in over.items():
         if value is None:
@@ -136,8 +131,7 @@ def _leaves(data: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[KeyPath]:
 
 
 def _is_known(document: Document, location: KeyPath) -> bool:
-    """Whether the value was already found wanting before validation, and only a placeholder was
-    validated."""
+    """Whether the value was broken before validation, so that only a placeholder was validated."""
     return any(location[:length] in document.broken for length in range(len(location) + 1))
 
 

@@ -86,11 +86,10 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one request costs, in USD.
+    """The cost of one request, in USD.
 
-    `saved` is what the prompt would have cost at input price without a cache, minus what it costs
-    now: negative for a request that only writes. An answer that is given again saves all that it
-    cost when it was made.
+    `saved` is the prompt's cost at input price without a cache minus its cost now: negative for a
+    request that only writes. A whole answer from the cache saves all that it cost when it was made.
     """
 
     input: Decimal
@@ -98,17 +97,16 @@ class Charge:
     cache_write: Decimal
     output: Decimal
     saved: Decimal
-    storage: Decimal = Decimal(0)
 
     @property
     def prompt(self) -> Decimal:
-        """What the prompt cost, exact."""
+        """The cost of the prompt, exact."""
         with localcontext(_EXACT):
-            return self.input + self.cache_read + self.cache_write + self.storage
+            return self.input + self.cache_read + self.cache_write
 
     @property
     def total(self) -> Decimal:
-        """What the request cost, exact."""
+        """The cost of the request, exact."""
         with localcontext(_EXACT):
             return self.prompt + self.output
 
@@ -120,7 +118,7 @@ NOTHING: Final = Charge(
     output=Decimal(0),
     saved=Decimal(0),
 )
-"""What a request costs for which nothing is computed."""
+"""The cost of a request for which nothing is computed."""
 
 
 def charge(usage: Usage, prices: Prices) -> Charge:

@@ -53,8 +53,8 @@ class RedisUrl:
 
     @property
     def host(self) -> str:
-        """Where it leads, without user, password and options: `cache.example:6379`, or the path of
-        a socket."""
+        """The address without user, password and options: `cache.example:6379`, or the path of a
+        socket."""
         parts = urlsplit(self._text)
         if parts.scheme == "unix":
             return parts.path

@@ -13,15 +13,12 @@ from pydantic import Field
 
 from policies.backends import BackendPolicy, UpstreamMatch, find_upstream
 from policies.pricing import Prices
-from policies.rules import DialectRules, PresetName
+from policies.rules import DialectPolicy, DialectRules, PresetName, PresetsPolicy
 from policies.sections import (
     CachingPolicy,
-    DialectPolicy,
     EvictionPolicy,
     ModelPolicy,
     ModelPricePolicy,
-    PresetPolicy,
-    PresetsPolicy,
     PricesPolicy,
     Section,
     ServerPolicy,
@@ -65,7 +62,7 @@ class Policy(Section):
     dialects: tuple[DialectPolicy, ...] = Field(
         default=(),
         description="Whose rules a requested model id follows; the first match wins. Other ids: "
-        "preset auto.",
+        "preset auto. Rules that a line leaves out are the preset's.",
     )
     prices: PricesPolicy = Field(default=PricesPolicy(), description="What tokens cost.")
     tiers: TiersPolicy = Field(
@@ -95,8 +92,9 @@ class Policy(Section):
         """The upstream that serves a requested id in the format `api`; None where a model of this
         gateway does, or nothing.
 
-        An id that is written out beats a pattern, a model's own name everything, and upstreams the
-        aliases of models.
+        The first that there is: a model with that name (None), an upstream with the id written
+        out, a model with the id written out among its aliases (None), an upstream with a pattern
+        for it.
         """
         if any(model.name == model_id for model in self.models):
             return None
@@ -110,48 +108,23 @@ class Policy(Section):
         self, model_id: str, wire: PresetName, preset: PresetName | Literal["auto"] = "auto"
     ) -> DialectRules:
         """The caching rules of a request for `model_id` that came in the format `wire`: those of
-        `preset` if one is given."""
+        `preset` unless it is auto."""
         dialect = first_match(self.dialects, model_id) or DialectPolicy()
         if preset != "auto":
             dialect = DialectPolicy(preset=preset)
         name: PresetName = wire if dialect.preset == "auto" else dialect.preset
-        rules: PresetPolicy = getattr(self.presets, name)
-        rule = rules.model_copy(
-            update=dialect.model_dump(
-                exclude={"match", "preset", "efforts", "prefill"}, exclude_none=True
-            )
-        )
-        lifetimes = self.caching.ttl_classes
-        return DialectRules(
-            preset=name,
-            min_tokens=rule.min_tokens,
-            lookback=rule.lookback,
-            max_breakpoints=rule.max_breakpoints,
-            ttl_classes={name: lifetimes[name] for name in rule.ttl_classes},
-            default_ttl_s=lifetimes[rule.default_ttl],
-            automatic=rule.automatic and self.caching.automatic,
-            read_step=rule.read_step,
-            bills_writes=rule.bills_writes,
-            message_ends=rule.message_ends,
-            usage_fields=rule.usage_fields,
-            unmarked_ttl_s=self.caching.unmarked_ttl,
-            usage_mode=self.caching.usage_mode,
-            marker_errors=self.caching.marker_errors,
-            drop_billing_nonce=self.caching.normalize.billing_nonce == "drop",
-            sort_tools=self.caching.normalize.tool_order == "by_name",
-            sort_keys=self.caching.normalize.json_keys == "sort",
-            single_flight=self.caching.single_flight.bill
-            if self.caching.single_flight.enabled
-            else "off",
-            max_wait_s=self.caching.single_flight.max_wait,
-            upgrade_ttl=self.caching.ttl.upgrade == "free",
-            max_age_s=self.caching.ttl.max_age,
-            efforts=dialect.efforts,
-            prefill=dialect.prefill,
-        )
+        fields = dialect.over(getattr(self.presets, name))
+        lifetimes = {name: self.caching.ttl_classes[name] for name in fields["ttl_classes"]}
+        fields |= {
+            "preset": name,
+            "automatic": fields["automatic"] and self.caching.automatic,
+            "lifetimes": lifetimes,
+            "caching": self.caching,
+        }
+        return DialectRules.model_construct(**fields)
 
     def prices_for(self, model_id: str) -> Prices:
-        """What a request for `model_id` is billed at."""
+        """The prices of a request for `model_id`."""
         prices = self.prices
         entry = first_match(prices.models, model_id) or ModelPricePolicy()
         write = prices.multipliers.write if entry.write is None else entry.write

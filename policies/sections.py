@@ -1,19 +1,17 @@
-"""The sections of the policy file as frozen models: names, types, defaults, what each key does.
-Knows no file and no rule.
+"""The sections of the policy file as frozen models: names, types, defaults, meanings.
 
-Lists that ship filled (`dialects`, `presets`, `prices.models`) have their defaults in
-`presets/*.yaml`.
+Knows no file and no rule. `prices.models` and the TTL classes, which ship filled, have their
+defaults in `presets/*.yaml`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from policies.rules import Effort, MarkerErrors, PresetName, UsageField, UsageMode
 from policies.size import Size
 from policies.values import (
     ApiKey,
@@ -35,6 +33,13 @@ from policies.values import (
     TenantName,
     Text,
 )
+
+UsageMode: TypeAlias = Literal["provider", "measured"]
+MarkerErrors: TypeAlias = Literal["strict", "repair"]
+
+SingleFlight: TypeAlias = Literal["off", "read", "write"]
+"""Whether requests wait for another one that computes the same, and how the tokens that they were
+spared are billed."""
 
 
 class Section(BaseModel):
@@ -262,6 +267,11 @@ class SingleFlightPolicy(Section):
         default=60.0, description="Longest wait; then a request computes for itself."
     )
 
+    @property
+    def mode(self) -> SingleFlight:
+        """The bill where requests wait, else "off"."""
+        return self.bill if self.enabled else "off"
+
 
 class NormalizePolicy(Section):
     billing_nonce: Literal["drop", "keep"] = Field(
@@ -369,102 +379,6 @@ class CachingPolicy(Section):
     )
     responses: ResponseCachePolicy = Field(
         default=ResponseCachePolicy(), description="Whole answers."
-    )
-
-
-class PresetPolicy(Section):
-    """A provider's caching rules."""
-
-    min_tokens: Count = Field(
-        default=1024, description="Shortest prefix that may be written or read."
-    )
-    lookback: PositiveCount = Field(
-        default=20, description="Positions tried per breakpoint, the breakpoint itself counted."
-    )
-    max_breakpoints: PositiveCount = Field(default=4, description="Most breakpoints of a request.")
-    ttl_classes: tuple[ClassName, ...] = Field(
-        default=("5m",), description="TTL classes a marker may ask for."
-    )
-    default_ttl: ClassName = Field(
-        default="5m", description="TTL class of a marker that names none, and of automatic caching."
-    )
-    automatic: Flag = Field(default=False, description="Prefixes are cached without a marker.")
-    read_step: PositiveCount = Field(
-        default=1, description="Reads are rounded down to a multiple of this. 1: exact."
-    )
-    bills_writes: Flag = Field(
-        default=True, description="Written tokens are reported and priced apart from plain input."
-    )
-    message_ends: Count = Field(
-        default=20,
-        description="Message ends before the automatic breakpoint that are looked up, where "
-        "writes are billed.",
-    )
-    usage_fields: tuple[UsageField, ...] = Field(
-        default=(),
-        description="Fields of other providers that usage in OpenAI's Chat Completions format "
-        "shows as well.",
-    )
-
-
-class PresetsPolicy(Section):
-    anthropic: PresetPolicy = Field(default=PresetPolicy(), description="Anthropic's rules.")
-    openai: PresetPolicy = Field(default=PresetPolicy(), description="OpenAI's rules.")
-    gemini: PresetPolicy = Field(default=PresetPolicy(), description="Gemini's rules.")
-    deepseek: PresetPolicy = Field(default=PresetPolicy(), description="DeepSeek's rules.")
-    kimi: PresetPolicy = Field(default=PresetPolicy(), description="Rules of Moonshot's Kimi K3.")
-    qwen: PresetPolicy = Field(
-        default=PresetPolicy(),
-        description="Rules of Alibaba's Qwen: explicit with a marker, else any prefix, writes for "
-        "free.",
-    )
-    openrouter: PresetPolicy = Field(default=PresetPolicy(), description="OpenRouter's rules.")
-
-
-class DialectPolicy(Section):
-    """One line of the table "requested model id -> rules": a preset, and what differs from it."""
-
-    match: Text = Field(
-        default="*", description="Requested model id; * ? [] are wildcards, case counts."
-    )
-    preset: PresetName | Literal["auto"] = Field(
-        default="auto",
-        description="Whose rules apply. auto: those of the wire format the request came in.",
-    )
-    min_tokens: Count | None = Field(
-        default=None, description="Instead of the preset's min_tokens."
-    )
-    lookback: PositiveCount | None = Field(
-        default=None, description="Instead of the preset's lookback."
-    )
-    max_breakpoints: PositiveCount | None = Field(
-        default=None, description="Instead of the preset's max_breakpoints."
-    )
-    ttl_classes: tuple[ClassName, ...] | None = Field(
-        default=None, description="Instead of the preset's ttl_classes."
-    )
-    default_ttl: ClassName | None = Field(
-        default=None, description="Instead of the preset's default_ttl."
-    )
-    automatic: Flag | None = Field(default=None, description="Instead of the preset's automatic.")
-    read_step: PositiveCount | None = Field(
-        default=None, description="Instead of the preset's read_step."
-    )
-    bills_writes: Flag | None = Field(
-        default=None, description="Instead of the preset's bills_writes."
-    )
-    message_ends: Count | None = Field(
-        default=None, description="Instead of the preset's message_ends."
-    )
-    usage_fields: tuple[UsageField, ...] | None = Field(
-        default=None, description="Instead of the preset's usage_fields."
-    )
-    efforts: tuple[Effort, ...] = Field(
-        default=(), description="Levels of effort a request may ask for. Empty: every one."
-    )
-    prefill: Flag = Field(
-        default=True,
-        description="A request may end in an assistant's turn, which the answer goes on with.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Who is asking: an API key -> a tenant.
+"""From an API key to its tenant.
 
 Knows no HTTP; keys are compared as hashes, in constant time, and never kept.
 """
@@ -15,7 +15,7 @@ from policies.values import KeyHash
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whoever owns a cache. Two tenants never share one."""
+    """The owner of a cache. Two tenants never share one."""
 
     name: str
 
@@ -31,11 +31,11 @@ def identify(policy: Policy, api_key: str | None) -> Tenant | None:
         return DEFAULT_TENANT
     if api_key is None:
         return None
-    given = KeyHash.of(api_key)
+    asked = KeyHash.of(api_key)
     found: Tenant | None = None
     for tenant in policy.tenants:
         for key in tenant.keys:
-            if key.matches(given):
+            if key.matches(asked):
                 found = Tenant(tenant.name)
     return found
 

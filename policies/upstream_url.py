@@ -1,4 +1,4 @@
-"""Where an upstream is reached and with which key, as an operator writes it.
+"""The address and the key of an upstream, as an operator writes them.
 
 Knows no client; the key is never shown.
 """
@@ -66,7 +66,7 @@ class Secret:
 
     @classmethod
     def parse(cls, value: object) -> Secret:
-        """Raises ValueError for what cannot stand in a header."""
+        """Raises ValueError for a text that cannot stand in a header."""
         if isinstance(value, Secret):
             return value
         if not isinstance(value, str):

@@ -1,5 +1,4 @@
-"""The scalar types of the policy file: what the YAML text may be, what it becomes,
-how the JSON Schema describes it.
+"""The scalar types of the policy file: their text in YAML, their value, their JSON Schema.
 
 Every reader accepts the text form too, because `${ENV:NAME}` always yields text. Messages read
 "must be ..." and never quote the value: whether it may be shown is not for a type to decide.
@@ -10,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Final, TypeAlias
@@ -124,16 +124,9 @@ def _read_positive_duration(value: object) -> float:
     return seconds
 
 
-def _read_optional_duration(value: object) -> float | None:
-    return None if value is None or value == NONE else _read_positive_duration(value)
-
-
-def _read_optional_url(value: object) -> RedisUrl | None:
-    return None if value is None or value == NONE else RedisUrl.parse(value)
-
-
-def _read_optional_secret(value: object) -> Secret | None:
-    return None if value is None or value == NONE else Secret.parse(value)
+def _optional(read: Callable[[object], Any]) -> PlainValidator:
+    """Reads nothing, and the word for it, as None."""
+    return PlainValidator(lambda value: None if value in (None, NONE) else read(value))
 
 
 def _check_class_name(name: str) -> str:
@@ -148,16 +141,15 @@ def _check_class_name(name: str) -> str:
     return name
 
 
-def _check_tenant_name(name: str) -> str:
-    if not re.fullmatch(_TENANT, name):
-        raise ValueError("must be 1 to 64 letters, digits or any of . _ -")
-    return name
+def _matches(pattern: str, expected: str) -> AfterValidator:
+    """Takes a text of the pattern."""
 
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"must be {expected} letters, digits or any of . _ -")
+        return text
 
-def _check_backend_name(name: str) -> str:
-    if not re.fullmatch(_BACKEND, name):
-        raise ValueError("must be a letter, then up to 63 letters, digits or any of . _ -")
-    return name
+    return AfterValidator(check)
 
 
 def _read_devices(value: object) -> tuple[str, ...]:
@@ -202,7 +194,7 @@ _SIZE_SCHEMA: Final = WithJsonSchema(
 Text: TypeAlias = Annotated[str, BeforeValidator(_read_text)]
 Host: TypeAlias = Annotated[str, BeforeValidator(_read_host)]
 Line: TypeAlias = Annotated[Text, AfterValidator(_check_line)]
-"""Can be told in a header."""
+"""A text that can stand in a header."""
 Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_read_whole)]
 PositiveCount: TypeAlias = Annotated[int, Field(ge=1), BeforeValidator(_read_whole)]
 Port: TypeAlias = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_read_whole)]
@@ -215,7 +207,7 @@ PositiveDuration: TypeAlias = Annotated[
 ]
 OptionalDuration: TypeAlias = Annotated[
     float | None,
-    PlainValidator(_read_optional_duration),
+    _optional(_read_positive_duration),
     PlainSerializer(_format_optional, return_type=str, when_used="json"),
     _duration_schema({"const": NONE}),
 ]
@@ -239,9 +231,9 @@ NumBytes: TypeAlias = Annotated[int, PlainValidator(parse_nbytes), _SIZE_SCHEMA]
 ClassName: TypeAlias = Annotated[
     Text, AfterValidator(_check_class_name), _text_schema(r"^[1-9]\d*(ms|s|m|h)$")
 ]
-TenantName: TypeAlias = Annotated[Text, AfterValidator(_check_tenant_name), _text_schema(_TENANT)]
+TenantName: TypeAlias = Annotated[Text, _matches(_TENANT, "1 to 64"), _text_schema(_TENANT)]
 BackendName: TypeAlias = Annotated[
-    Text, AfterValidator(_check_backend_name), _text_schema(_BACKEND)
+    Text, _matches(_BACKEND, "a letter, then up to 63"), _text_schema(_BACKEND)
 ]
 Devices: TypeAlias = Annotated[
     tuple[str, ...],
@@ -256,7 +248,7 @@ Devices: TypeAlias = Annotated[
         }
     ),
 ]
-"""Where an engine computes: one name for all workers, or one after the other."""
+"""The devices of an engine: one name for all workers, or one after the other."""
 
 ApiKey: TypeAlias = Annotated[
     KeyHash,
@@ -266,7 +258,7 @@ ApiKey: TypeAlias = Annotated[
 ]
 OptionalRedisUrl: TypeAlias = Annotated[
     RedisUrl | None,
-    PlainValidator(_read_optional_url),
+    _optional(RedisUrl.parse),
     PlainSerializer(_hide, return_type=str | None),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": REDIS_URL_PATTERN}, {"const": NONE}]}),
 ]
@@ -280,7 +272,7 @@ UpstreamUrl: TypeAlias = Annotated[
 ]
 OptionalSecret: TypeAlias = Annotated[
     Secret | None,
-    PlainValidator(_read_optional_secret),
+    _optional(Secret.parse),
     PlainSerializer(_hide, return_type=str | None),
     WithJsonSchema({"type": "string", "minLength": 1}),
 ]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gateway.operate.metrics import Described, Metrics
+from gateway.operate.metrics import MetricDescription, Metrics
+from policies.keys import without_default
 from policies.load import load_policy
 from policies.schema import Policy
 from policies.sections import Section
@@ -44,14 +45,14 @@ def policy_keys(
         values = (
             load_policy(None, {}).model_dump(mode="json")
             if section is Policy
-            else section().model_dump(mode="json")
+            else section().model_dump(mode="json", exclude=without_default(section))
         )
     for name, field in section.model_fields.items():
         inner, is_list = _section_in(field.annotation)
         path = f"{prefix}{name}{'[]' if is_list else ''}"
         if inner is None:
             yield Key(
-                path, _shown(values[name]), _choices(field.annotation), field.description or ""
+                path, _shown(values.get(name)), _choices(field.annotation), field.description or ""
             )
         else:
             yield from policy_keys(inner, None if is_list else values[name], f"{path}.")
@@ -84,7 +85,7 @@ def policy_tables(keys: Iterable[Key]) -> str:
     return "\n".join(lines)
 
 
-def metric_table(metrics: Iterable[Described]) -> str:
+def metric_table(metrics: Iterable[MetricDescription]) -> str:
     """One row per metric, named as scraped."""
     lines = ["| metric | kind | labels | meaning |", "| --- | --- | --- | --- |"]
     for metric in metrics:

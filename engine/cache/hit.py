@@ -55,19 +55,19 @@ def find_hit(
         if entry is None or is_too_old(entry, plan, now_s):
             continue
         if offset <= readable:
-            if plan.any_prefix and plan.max_age_s is None:
+            if plan.any_prefix and plan.max_read_age_s is None:
                 break
             return HitResult(skipped, position, offset, entry, broken)
         if offset > skipped and (broken is None or offset > prompt.offset(broken)):
             broken = position
-    if plan.any_prefix and plan.max_age_s is None and readable >= max(plan.min_tokens, 1):
+    if plan.any_prefix and plan.max_read_age_s is None and readable >= max(plan.min_tokens, 1):
         return HitResult(skipped, last_position(prompt, readable), readable, None, broken)
     return HitResult(skipped, broken=broken)
 
 
 def is_too_old(entry: Entry, plan: CachePlan, now_s: float) -> bool:
     """Whether the entry is older than the request accepts."""
-    return plan.max_age_s is not None and entry.written_at_s < now_s - plan.max_age_s
+    return plan.max_read_age_s is not None and entry.written_at_s < now_s - plan.max_read_age_s
 
 
 def live_offsets(prompt: PlannedPrompt, entries: EntryTable, now_s: float) -> list[int]:

@@ -244,7 +244,7 @@ def cache_status(bill: Bill) -> str:
 def ttl_name(ttl_s: float, rules: DialectRules) -> str:
     """The name of a TTL class, or its seconds where the dialect has no such class."""
     return next(
-        (name for name, class_s in rules.ttl_classes.items() if class_s == ttl_s), f"{ttl_s:g}s"
+        (name for name, class_s in rules.lifetimes.items() if class_s == ttl_s), f"{ttl_s:g}s"
     )
 
 
@@ -254,7 +254,7 @@ def _member(parameters: Mapping[str, BareItemType], name: str = CACHE_NAME) -> s
 
 def _writes_by_class(bill: Bill | ReportedBill) -> dict[str, int]:
     """Tokens written per class, zeros included, for the classes of a dialect that bills writes."""
-    tokens = dict.fromkeys(bill.rules.ttl_classes, 0) if bill.rules.bills_writes else {}
+    tokens = dict.fromkeys(bill.rules.lifetimes, 0) if bill.rules.bills_writes else {}
     return tokens | {
         ttl_name(ttl_s, bill.rules): written for ttl_s, written in bill.usage.cache_write
     }
@@ -275,7 +275,8 @@ def _ttl_left_s(bill: Bill) -> float | None:
         and (report.hit is None or report.boundaries[-1].offset > report.hit.offset)
     ):
         ttl_s = report.boundaries[-1].ttl_s
-        return ttl_s if bill.rules.max_age_s is None else min(ttl_s, bill.rules.max_age_s)
+        max_age_s = bill.rules.caching.ttl.max_age
+        return ttl_s if max_age_s is None else min(ttl_s, max_age_s)
     if report.hit is not None:
         return report.hit.ttl_left_s
     return bill.plan.unmarked_ttl_s if _stored(bill) else None

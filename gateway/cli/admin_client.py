@@ -20,7 +20,7 @@ from policies.tenancy import is_loopback
 
 PROBE_S: Final = 1.0
 ANSWER_S: Final = 60.0
-EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what is bound to these is reached by them from its own machine
+EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - a server bound to these is reached by them from its own machine
 
 T = TypeVar("T")
 
@@ -49,25 +49,25 @@ class Remote:
         return self._whole("GET", "entries", Entries)
 
     def flush(self, tenant: str | None) -> int:
-        """How many blocks the engines forgot."""
+        """Returns the number of blocks the engines forgot."""
         return self._whole(
             "POST", "flush", FlushReply, msgspec.json.encode(FlushRequest(tenant))
         ).num_blocks
 
     def pin(self, key: str, *, pinned: bool) -> PinDone:
-        """What pinned entries take now."""
+        """Returns the bytes that pinned entries take now."""
         return self._whole(
             "POST", "pin" if pinned else "unpin", PinDone, msgspec.json.encode(PinRequest(key))
         )
 
     def verify(self, progress: Progress) -> Verified:
-        """Takes as long as it takes to read everything."""
+        """Returns when everything has been read."""
         with self._ask("POST", "verify", b"") as answer:
             for line in answer:
-                told = msgspec.json.decode(line, type=VerifyLine)
-                progress(told.done_nbytes, told.total_nbytes)
-                if told.verified is not None:
-                    return told.verified
+                reached = msgspec.json.decode(line, type=VerifyLine)
+                progress(reached.done_nbytes, reached.total_nbytes)
+                if reached.verified is not None:
+                    return reached.verified
         raise ConfigError(f"{self._url} ended the answer early")
 
     def _whole(self, method: str, name: str, kind: type[T], body: bytes | None = None) -> T:
@@ -98,17 +98,18 @@ class Remote:
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Reaches this machine without the proxy that the environment may name: that one means itself
-    by the same address, and would be shown the key. Raises `ValueError` for what is no URL."""
+    """An opener that reaches this machine without the proxy that the environment may name: for a
+    proxy the same address is its own machine, and it would see the key. Raises `ValueError` where
+    `url` is no URL."""
     host = urlsplit(url).hostname or ""
     here = is_loopback(host) or host in EVERYWHERE
     return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else []))
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
-    """What an RFC 9457 body says, else the status."""
+    """The detail in an RFC 9457 body, else the status."""
     try:
-        said: Any = msgspec.json.decode(error.read())
-        return str(said["detail"])
+        content: Any = msgspec.json.decode(error.read())
+        return str(content["detail"])
     except (msgspec.MsgspecError, KeyError, TypeError, OSError, HTTPException):
         return f"status {error.code}"

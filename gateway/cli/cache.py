@@ -1,11 +1,10 @@
-"""`pcg cache`: what is stored, whether it is whole, and forgetting it.
+"""`pcg cache`: list stored objects, verify them, pin entries and forget them.
 
 Asks a running gateway, or reads the tiers itself.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from gateway.operate.cache_pins import SHOWN_DIGITS, PinDone
 from gateway.operate.inventory import Contents, Damage, EntryLine, Inventory, Verified, tenant_hash
 from gateway.operate.inventory import Progress as Reached
 from gateway.operate.tier_maintenance import forget, open_inventory
-from gateway.tiers import leftovers, ssd_folders
+from gateway.tier_specs import TIER_SECTIONS
 from policies.schema import Policy
 from policies.sections import ModelPolicy
 from policies.size import Size
@@ -63,7 +62,7 @@ KeyOption = Annotated[
 
 
 class Source(Protocol):
-    """Where the answers come from: a running gateway, or the tiers themselves."""
+    """The origin of the answers: a running gateway, or the tiers themselves."""
 
     def stat(self) -> Stat: ...
 
@@ -114,9 +113,9 @@ class Local:
 def stat(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption = None) -> None:
     """Sizes, caps and health of every tier."""
     with _source(policy, url, key) as (source, effective):
-        told = source.stat()
-    _out.print(_contents_table(told.contents, effective, _names(effective)))
-    for model, numbers in told.engines.items():
+        shown = source.stat()
+    _out.print(_contents_table(shown.contents, effective, _names(effective)))
+    for model, numbers in shown.engines.items():
         _out.print(_engine_table(model, numbers))
 
 
@@ -124,9 +123,9 @@ def stat(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption =
 def ls(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption = None) -> None:
     """The entries stored: place, tokens covered, time left, key. Never text."""
     with _source(policy, url, key) as (source, effective):
-        told = source.entries()
-    _out.print(_entries_table(told.entries, _names(effective)))
-    if told.truncated:
+        listed = source.entries()
+    _out.print(_entries_table(listed.entries, _names(effective)))
+    if listed.truncated:
         _out.print("there are more")
 
 
@@ -141,9 +140,9 @@ def flush(
     """Forget what is cached, in every tier."""
     with _source(policy, url, key) as (source, _):
         num_forgotten = source.flush(tenant)
-    what = "blocks" if isinstance(source, Remote) else "objects"
+    unit = "blocks" if isinstance(source, Remote) else "objects"
     _out.print(
-        f"forgot {num_forgotten} {what}{f' of {tenant}' if tenant else ''}",
+        f"forgot {num_forgotten} {unit}{f' of {tenant}' if tenant else ''}",
         markup=False,
         highlight=False,
     )
@@ -183,10 +182,10 @@ def _pin(
     entry: str, policy: Path | None, url: str | None, key: str | None, *, pinned: bool
 ) -> None:
     with _source(policy, url, key) as (source, _):
-        told = source.pin(entry, pinned=pinned)
-    done = f"{'pinned' if pinned else 'unpinned'} {told.key[:SHOWN_DIGITS]}"
-    taken = f"pinned entries take {_size(told.used_nbytes)} of {_size(told.budget_nbytes)}"
-    _out.print(f"{done}; {taken}", markup=False, highlight=False)
+        done = source.pin(entry, pinned=pinned)
+    change = f"{'pinned' if pinned else 'unpinned'} {done.key[:SHOWN_DIGITS]}"
+    taken = f"pinned entries take {_size(done.used_nbytes)} of {_size(done.budget_nbytes)}"
+    _out.print(f"{change}; {taken}", markup=False, highlight=False)
 
 
 @cache_app.command
@@ -220,7 +219,7 @@ def verify(*, policy: PolicyOption = None, url: UrlOption = None, key: KeyOption
 def _source(
     policy_file: Path | None, url: str | None, key: str | None
 ) -> Iterator[tuple[Source, Policy]]:
-    """Whom to ask, and the policy. Raises `ConfigError`, `PolicyError`."""
+    """The source to ask, and the policy. Raises `ConfigError`, `PolicyError`."""
     settings = read_settings(policy=policy_file)
     policy = read_policy(settings)
     secret = root_secret(settings)
@@ -235,21 +234,18 @@ def _source(
 
 
 def _engines(policy: Policy, secret: bytes) -> tuple[EngineConfig, ...]:
-    """One per folder of KV: those of the policy's models, and any other that is there, as when the
-    tier was switched off."""
+    """The engines of the policy's models, and one for each place whose engine is not in the policy,
+    as when the tier was switched off."""
     models = policy.models or (ModelPolicy(),)
     served = policy.model_copy(update={"models": models})
     configs = tuple(
         config for model in models for config in engine_configs(served, model, Path(), secret)
     )
-    read = {config.ssd_path for config in configs}
-    folders = [
-        folder for model in policy.models for folder in ssd_folders(policy, model)
-    ] + leftovers(policy)
-    old = [folder for folder in folders if str(folder) not in read and (folder / "lock").is_file()]
+    used = {spec for config in configs for spec in config.tiers}
     others = tuple(
-        msgspec.structs.replace(configs[0], ssd_path=str(folder), ssd_nbytes=sys.maxsize)
-        for folder in old
+        msgspec.structs.replace(configs[0], tiers=(spec,))
+        for section in TIER_SECTIONS.values()
+        for spec in section.unused(policy, used)
     )
     return (*configs, *others) if policy.models else others
 

@@ -1,6 +1,6 @@
 """The `pcg` command: starts the gateway, checks policies, brings models.
 
-Says what went wrong without a traceback.
+Errors are messages without a traceback.
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ from gateway.http.connections import raise_file_limit
 from gateway.operate.admin import package_version
 from gateway.operate.logs import set_up_logging
 from gateway.signals import ignore_hangup
-from gateway.tiers import ssd_root
+from gateway.tier_specs import TIER_SECTIONS
 from policies.errors import PolicyError
 from policies.json_schema import json_schema
 from policies.schema import Policy
 from policies.sections import ModelPolicy
-from policies.size import Size
 
 app = App(
     name="pcg",
@@ -78,7 +77,7 @@ PortOption = Annotated[
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The `pcg` script, with the command line's arguments unless others are given. Ends in
+    """The `pcg` script, with the command line's arguments by default. Ends in
     `SystemExit` on errors."""
     with _plain_errors():
         app(arguments)
@@ -112,12 +111,17 @@ def serve(*, policy: PolicyOption = None, host: HostOption = None, port: PortOpt
         for backend in effective.backends
     }
 
-    def tell(url: str) -> None:
+    def show_banner(url: str) -> None:
         _out.print(startup_banner(url, names), markup=False)
 
     asyncio.run(
         serve_forever(
-            effective, engines, clock, tell, root_secret=secret, batches=settings.home / "batches"
+            effective,
+            engines,
+            clock,
+            show_banner,
+            root_secret=secret,
+            batches=settings.home / "batches",
         )
     )
 
@@ -242,7 +246,7 @@ def _no_engine(error: ImportError) -> ConfigError:
 
 
 class Report(Protocol):
-    """Told how far a stage of bringing a model is, in bytes."""
+    """A callback with the progress of one stage of bringing a model, in bytes."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None: ...
 
@@ -297,8 +301,9 @@ def _summary(policy: Policy) -> Table:
     table.add_row("bills by", escape(f"{caching.usage_mode} rules, prices {policy.prices.version}"))
     for i, dialect in enumerate(policy.dialects):
         table.add_row("" if i else "rules for", escape(f"{dialect.match}: {dialect.preset}"))
-    for name, text in _tiers(policy):
-        table.add_row(name, escape(text))
+    for tier in TIER_SECTIONS.values():
+        if summary := tier.summary(policy):
+            table.add_row(tier.title, escape(summary))
     table.add_row(
         "tenants",
         ", ".join(tenant.name for tenant in policy.tenants) or "none: everyone is one tenant",
@@ -310,20 +315,9 @@ def _more(model: ModelPolicy) -> str:
     return f", in {model.engine.workers} workers" if model.engine.workers > 1 else ""
 
 
-def _tiers(policy: Policy) -> Iterator[tuple[str, str]]:
-    """Where KV is kept, without a password."""
-    ssd, redis = policy.tiers.ssd, policy.tiers.redis
-    cap = (
-        f"at most {Size(ssd.bytes)}, always leaving {Size(ssd.min_free)} "
-        f"free{', encrypted' if ssd.encrypt else ''}"
-    )
-    yield "SSD", f"{ssd_root(policy)}, {cap}" if ssd.bytes else "none"
-    yield "Redis", "none" if redis.url is None else f"{redis.url.host}, keys {redis.prefix}*"
-
-
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """What the operator can mend is said in words, with exit status 1."""
+    """Errors that the operator can mend end the process with a message and exit status 1."""
     try:
         yield
     except PolicyError as error:

@@ -1,4 +1,4 @@
-"""What a person pastes next: the text shown when the gateway is ready. Pure."""
+"""The text shown when the gateway is ready: commands and programs to paste. Pure."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class _Side:
     @property
     def measures(self) -> bool:
         """Whether skipped tokens count as read."""
-        return self.rules.usage_mode == "measured"
+        return self.rules.caching.usage_mode == "measured"
 
     @property
     def reads_any(self) -> bool:

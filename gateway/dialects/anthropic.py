@@ -45,10 +45,10 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
         ),
         min_tokens=rules.min_tokens,
         salts=salts(request.parameters),
-        unmarked_ttl_s=rules.unmarked_ttl_s,
+        unmarked_ttl_s=rules.caching.unmarked_ttl,
         read=request.directives.read,
         store=request.directives.store,
-        max_age_s=request.directives.max_age_s,
+        max_read_age_s=request.directives.max_age_s,
     )
 
 

@@ -18,7 +18,7 @@ def settle(
     Afterwards `read + writes + input == report.num_prompt` and `read <= report.skipped`. In
     `measured` mode the tokens really skipped are read, instead of `read`.
     """
-    if rules.usage_mode == "measured":
+    if rules.caching.usage_mode == "measured":
         read = report.skipped
     read = min(read, report.skipped)
     writes: dict[float, int] = {}

@@ -47,7 +47,7 @@ class Dialect:
         With `marker_errors: strict` raises `InvalidRequest` as the provider would; with `repair`
         mends and adds a warning. Parts that the model cannot see are refused in either case.
         """
-        if request.marker_problems and rules.marker_errors == "strict":
+        if request.marker_problems and rules.caching.marker_errors == "strict":
             problem = request.marker_problems[0]
             raise InvalidRequest(problem.message, path=problem.path)
         current = marks_of(request.prompt)
@@ -58,7 +58,7 @@ class Dialect:
         prompt = request.prompt
         if final.marks != current:
             prompt = with_marks(prompt, final.marks)
-        if rules.drop_billing_nonce and has_billing_nonce(prompt):
+        if rules.caching.normalize.billing_nonce == "drop" and has_billing_nonce(prompt):
             prompt = msgspec.structs.replace(prompt, system=prompt.system[1:])
             warnings.append(NONCE_DROPPED)
         return msgspec.structs.replace(
@@ -71,13 +71,13 @@ class Dialect:
 
     def plan(self, request: Request, rules: DialectRules) -> CachePlan:
         """The entries that a normalized request may read and must write."""
-        planned = self.entries(request, rules)
+        planned, ttl = self.entries(request, rules), rules.caching.ttl
         return msgspec.structs.replace(
             planned,
             writable=tuple(
-                msgspec.structs.replace(entry, upgrade=rules.upgrade_ttl, max_age_s=rules.max_age_s)
+                msgspec.structs.replace(entry, upgrade=ttl.upgrade == "free", max_age_s=ttl.max_age)
                 for entry in planned.writable
             ),
-            single_flight=rules.single_flight,
-            max_wait_s=rules.max_wait_s,
+            single_flight=rules.caching.single_flight.mode,
+            max_wait_s=rules.caching.single_flight.max_wait,
         )

@@ -34,7 +34,7 @@ def checked_marks(
     """The marks in wire order, the automatic one included, if they keep Anthropic's rules or could
     be mended.
 
-    Raises `InvalidRequest` where a rule is broken and `rules.marker_errors` is `strict`.
+    Raises `InvalidRequest` where a rule is broken and `caching.marker_errors` is `strict`.
     """
     if not marks and request.automatic is None:
         return FinalMarks(marks)
@@ -79,7 +79,7 @@ class _Check:
 
     def _broken(self, message: str, path: str | None, *, repair: str) -> None:
         """A rule is broken: an error, or a repair that gets a name."""
-        if self.rules.marker_errors == "strict":
+        if self.rules.caching.marker_errors == "strict":
             raise InvalidRequest(message, path=path)
         self.warnings.append(repair)
 

@@ -53,16 +53,16 @@ def plan(request: Request, rules: DialectRules) -> CachePlan:
         unmarked_ttl_s=_kept_s(request, rules),
         read=request.directives.read,
         store=request.directives.store,
-        max_age_s=request.directives.max_age_s,
+        max_read_age_s=request.directives.max_age_s,
     )
 
 
 def _kept_s(request: Request, rules: DialectRules) -> float:
     """`prompt_cache_retention` keeps prefixes without an entry longer, where they are kept at all
     and models have it."""
-    if rules.bills_writes or rules.unmarked_ttl_s == 0:
-        return rules.unmarked_ttl_s
-    return max(rules.unmarked_ttl_s, float(request.parameters.get("retention_s", 0.0)))
+    if rules.bills_writes or rules.caching.unmarked_ttl == 0:
+        return rules.caching.unmarked_ttl
+    return max(rules.caching.unmarked_ttl, float(request.parameters.get("retention_s", 0.0)))
 
 
 def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output: int) -> Usage:
@@ -74,7 +74,7 @@ def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output:
     """
     read = report.hit.offset if report.hit is not None else 0
     if plan.any_prefix:
-        if plan.read and plan.max_age_s is None:
+        if plan.read and plan.max_read_age_s is None:
             read = report.skipped - (report.shared if plan.single_flight == "write" else 0)
         read = read // rules.read_step * rules.read_step
         read = read if read >= rules.min_tokens else 0

@@ -17,7 +17,7 @@ from policies.rules import DialectRules
 def ordered(prompt: Prompt, rules: DialectRules) -> Prompt:
     """The prompt as the policy orders it. Marks stay at their places: a mark on the last tool is on
     whichever is last then."""
-    if rules.sort_tools:
+    if rules.caching.normalize.tool_order == "by_name":
         marks = [tool.cache for tool in prompt.tools]
         tools = sorted(prompt.tools, key=lambda tool: tool.name)
         placed = (
@@ -25,7 +25,7 @@ def ordered(prompt: Prompt, rules: DialectRules) -> Prompt:
             for tool, mark in zip(tools, marks, strict=True)
         )
         prompt = msgspec.structs.replace(prompt, tools=tuple(placed))
-    if rules.sort_keys:
+    if rules.caching.normalize.json_keys == "sort":
         sorted_tools = (
             msgspec.structs.replace(tool, parameters=sorted_json(tool.parameters))
             for tool in prompt.tools

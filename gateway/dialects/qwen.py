@@ -8,8 +8,6 @@ prefix, writes for free.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from engine.types import CachePlan, CacheReport
 from gateway.dialects import anthropic, openai
 from gateway.dialects.places import marks_of
@@ -33,4 +31,4 @@ def usage(report: CacheReport, rules: DialectRules, plan: CachePlan, num_output:
 
 
 def _implicit(rules: DialectRules) -> DialectRules:
-    return replace(rules, bills_writes=False)
+    return rules.model_copy(update={"bills_writes": False})

@@ -1,1 +1,1 @@
-"""What operators see and do over HTTP and in logs: administration, metrics, inventory."""
+"""The operators' side of the gateway: administration, metrics, inventory, logs."""

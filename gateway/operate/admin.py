@@ -1,6 +1,6 @@
-"""What operators and their machines ask of the gateway: alive, ready, how, how much.
+"""The routes for operators and their machines: liveness, readiness, health, metrics, version.
 
-Never of a provider's format.
+Never in a provider's format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STATS_TIMEOUT_S: Final = 1.0
 
 @runtime_checkable
 class HasStats(Protocol):
-    """A backend that can say what its engine counts."""
+    """A backend that has the numbers of its engine."""
 
     def stats(self) -> Awaitable[EngineStats | None]: ...
 
@@ -108,16 +108,16 @@ def package_version() -> str:
 
 
 async def all_stats(backends: Mapping[str, Backend]) -> dict[tuple[str, int], EngineStats | None]:
-    """What every worker counts, by model and number; see `engine_stats`. All are asked at once."""
+    """The numbers of every worker, by model and number, all asked at once; see `engine_stats`."""
     workers = workers_of(backends)
-    told = await asyncio.gather(*(engine_stats(worker.backend) for worker in workers))
+    answers = await asyncio.gather(*(engine_stats(worker.backend) for worker in workers))
     return {
-        (worker.model, worker.number): stats for worker, stats in zip(workers, told, strict=True)
+        (worker.model, worker.number): stats for worker, stats in zip(workers, answers, strict=True)
     }
 
 
 async def engine_stats(backend: Backend) -> EngineStats | None:
-    """What the backend's engine counts; None when it has none, or does not answer within
+    """The numbers of the backend's engine; None when it has none, or does not answer within
     `STATS_TIMEOUT_S`."""
     if not isinstance(backend, HasStats):
         return None

@@ -1,6 +1,6 @@
-"""The operators' routes about what is stored:
+"""The operators' routes about stored objects: `/admin/cache/*`.
 
-`/admin/cache/*`. JSON out, RFC 9457 errors, never in a provider's format.
+JSON out, RFC 9457 errors, never in a provider's format.
 
 Where the policy names tenants, a key sees and forgets its own tenant's objects; the operator's key,
 which follows from the gateway's secret, everyone's, and it alone pins. Without tenants the routes
@@ -36,7 +36,7 @@ from gateway.errors import (
 from gateway.http.body import read_body
 from gateway.http.problem import json_reply, problem
 from gateway.operate.admin import all_stats
-from gateway.operate.cache_pins import PinDone, PinRequest, change, named
+from gateway.operate.cache_pins import PinDone, PinRequest, find_entry, set_pinned
 from gateway.operate.inventory import Contents, EntryLine, Inventory, Verified, tenant_hash
 from gateway.serve.auth import api_key, authenticate
 from gateway.state.response_cache import ResponseCache
@@ -112,7 +112,7 @@ class CanFlush(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdminCaller:
-    """Who asks. `tenant` is None for the operator, who may see everything."""
+    """The owner of a request's key. `tenant` is None for the operator, who may see everything."""
 
     tenant: str | None
 
@@ -123,7 +123,7 @@ Route: TypeAlias = Callable[[web.Request, AdminCaller], Awaitable[web.StreamResp
 
 
 def operator_key(root_secret: bytes) -> str:
-    """The key of whoever can read the gateway's secret file."""
+    """The key of the operator, who can read the gateway's secret file."""
     return hmac.digest(root_secret, b"operator of this gateway", "sha256").hex()
 
 
@@ -148,17 +148,17 @@ class CacheAdmin:
 
     async def stat(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
         """Sizes of every place, and every engine's numbers."""
-        said = await all_stats(self.backends)
-        several = {model for model, number in said if number}
+        stats_of = await all_stats(self.backends)
+        several = {model for model, number in stats_of if number}
         engines = {
             f"{model}#{number}" if model in several else model: _numbers(stats)
-            for (model, number), stats in said.items()
+            for (model, number), stats in stats_of.items()
         }
         contents = await asyncio.to_thread(self.inventory.contents, self._hash(caller.tenant))
         return json_reply(Stat(engines, [*contents, *self._whole_answers(caller.tenant)]))
 
     async def entries(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
-        """What is promised to be cached, as far as it is stored."""
+        """The stored entries."""
 
         def listed() -> list[EntryLine]:
             lines = []
@@ -172,7 +172,7 @@ class CacheAdmin:
         return json_reply(Entries(lines[:MAX_ENTRIES], truncated=len(lines) > MAX_ENTRIES))
 
     async def flush(self, http: web.Request, caller: AdminCaller) -> web.StreamResponse:
-        """Forget what is cached for a tenant, or for everyone, in every tier of every engine."""
+        """Forget the cache of a tenant, or of everyone, in every tier of every engine."""
         wanted = await self._body(http, FlushRequest)
         if caller.tenant is not None and wanted.tenant not in (None, caller.tenant):
             raise Forbidden("a key forgets its own tenant's cache, no other's")
@@ -222,24 +222,24 @@ class CacheAdmin:
                 "pins take from what all tenants share: only the operator's key sets and ends them"
             )
         lines = await asyncio.to_thread(lambda: list(self.inventory.entries(self.clock())))
-        found = named(lines, digits)
-        told = (
-            await change(found, self._engines(), pinned=pinned)
+        found = find_entry(lines, digits)
+        result = (
+            await set_pinned(found, self._engines(), pinned=pinned)
             if isinstance(found, EntryLine)
             else found
         )
-        if isinstance(told, PinDone):
-            return json_reply(told)
+        if isinstance(result, PinDone):
+            return json_reply(result)
         content = {
             "type": "about:blank",
-            "title": told.title,
-            "status": told.status,
-            "detail": told.detail,
+            "title": result.title,
+            "status": result.status,
+            "detail": result.detail,
         }
-        return json_reply(content, told.status, "application/problem+json")
+        return json_reply(content, result.status, "application/problem+json")
 
     def _whole_answers(self, tenant: str | None) -> list[Contents]:
-        """What the cache of whole answers holds, as one place more."""
+        """The cache of whole answers, as one more place."""
         if not self.responses.enabled:
             return []
         tenants = Counter[str]()

@@ -28,8 +28,8 @@ class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PinDone(msgspec.Struct, frozen=True):
-    """Its answer: the whole key, and what pinned entries take and may take, in the engines that
-    have this one."""
+    """Its answer: the whole key, and the bytes that pinned entries take and may take, in the
+    engines that have this one."""
 
     key: str
     used_nbytes: int
@@ -45,14 +45,14 @@ class CanPin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why nothing was changed, as an HTTP status and for people."""
+    """The reason why nothing was changed, as an HTTP status and for people."""
 
     status: int
     title: str
     detail: str
 
 
-def named(lines: Iterable[EntryLine], digits: str) -> EntryLine | Refusal:
+def find_entry(lines: Iterable[EntryLine], digits: str) -> EntryLine | Refusal:
     """The one live entry whose key begins so. The same entry in several tiers is one."""
     wanted = digits.lower()
     if len(wanted) < MIN_DIGITS or not set(wanted) <= set("0123456789abcdef"):
@@ -81,28 +81,30 @@ def named(lines: Iterable[EntryLine], digits: str) -> EntryLine | Refusal:
     return next(iter(found.values()))
 
 
-async def change(line: EntryLine, backends: Iterable[object], *, pinned: bool) -> PinDone | Refusal:
+async def set_pinned(
+    line: EntryLine, backends: Iterable[object], *, pinned: bool
+) -> PinDone | Refusal:
     """Pin or unpin an entry in every engine that has it. Raises `GatewayError` when one does not
     answer."""
-    told = [
+    answers = [
         await backend.pin(line.stored_key, pinned=pinned)
         for backend in backends
         if isinstance(backend, CanPin)
     ]
-    done = [answer for answer in told if answer.outcome == "done"]
+    done = [answer for answer in answers if answer.outcome == "done"]
     if done:
         return PinDone(
             line.key,
             sum(each.used_nbytes for each in done),
             sum(each.budget_nbytes for each in done),
         )
-    for answer in told:
+    for answer in answers:
         if answer.outcome == "over_budget":
             used = (
                 f"{answer.used_nbytes} of {answer.budget_nbytes} bytes are taken (eviction.pinned)"
             )
             return Refusal(409, "OverBudget", f"pinned entries may not take so much: {used}")
-    absent = any(answer.outcome == "absent" for answer in told)
+    absent = any(answer.outcome == "absent" for answer in answers)
     word = "is not on the device now" if absent else "was not read since the engine started"
     return Refusal(
         409, "NotOnDevice", f"the entry {word}: send a request that reads it, then try again"

@@ -1,4 +1,4 @@
-"""What the tiers hold, by tenant and by entry, and whether it is whole:
+"""The stored objects by tenant and by entry, and their condition:
 for `pcg cache` and the operators' routes.
 
 Reads, and changes nothing. Never shows text or token ids: a tenant is the hash that begins its
@@ -16,7 +16,7 @@ from engine.cache.tiers.object_format import HEADER, StoredEntry, decode_entry, 
 from engine.cache.tree.namespace import NAMESPACE_NBYTES, namespace
 from engine.memory import Payload
 from engine.store.base import PINNED_UNTIL_S
-from gateway.operate.tier_readers import ListedObject, ObjectReading, TierObjects
+from engine.store.reader import ListedObject, ObjectReading, TierObjects
 
 MAX_ENTRY_NBYTES: Final = 16 * 1024
 """The object of an entry takes no more than this on any medium, so that larger ones need not be
@@ -28,7 +28,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What one place holds, and how it is. `tenants`: hash -> bytes."""
+    """The objects of one place in numbers, and its health. `tenants`: hash -> bytes."""
 
     tier: str
     where: str
@@ -65,8 +65,8 @@ class EntryLine:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """An object that is not what was stored, or that the medium does not give back. `key` is its
-    name in hexadecimal."""
+    """An object that differs from the stored one, or that the medium does not give back. `key` is
+    its name in hexadecimal."""
 
     tier: str
     where: str
@@ -76,7 +76,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a verification found. Objects that went away while it ran are neither whole nor
+    """The result of a verification. Objects that went away while it ran are neither whole nor
     damaged."""
 
     num_whole: int
@@ -85,8 +85,8 @@ class Verified:
 
 
 def tenant_hash(root_secret: bytes, tenant: str) -> str:
-    """How the tiers call a tenant: the same for all models, and nobody can tell the tenant from
-    it."""
+    """The name of a tenant in the tiers: the same for all models, and nobody can tell the tenant
+    from it."""
     return namespace(root_secret, tenant).hex()
 
 
@@ -105,22 +105,22 @@ class Inventory:
     loop.
     """
 
-    shelves: tuple[TierObjects, ...] = ()
+    places: tuple[TierObjects, ...] = ()
     unwrap: Callable[[bytes, Payload], Payload | None] = as_stored
 
     def contents(self, tenant: str | None = None) -> list[Contents]:
         """Sizes, from names alone: nothing is opened."""
-        return [_contents(shelf, _of(shelf, tenant)) for shelf in self.shelves]
+        return [_contents(place, _of(place, tenant)) for place in self.places]
 
     def entries(self, now_s: float, tenant: str | None = None) -> Iterator[EntryLine]:
         """Every entry stored, expired ones included. The same entry may be in several tiers."""
-        for shelf in self.shelves:
-            for listed in _of(shelf, tenant):
-                entry = self._entry(shelf, listed)
+        for place in self.places:
+            for listed in _of(place, tenant):
+                entry = self._entry(place, listed)
                 if entry is not None:
                     is_pinned = entry.expires_at_s >= PINNED_UNTIL_S
                     yield EntryLine(
-                        tier=shelf.tier,
+                        tier=place.tier,
                         tenant=_tenant(listed.key),
                         position=entry.position,
                         offset=entry.offset,
@@ -133,16 +133,16 @@ class Inventory:
 
     def verify(self, progress: Progress, tenant: str | None = None) -> Verified:
         """Read every object and check all its checksums."""
-        listed = [(shelf, item) for shelf in self.shelves for item in _of(shelf, tenant)]
+        listed = [(place, item) for place in self.places for item in _of(place, tenant)]
         total_nbytes = sum(item.nbytes for _, item in listed)
         done_nbytes = num_whole = whole_nbytes = 0
         damaged = []
         progress(0, total_nbytes)
-        for shelf, item in listed:
-            reading = shelf.read(item.key)
+        for place, item in listed:
+            reading = place.read(item.key)
             problem = self._problem(item.key, reading)
             if problem is not None:
-                damaged.append(Damage(shelf.tier, shelf.where, item.key.hex(), problem))
+                damaged.append(Damage(place.tier, place.where, item.key.hex(), problem))
             elif reading.condition == "whole":
                 num_whole += 1
                 whole_nbytes += item.nbytes
@@ -151,7 +151,7 @@ class Inventory:
         return Verified(num_whole, whole_nbytes, tuple(damaged))
 
     def _problem(self, key: bytes, reading: ObjectReading) -> str | None:
-        """What is wrong with an object; None for one that is whole or gone."""
+        """The fault of an object; None for one that is whole or gone."""
         match reading.condition:
             case "gone":
                 return None
@@ -164,10 +164,10 @@ class Inventory:
                 is_ours = payload is not None and is_intact(key, payload)
                 return None if is_ours else "not what this gateway stores under this key"
 
-    def _entry(self, shelf: TierObjects, listed: ListedObject) -> StoredEntry | None:
+    def _entry(self, place: TierObjects, listed: ListedObject) -> StoredEntry | None:
         if listed.nbytes > MAX_ENTRY_NBYTES:
             return None
-        reading = shelf.read(listed.key)
+        reading = place.read(listed.key)
         payload = self.unwrap(listed.key, reading.payload) if reading.condition == "whole" else None
         if payload is None or not is_intact(listed.key, payload):
             return None
@@ -175,19 +175,19 @@ class Inventory:
         return decode_entry(memoryview(payload)[HEADER.size + fingerprint_nbytes + ids_nbytes :])
 
 
-def _of(shelf: TierObjects, tenant: str | None) -> Iterable[ListedObject]:
-    return (listed for listed in shelf.list() if tenant is None or _tenant(listed.key) == tenant)
+def _of(place: TierObjects, tenant: str | None) -> Iterable[ListedObject]:
+    return (listed for listed in place.list() if tenant is None or _tenant(listed.key) == tenant)
 
 
-def _contents(shelf: TierObjects, items: Iterable[ListedObject]) -> Contents:
+def _contents(place: TierObjects, items: Iterable[ListedObject]) -> Contents:
     num_objects, tenants = 0, Counter[str]()
     for item in items:
         num_objects += 1
         tenants[_tenant(item.key)] += item.nbytes
-    health = shelf.health()
+    health = place.health()
     return Contents(
-        shelf.tier,
-        shelf.where,
+        place.tier,
+        place.where,
         num_objects,
         tenants.total(),
         dict(tenants),

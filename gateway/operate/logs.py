@@ -1,4 +1,4 @@
-"""How the gateway speaks to its operator: one line per request on standard error.
+"""The log: one line per request on standard error.
 
 Never prompt text, completions or keys.
 """
@@ -38,8 +38,8 @@ def set_up_logging(stream: TextIO | None = None, level: int = logging.INFO) -> N
 
 
 class _Lines(structlog.WriteLogger):
-    """Where a line cannot be written, because the disk is full or nobody reads the pipe any more,
-    it is lost, and nothing else: what is being done does not fail for it."""
+    """Lines of the log. One that cannot be written, because the disk is full or nobody reads the
+    pipe any more, is lost without an error."""
 
     def msg(self, message: str) -> None:
         with contextlib.suppress(OSError):
@@ -50,8 +50,8 @@ class _Lines(structlog.WriteLogger):
 
 
 class KindAndPlace(logging.Logger):
-    """For a library that quotes what it cannot read, which may be a prompt or a key: of an error
-    the log gets its class and where it was raised. Everything else the library says is dropped."""
+    """A logger for libraries whose messages may quote a prompt or a key: of an error the log gets
+    its class and the place where it was raised. All other records are dropped."""
 
     def handle(self, record: logging.LogRecord) -> None:
         error, trace = record.exc_info[1:] if record.exc_info else (None, None)

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from engine.messages import EngineStats
 from gateway.bill.headers import Bill, ttl_name
 from gateway.bill.record import Record
-from gateway.operate.engine_metrics import WORKER, Described, engine_metrics, known_values
+from gateway.operate.engine_metrics import WORKER, MetricDescription, engine_metrics, known_values
 from gateway.upstream.reported import ReportedBill
 
-__all__ = ["CONTENT_TYPE", "Described", "Metrics"]
+__all__ = ["CONTENT_TYPE", "MetricDescription", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -36,7 +36,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._shown = CollectorRegistry()
         self._shown.register(_WithoutCreated(self.registry))
-        self._described: list[Described] = []
+        self._described: list[MetricDescription] = []
         self._requests = self._counter(
             "pcg_requests",
             "Requests answered, by outcome.",
@@ -70,7 +70,7 @@ class Metrics:
         self._responses = self._counter(
             "pcg_response_lookup", "Requests by what the cache of whole answers did.", "result"
         )
-        self._replayed = self._counter(
+        self._response_saved = self._counter(
             "pcg_response_saved_usd", "What answers given again cost when they were made, in USD."
         )
         self._ttft = self._histogram(
@@ -87,13 +87,13 @@ class Metrics:
             "Requests changed on the client's behalf, by warning.",
             "warning",
         )
-        self._noted = self._counter(
+        self._usage_notes = self._counter(
             "pcg_usage_notes",
             "Requests whose bill rests on numbers that an upstream did not tell, by what was "
             "missing.",
             "note",
         )
-        self._passed = self._counter(
+        self._upstream = self._counter(
             "pcg_upstream_requests",
             "Requests passed to an upstream, by outcome.",
             "upstream",
@@ -107,7 +107,9 @@ class Metrics:
             "every request waits at least.",
             _LAG_SECONDS,
         )
-        self._kept = self._gauge("pcg_response_bytes", "Bytes of answers that may be given again.")
+        self._response_bytes = self._gauge(
+            "pcg_response_bytes", "Bytes of answers that may be given again."
+        )
         self._restarts = self._counter(
             "pcg_worker_restarts", "Engine workers started to replace one that died.", *WORKER
         )
@@ -123,9 +125,9 @@ class Metrics:
         )
         self._engine = _EngineCollector()
         self.registry.register(self._engine)
-        self._described += [shown.described for shown in engine_metrics()]
+        self._described += engine_metrics()
 
-    def describe(self) -> tuple[Described, ...]:
+    def describe(self) -> tuple[MetricDescription, ...]:
         """Every metric this gateway can show, engine included, in the order of `/metrics`."""
         return tuple(self._described)
 
@@ -135,10 +137,10 @@ class Metrics:
         num_inflight: int,
         response_nbytes: int = 0,
     ) -> bytes:
-        """The text exposition format. `engines` holds what each worker, named by its model and
-        number, said now; None: it is not serving."""
+        """The text exposition format. `engines` holds the numbers of each worker, by its model and
+        number; None: it is not serving."""
         self._inflight.set(num_inflight)
-        self._kept.set(response_nbytes)
+        self._response_bytes.set(response_nbytes)
         for (model, number), stats in engines.items():
             self._up.labels(model, number).set(stats is not None)
             self._restarts.labels(model, number)
@@ -167,11 +169,11 @@ class Metrics:
         for warning in record.warnings:
             self._changed.labels(warning).inc()
         if record.upstream is not None:
-            self._passed.labels(
+            self._upstream.labels(
                 record.upstream, f"{record.status // 100}xx", record.error or ""
             ).inc()
         for note in record.notes:
-            self._noted.labels(note).inc()
+            self._usage_notes.labels(note).inc()
         bill = record.bill
         word = "unknown" if bill is None else bill.word
         if record.ttft_s is not None:
@@ -179,7 +181,7 @@ class Metrics:
         if isinstance(bill, Bill) and bill.lookup is not None:
             self._responses.labels(bill.lookup.outcome).inc()
         if isinstance(bill, Bill) and bill.replayed:
-            self._replayed.inc(float(bill.charge.saved))
+            self._response_saved.inc(float(bill.charge.saved))
         elif bill is not None:
             self._lookups.labels(word.replace("-", "_")).inc()
             self._add_bill(bill)
@@ -199,26 +201,25 @@ class Metrics:
         for ttl_s, num_tokens in usage.cache_write:
             self._prompt.labels(f"write_{ttl_name(ttl_s, bill.rules)}").inc(num_tokens)
         self._output.inc(usage.output)
-        for kind in ("input", "cache_read", "cache_write", "output", "storage"):
+        for kind in ("input", "cache_read", "cache_write", "output"):
             self._cost.labels(kind).inc(float(getattr(charge, kind)))
         (self._saved if charge.saved >= 0 else self._premium).inc(float(abs(charge.saved)))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        self._described.append(Described(f"{name}_total", "counter", labels, text))
+        self._described.append(MetricDescription(f"{name}_total", "counter", labels, text))
         return Counter(name, text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        self._described.append(Described(name, "gauge", labels, text))
+        self._described.append(MetricDescription(name, "gauge", labels, text))
         return Gauge(name, text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-        self._described.append(Described(name, "histogram", labels, text))
+        self._described.append(MetricDescription(name, "histogram", labels, text))
         return Histogram(name, text, labels, registry=self.registry, buckets=tuple(buckets))
 
 
 class _WithoutCreated:
-    """A registry's metrics without the time each series began, which would be half of all lines and
-    serve nobody."""
+    """A registry's metrics without the time each series began, which would be half of all lines."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -238,14 +239,20 @@ class _EngineCollector:
         self.latest: Mapping[tuple[str, int], EngineStats | None] = {}
 
     def describe(self) -> Iterator[Metric]:
-        return (shown.family() for shown in engine_metrics())
+        return map(_family, engine_metrics())
 
     def collect(self) -> Iterator[Metric]:
-        for shown in engine_metrics():
-            family = shown.family()
+        for metric, sources in engine_metrics().items():
+            family = _family(metric)
             for (model, number), stats in self.latest.items():
                 values = {} if stats is None else known_values(stats)
-                for key, labels in shown.sources.items():
+                for key, labels in sources.items():
                     if key in values:
                         family.add_metric((model, str(number), *labels), values[key])
             yield family
+
+
+def _family(metric: MetricDescription) -> CounterMetricFamily | GaugeMetricFamily:
+    """An engine's metric without samples yet."""
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    return kind(metric.name, metric.help, labels=metric.labels)

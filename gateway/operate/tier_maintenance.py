@@ -1,5 +1,5 @@
-"""From engines' configurations to what they have stored: an inventory to read,
-and a way to empty it while no engine runs.
+"""An inventory of the objects that engines have stored,
+and a way to empty their tiers while no engine runs.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import msgspec
 
@@ -17,42 +16,44 @@ from engine.config import EngineConfig
 from engine.memory import Payload
 from engine.store.base import Item, NamedStore, delete_prefix
 from engine.store.errors import StoreError
+from engine.store.kind import TierSpec
+from engine.store.kinds import TIER_KINDS
 from engine.store.memory import MemoryStore
 from engine.store.open import open_tiers
+from engine.store.reader import StoreObjects, TierObjects
 from gateway.operate.inventory import Inventory
-from gateway.operate.tier_readers import FolderObjects, StoreObjects, TierObjects
-from policies.redis_url import RedisUrl
 
 try:
     from engine.store.encrypted import EncryptedStore
-except (
-    ModuleNotFoundError
-):  # the `encrypt` extra is not installed: what is encrypted can't be told from what is foreign
+except ModuleNotFoundError:
+    # Without the `encrypt` extra encrypted objects cannot be told from foreign ones.
     EncryptedStore = None  # type: ignore[assignment, misc]
 
 
 @contextmanager
 def open_inventory(engines: Iterable[EngineConfig]) -> Iterator[Inventory]:
-    """What these engines have in their SSD folders and in Redis; a server that several share is
-    there once.
+    """The inventory of these engines; a place that several share is in it once.
 
     Takes no lock, so engines may run meanwhile. Raises `StoreError` where a library is missing; a
     server that does not answer holds nothing.
     """
     with ExitStack() as stack:
-        shelves: dict[tuple[str, str], TierObjects] = {}
+        places = []
         secret = b""
-        for config in engines:
+        for spec, config in _places(engines).items():
             secret = config.root_secret
-            if config.ssd_path is not None:
-                shelves["ssd", config.ssd_path] = FolderObjects(Path(config.ssd_path))
-            if config.redis_url is not None and ("redis", config.redis_url) not in shelves:
-                remote = msgspec.structs.replace(config, ram_nbytes=0, ssd_path=None)
-                (redis,) = stack.enter_context(open_tiers(remote))
-                shelves["redis", config.redis_url] = StoreObjects(
-                    "redis", RedisUrl.parse(config.redis_url).host, redis.store
-                )
-        yield Inventory(tuple(shelves.values()), lambda key, payload: unwrap(secret, key, payload))
+            places.append(stack.enter_context(_open_place(spec, config)))
+        yield Inventory(tuple(places), lambda key, payload: unwrap(secret, key, payload))
+
+
+@contextmanager
+def _open_place(spec: TierSpec, config: EngineConfig) -> Iterator[TierObjects]:
+    reader = TIER_KINDS[spec.kind].reader
+    if reader is not None:
+        yield reader(spec)
+        return
+    with open_tiers(_with_tier(config, spec)) as (tier,):
+        yield StoreObjects(tier.name, spec.where or "", tier.store)
 
 
 def unwrap(secret: bytes, key: bytes, payload: Payload) -> Payload | None:
@@ -68,23 +69,26 @@ def unwrap(secret: bytes, key: bytes, payload: Payload) -> Payload | None:
 
 
 def forget(engines: Iterable[EngineConfig], tenant: str | None) -> int:
-    """Delete what is stored for a tenant, or for everyone, from SSD and Redis; how many objects
-    that were.
+    """Delete the objects of a tenant, or of everyone, from every place; returns their number.
 
-    Raises `StoreBusy` while an engine has a folder, and `StoreError` when a tier did not do as
-    told.
+    Raises `StoreBusy` while an engine has a folder, and `StoreError` when a tier did not delete
+    them all.
     """
     num_forgotten = 0
-    done: set[str] = set()
-    for config in engines:
-        redis_url = None if config.redis_url in done else config.redis_url
-        done.add(config.redis_url or "")
+    for spec, config in _places(engines).items():
         prefix = b"" if tenant is None else namespace(config.root_secret, tenant)
-        with open_tiers(
-            msgspec.structs.replace(config, ram_nbytes=0, redis_url=redis_url)
-        ) as tiers:
-            num_forgotten += sum(_forget(tier, prefix) for tier in tiers)
+        with open_tiers(_with_tier(config, spec)) as (tier,):
+            num_forgotten += _forget(tier, prefix)
     return num_forgotten
+
+
+def _places(engines: Iterable[EngineConfig]) -> dict[TierSpec, EngineConfig]:
+    """Every tier that outlives its engine, with the configuration of one engine that has it."""
+    return {spec: config for config in engines for spec in config.tiers if spec.where is not None}
+
+
+def _with_tier(config: EngineConfig, spec: TierSpec) -> EngineConfig:
+    return msgspec.structs.replace(config, tiers=(spec,))
 
 
 def _forget(tier: NamedStore, prefix: bytes) -> int:

@@ -313,7 +313,7 @@ def _planned(
         request,
         tenant=tenant,
         plan=dialect.plan(request, rules),
-        ttl_classes=dict(rules.ttl_classes),
+        ttl_classes=dict(rules.lifetimes),
         usage_fields=rules.usage_fields,
         started_at_s=call.started_at_s,
         routing_key=routing_key(tenant, call.headers, request.parameters),

@@ -6,7 +6,7 @@ Usage is collected from a copy, while the answer goes on to the client.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -60,9 +60,7 @@ def reported_bill(
 ) -> ReportedBill:
     """Every written token is priced at its own TTL class, and at the default one where that was not
     reported."""
-    lifetimes = {
-        name: rules.ttl_classes.get(name, parse_duration(name)) for name in reported.writes
-    }
+    lifetimes = {name: rules.lifetimes.get(name, parse_duration(name)) for name in reported.writes}
     written = {lifetimes[name]: tokens for name, tokens in reported.writes.items()}
     if reported.unclassed:
         written[rules.default_ttl_s] = written.get(rules.default_ttl_s, 0) + reported.unclassed
@@ -76,7 +74,7 @@ def reported_bill(
     notes: list[Note] = [] if known else ["cache_usage_unknown"]
     if (
         reported.unclassed
-        and len({prices.write_multiplier(ttl_s) for ttl_s in rules.ttl_classes.values()}) > 1
+        and len({prices.write_multiplier(ttl_s) for ttl_s in rules.lifetimes.values()}) > 1
     ):
         notes.append("price_estimated")
     if reported.anomaly:
@@ -85,7 +83,7 @@ def reported_bill(
         upstream=upstream,
         usage=usage,
         cache_known=known,
-        rules=replace(rules, ttl_classes={**rules.ttl_classes, **lifetimes}),
+        rules=rules.model_copy(update={"lifetimes": {**rules.lifetimes, **lifetimes}}),
         charge=charge(usage, prices),
         price_version=prices.version,
         notes=tuple(notes),

@@ -13,7 +13,7 @@ from rich.console import Console
 from bench.soak import Pace, row
 from bench.soaking import Answer, Conversation, Findings, SoakSizes, Watch, compare
 from engine.types import CacheReport
-from gateway.tiers import occupied_nbytes
+from gateway.ssd_shares import occupied_nbytes
 
 BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 SIZES = SoakSizes(num_turns=1, context=100, max_tokens=3)

@@ -144,19 +144,19 @@ def test_an_entry_from_before_the_limit_gets_one_when_it_is_marked() -> None:
 
 
 def test_only_what_was_written_lately_is_read_when_the_client_says_so() -> None:
-    """`max_age_s` counts from the writing, not from the last read; what was too old is written
+    """`max_read_age_s` counts from the writing, not from the last read; what was too old is written
     anew, and then is not."""
     rig = Rig()
     plan = marked(SYSTEM)
     ask(rig, [1, 2, 3], plan)
     rig.advance(200)
     assert ask(rig, [4, 5, 6], plan).hit is not None
-    assert ask(rig, [4, 5, 6], replace(plan, max_age_s=200.0)).hit is not None
+    assert ask(rig, [4, 5, 6], replace(plan, max_read_age_s=200.0)).hit is not None
     rig.advance(1)
-    report = ask(rig, [7, 8, 9], replace(plan, max_age_s=200.0))
+    report = ask(rig, [7, 8, 9], replace(plan, max_read_age_s=200.0))
     assert (report.hit, report.skipped) == (None, 22)
-    assert ask(rig, [7, 8, 9], replace(plan, max_age_s=0.0)).hit is not None
-    assert ask(rig, [7, 8, 9], replace(ANY, max_age_s=3600.0)).hit is None, (
+    assert ask(rig, [7, 8, 9], replace(plan, max_read_age_s=0.0)).hit is not None
+    assert ask(rig, [7, 8, 9], replace(ANY, max_read_age_s=3600.0)).hit is None, (
         "of KV without an entry nobody knows the age"
     )
 

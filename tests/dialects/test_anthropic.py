@@ -10,6 +10,7 @@ from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart, 
 from engine.types import Boundary, CachePlan, CacheReport, Hit, PlannedEntry, Sampling
 from gateway.request import Directives, Request
 from policies.pricing import Usage
+from policies.sections import TtlPolicy
 from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
@@ -74,7 +75,7 @@ def test_the_operator_limits_what_a_plan_promises() -> None:
         assert {(e.upgrade, e.max_age_s) for e in dialects.plan(request, base).writable} == {
             (True, None)
         }
-        limited = rules(base, upgrade_ttl=False, max_age_s=900.0)
+        limited = rules(base, ttl=TtlPolicy(upgrade="never", max_age=900.0))
         assert {(e.upgrade, e.max_age_s) for e in dialects.plan(request, limited).writable} == {
             (False, 900.0)
         }

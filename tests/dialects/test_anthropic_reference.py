@@ -148,7 +148,7 @@ def rendered(asked: Asked) -> RenderedPrompt:
 def run(rig: Rig, asked: Asked, base: int) -> Usage:
     """One request through the real dialect and the real cache, without a model and without looking
     at every invariant."""
-    based = rules(ANTHROPIC, min_tokens=MINIMUM, lookback=LOOKBACK, unmarked_ttl_s=float(base))
+    based = rules(ANTHROPIC, min_tokens=MINIMUM, lookback=LOOKBACK, unmarked_ttl=float(base))
     normal = dialects.normalize(request(asked), based)
     plan = dialects.plan(normal, based)
     prompt, cache = rendered(asked), rig.cache

@@ -16,6 +16,7 @@ from engine.prompt.types import Position
 from engine.types import Boundary, CachePlan, CacheReport, Hit, Miss, PlannedEntry
 from gateway.bill.headers import Bill, billing_headers, headers_without_counts, ttl_name
 from policies.pricing import Charge
+from policies.sections import TtlPolicy
 from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, EARLIER_OPENAI, OPENAI, rules
 
@@ -166,7 +167,9 @@ def test_the_ttl_ends_with_the_greatest_age() -> None:
     for max_age_s, ttl_s in ((None, 300), (900.0, 300), (120.0, 120)):
         assert (
             f"; ttl={ttl_s}; "
-            in headers(COLD, PLAN, rules(ANTHROPIC, max_age_s=max_age_s))["Cache-Status"]
+            in headers(COLD, PLAN, rules(ANTHROPIC, ttl=TtlPolicy(max_age=max_age_s)))[
+                "Cache-Status"
+            ]
         )
 
 

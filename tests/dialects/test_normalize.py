@@ -15,6 +15,7 @@ from gateway.request import Request
 from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.openai import CHAT_WIRE
 from policies.rules import DialectRules
+from policies.sections import NormalizePolicy
 from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
@@ -252,7 +253,9 @@ def test_the_nonce_stays_where_the_policy_says_so() -> None:
     """`normalize.billing_nonce: keep`."""
     request = parsed(system=[text(NONCE.format("a1b", "fa690"))])
     assert (
-        dialects.normalize(request, rules(ANTHROPIC, drop_billing_nonce=False)).prompt
+        dialects.normalize(
+            request, rules(ANTHROPIC, normalize=NormalizePolicy(billing_nonce="keep"))
+        ).prompt
         == request.prompt
     )
 

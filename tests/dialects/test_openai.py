@@ -265,11 +265,11 @@ def test_retention_keeps_prefixes_of_earlier_models() -> None:
     """24 hours where prefixes are kept without an entry; newer models have TTLs instead, and 0
     stays 0."""
     assert plan(user(), base=EARLIER_OPENAI, retention_s=86400.0).unmarked_ttl_s == 86400.0
-    assert plan(user(), base=EARLIER_OPENAI).unmarked_ttl_s == EARLIER_OPENAI.unmarked_ttl_s
-    assert plan(user(), retention_s=86400.0).unmarked_ttl_s == OPENAI.unmarked_ttl_s
+    assert plan(user(), base=EARLIER_OPENAI).unmarked_ttl_s == EARLIER_OPENAI.caching.unmarked_ttl
+    assert plan(user(), retention_s=86400.0).unmarked_ttl_s == OPENAI.caching.unmarked_ttl
     assert (
         plan(
-            user(), base=rules(EARLIER_OPENAI, unmarked_ttl_s=0.0), retention_s=86400.0
+            user(), base=rules(EARLIER_OPENAI, unmarked_ttl=0.0), retention_s=86400.0
         ).unmarked_ttl_s
         == 0
     )

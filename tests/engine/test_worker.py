@@ -45,6 +45,7 @@ from engine.messages import (
 )
 from engine.native.library import why_not_native
 from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart
+from engine.store.disk.kind import SsdSpec
 from engine.types import CachePlan, CacheReport, PlannedEntry, Sampling
 from engine.worker import ExitReason, serve, stop_reading
 from tests.fakes.harness import MakeEngine, Wiring
@@ -353,7 +354,7 @@ def test_a_killed_worker_leaves_what_the_next_one_reads(served_model: Path, tmp_
     """After kill -9 a new process reads the entry from its files: the same answer, the same time
     left, not computed again."""
     config_json = msgspec.json.encode(
-        config(served_model, exact="on", ssd_path=str(tmp_path), ssd_nbytes=256 * 1024**2)
+        config(served_model, exact="on", tiers=(SsdSpec(str(tmp_path), 256 * 1024**2),))
     )
     before, after = ask_and_kill(config_json), ask_and_kill(config_json)
     for _ in range(5):

@@ -16,9 +16,7 @@ import socket
 import sys
 from pathlib import Path
 
-import msgspec
-
-from engine.config import EngineConfig
+from engine.config import decode_config
 from engine.messages import (
     LENGTH,
     PROTOCOL_VERSION,
@@ -45,6 +43,7 @@ from engine.messages import (
     encode_frame,
 )
 from engine.prompt.types import Prompt, TextPart
+from engine.store.kinds import TIER_KINDS
 from engine.types import CacheReport
 
 
@@ -130,7 +129,7 @@ def read_exactly(peer: socket.socket, nbytes: int) -> bytes:
 
 
 def main(mode: str, path: str) -> None:
-    config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    config = decode_config(sys.stdin.buffer.read(), TIER_KINDS)
     if mode == "exit":
         sys.exit(7)
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -15,9 +15,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.messages import Pinned
+from engine.store.disk.kind import SsdSpec
 from engine.types import PinOutcome
 from gateway.operate.cache_admin import operator_key
-from gateway.operate.cache_pins import Refusal, change
+from gateway.operate.cache_pins import Refusal, set_pinned
 from gateway.operate.inventory import EntryLine, tenant_hash
 from gateway.operate.tier_maintenance import open_inventory
 from tests.fakes.backend import ScriptedBackend
@@ -66,7 +67,7 @@ async def stocked(
     fill(folder, [item for tenant in tenants for item in objects(tenant, EXPIRES_AT_S)])
     backend = FlushableBackend()
     engine = EngineConfig(
-        model="m", model_path="", root_secret=SECRET, ssd_path=str(folder), ssd_nbytes=CAP
+        model="m", model_path="", root_secret=SECRET, tiers=(SsdSpec(str(folder), CAP),)
     )
     with open_inventory([engine]) as inventory:
         async with serving(backend, policy, inventory=inventory, root_secret=SECRET) as served:
@@ -243,7 +244,7 @@ async def test_every_worker_that_has_an_entry_pins_it(
 ) -> None:
     """What is told is the sum over those that did; only where none did, why."""
     line = EntryLine("ssd", "00" * 8, "system/0", 9, 300.0, 200.0, 500, key="ab" * 8)
-    told = await change(line, [Pinning(outcome) for outcome in outcomes], pinned=True)
+    told = await set_pinned(line, [Pinning(outcome) for outcome in outcomes], pinned=True)
     assert (
         told.title if isinstance(told, Refusal) else (told.used_nbytes, told.budget_nbytes)
     ) == wanted

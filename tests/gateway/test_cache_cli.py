@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from engine.store.base import PINNED_UNTIL_S, Item
+from engine.store.disk.reader import FolderObjects
 from engine.store.disk.store import DiskStore
 from gateway.cli.admin_client import is_gateway
 from gateway.cli.main import main
 from gateway.config import read_settings, root_secret
 from gateway.operate.inventory import Inventory
-from gateway.operate.tier_readers import FolderObjects
 from tests.gateway.serving import serving
 from tests.gateway.stocked import CAP, fill, flip, objects, path_of
 from tests.gateway.test_cache_admin import FlushableBackend
@@ -154,7 +154,10 @@ async def test_a_running_gateway_pins(home: Path, capsys: pytest.CaptureFixture[
     backend = FlushableBackend()
     stored = contents("zeta")[-1]
     async with serving(
-        backend, POLICY, inventory=Inventory((FolderObjects(folder(home)),)), root_secret=secret()
+        backend,
+        POLICY,
+        inventory=Inventory((FolderObjects("ssd", folder(home)),)),
+        root_secret=secret(),
     ) as served:
         options = ["--url", served.url]
         assert await asyncio.to_thread(run, "ls", *options) == 0
@@ -190,7 +193,7 @@ async def test_a_running_gateway_is_asked(
     """With the operator's key from the secret file, or with a tenant's: then about that tenant
     alone."""
     backend = FlushableBackend()
-    inventory = Inventory((FolderObjects(folder(home)),))
+    inventory = Inventory((FolderObjects("ssd", folder(home)),))
     more = ["--key", key] if key else []
     async with serving(backend, POLICY, inventory=inventory, root_secret=secret()) as served:
         for verb, number in (

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.store.disk.kind import SsdSpec
+from engine.store.memory_kind import RamSpec
+from engine.store.redis.kind import RedisSpec
 from gateway.clock import FileClock, SystemClock
 from gateway.config import (
     ConfigError,
@@ -18,7 +21,7 @@ from gateway.config import (
     read_settings,
     root_secret,
 )
-from gateway.tiers import folder_name, leftovers, occupied_nbytes, ssd_shares
+from gateway.ssd_shares import folder_name, leftovers, occupied_nbytes, ssd_shares
 from policies.errors import PolicyError
 from tests.gateway.serving import make_policy
 
@@ -145,7 +148,7 @@ def test_the_engine_is_set_up_as_the_policy_says(tmp_path: Path) -> None:
     )
     assert (config.max_sequences, config.max_step_tokens, config.max_queue) == (2, 64, 3)
     assert (config.mixed_tokens, config.speculation) == (16, "off")
-    assert (config.eviction, config.ram_nbytes, config.force_ram) == ("lru", 1024**2, True)
+    assert (config.eviction, config.tiers[0], config.force_store) == ("lru", RamSpec(1024**2), True)
 
 
 def test_the_tiers_are_set_up_as_the_policy_says(tmp_path: Path) -> None:
@@ -161,24 +164,19 @@ def test_the_tiers_are_set_up_as_the_policy_says(tmp_path: Path) -> None:
         for model in policy.models
         for config in engine_configs(policy, model, tmp_path, b"s" * 32)
     ]
-    assert [config.ssd_path for config in configs] == [
-        str(tmp_path / "a"),
-        str(tmp_path / "org%2Fb"),
+    redis = RedisSpec("redis://:word@host", 0.02, "x:", host="host:6379")
+    assert [config.tiers for config in configs] == [
+        (SsdSpec(str(tmp_path / name), 2 * 1024**2, 1024**2, "cost"), redis)
+        for name in ("a", "org%2Fb")
     ]
-    assert {config.ssd_nbytes for config in configs} == {2 * 1024**2}
-    assert (configs[0].ssd_min_free_nbytes, configs[0].encrypt) == (1024**2, True)
-    assert (configs[0].redis_url, configs[0].redis_timeout_s, configs[0].redis_prefix) == (
-        "redis://:word@host",
-        0.02,
-        "x:",
-    )
+    assert configs[0].encrypt
 
 
 def test_tiers_can_be_off(tmp_path: Path) -> None:
     """No bytes: no folder. No URL: no Redis."""
     policy = make_policy(f"tiers: {{ssd: {{path: {tmp_path}, bytes: 0}}}}")
     (config,) = engine_configs(policy, policy.models[0], tmp_path, b"s" * 32)
-    assert (config.ssd_path, config.ssd_nbytes, config.redis_url) == (None, 0, None)
+    assert config.tiers == ()
 
 
 def test_what_else_lies_in_the_folder_counts_against_the_cap(tmp_path: Path) -> None:
@@ -213,15 +211,14 @@ def test_workers_share_what_a_model_gets(tmp_path: Path, monkeypatch: pytest.Mon
     assert [config.device for config in configs] == ["cuda:0", "cuda:1", "cuda:0"]
     assert [config.kv_nbytes for config in configs] == [3 * 1024**2, 6 * 1024**2, 3 * 1024**2]
     assert {config.kv_share for config in configs} == {0.0}
-    assert [config.ssd_path for config in configs] == [
-        str(tmp_path / name) for name in ("m", "m#1", "m#2")
+    min_free = policy.tiers.ssd.min_free
+    assert [config.tiers for config in configs] == [
+        (RamSpec(1024**2), SsdSpec(str(tmp_path / name), 2 * 1024**2, min_free, "cost"))
+        for name in ("m", "m#1", "m#2")
     ]
-    assert {config.ssd_nbytes for config in configs} == {2 * 1024**2}
-    assert {(config.ram_nbytes, config.pin_nbytes, config.num_threads) for config in configs} == {
-        (1024**2, 1024**2, 2)
-    }
+    assert {(config.pin_nbytes, config.num_threads) for config in configs} == {(1024**2, 2)}
     (alone,) = engine_configs(policy, policy.models[1], tmp_path, b"s" * 32)
-    assert (alone.num_threads, alone.ssd_nbytes, alone.device) == (0, 6 * 1024**2, "auto")
+    assert (alone.num_threads, alone.tiers[1].nbytes, alone.device) == (0, 6 * 1024**2, "auto")
 
 
 def test_workers_share_a_share_of_their_device(tmp_path: Path) -> None:

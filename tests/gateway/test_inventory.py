@@ -12,8 +12,10 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig
+from engine.store.disk.kind import SsdSpec
 from engine.store.disk.store import DiskStore
 from engine.store.errors import StoreBusy, StoreError
+from engine.store.redis.kind import RedisSpec
 from gateway.operate.inventory import Inventory, tenant_hash
 from gateway.operate.tier_maintenance import forget, open_inventory
 from tests.gateway.stocked import CAP, SECRET, SPAN_NBYTES, fill, flip, objects, path_of
@@ -24,7 +26,7 @@ NOW_S = 1_700_000_000.0
 def config(folder: Path, **more: object) -> EngineConfig:
     """An engine whose SSD tier is `folder`."""
     engine = EngineConfig(
-        model="m", model_path="", root_secret=SECRET, ssd_path=str(folder), ssd_nbytes=CAP
+        model="m", model_path="", root_secret=SECRET, tiers=(SsdSpec(str(folder), CAP),)
     )
     return msgspec.structs.replace(engine, **more)
 
@@ -173,7 +175,7 @@ def test_nothing_is_forgotten_behind_an_engines_back(tmp_path: Path) -> None:
 
 def test_a_redis_that_does_not_answer_is_not_taken_for_emptied(tmp_path: Path) -> None:
     """Forgetting says that it could not; looking finds nothing."""
-    engine = config(tmp_path, redis_url="redis://127.0.0.1:1", ssd_path=None)
+    engine = config(tmp_path, tiers=(RedisSpec("redis://127.0.0.1:1", host="127.0.0.1:1"),))
     with pytest.raises(StoreError, match="redis"):
         forget([engine], None)
     with open_inventory([engine]) as inventory:

@@ -16,7 +16,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import EngineStats, Finished
-from engine.stats import COUNTERS, GAUGES
+from engine.stats import engine_numbers
 from engine.types import CachePlan, CacheReport
 from gateway.backends.base import Event
 from gateway.bill.headers import Bill
@@ -281,13 +281,18 @@ def test_failed_requests_are_counted_and_not_billed() -> None:
     assert shown["pcg_output_tokens_total", ()] == 0
 
 
+def keys(kind: str) -> list[str]:
+    """The keys of an engine's counters or gauges."""
+    return [number.key for number in engine_numbers() if number.kind == kind]
+
+
 def test_every_number_of_the_engine_is_shown_once() -> None:
     """Each counter and gauge of `engine/stats.py` appears as exactly one sample, for each model
     that serves."""
     stats = EngineStats(
         "s",
-        {name: float(i) for i, name in enumerate(COUNTERS, start=1000)},
-        {name: float(i) for i, name in enumerate(GAUGES, start=2000)},
+        {name: float(i) for i, name in enumerate(keys("counter"), start=1000)},
+        {name: float(i) for i, name in enumerate(keys("gauge"), start=2000)},
     )
     shown = samples(Metrics().scrape({("a", 1): stats, ("down", 0): None}, 0))
     of_engine = [
@@ -304,9 +309,11 @@ def test_every_number_of_the_engine_is_shown_once() -> None:
 
 def test_a_tier_that_is_not_there_has_no_series() -> None:
     """Its numbers are unknown, not 0; those of the others are shown."""
-    gauges = dict.fromkeys(GAUGES, 1.0) | {"tier_redis_up": -1.0, "tier_ssd_up": 0.0}
+    gauges = dict.fromkeys(keys("gauge"), 1.0) | {"tier_redis_up": -1.0, "tier_ssd_up": 0.0}
     shown = samples(
-        Metrics().scrape({("a", 1): EngineStats("s", dict.fromkeys(COUNTERS, 1.0), gauges)}, 0)
+        Metrics().scrape(
+            {("a", 1): EngineStats("s", dict.fromkeys(keys("counter"), 1.0), gauges)}, 0
+        )
     )
     tiers = {value for _, labels in shown for name, value in labels if name in ("tier", "store")}
     assert tiers == {"device", "ram", "ssd", "all"}

@@ -117,7 +117,7 @@ def test_parts_are_never_negative_and_add_up(usage: Usage, price_list: Prices) -
     """The total is the sum of its parts, and what caching saved is exactly the difference to the
     uncached prompt."""
     bill = charge(usage, price_list)
-    parts = (bill.input, bill.cache_read, bill.cache_write, bill.output, bill.storage)
+    parts = (bill.input, bill.cache_read, bill.cache_write, bill.output)
     assert all(part >= 0 for part in parts)
     uncached = charge(Usage(input=usage.num_prompt, output=usage.output), price_list)
     assert sum(map(Fraction, parts)) == Fraction(bill.total)

@@ -4,7 +4,6 @@ under the shipped policy and under an operator's own.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def test_claude_minimums(shipped: Policy, model_id: str, min_tokens: int, wire: 
     rules = shipped.rules_for(model_id, wire)
     assert (rules.preset, rules.min_tokens) == ("anthropic", min_tokens)
     assert (rules.lookback, rules.max_breakpoints, rules.read_step) == (20, 4, 1)
-    assert rules.ttl_classes == {"5m": 300.0, "1h": 3600.0}
+    assert rules.lifetimes == {"5m": 300.0, "1h": 3600.0}
     assert rules.default_ttl_s == 300.0
     assert rules.bills_writes
     assert not rules.automatic
@@ -74,7 +73,7 @@ def test_openai_since_5_6(shipped: Policy, model_id: str) -> None:
         1,
         True,
     )
-    assert rules.ttl_classes == {"30m": 1800.0, "12h": 43200.0}
+    assert rules.lifetimes == {"30m": 1800.0, "12h": 43200.0}
     assert rules.default_ttl_s == 1800.0
     assert rules.automatic
 
@@ -137,7 +136,7 @@ def test_an_entry_overrides_its_preset_key_by_key() -> None:
         3,
         1,
     )
-    assert (rules.ttl_classes, rules.default_ttl_s) == ({"1h": 3600.0}, 3600.0)
+    assert (rules.lifetimes, rules.default_ttl_s) == ({"1h": 3600.0}, 3600.0)
     assert (rules.automatic, rules.read_step, rules.bills_writes) == (True, 16, False)
 
 
@@ -157,16 +156,17 @@ def test_caching_reaches_every_rule() -> None:
         "normalize: {billing_nonce: keep}, single_flight: {bill: write, max_wait: 5s}}"
     ).rules_for("gpt-6-sol", "openai")
     assert not rules.automatic
-    assert rules.unmarked_ttl_s == 0.0
-    assert rules.ttl_classes == {"30m": 600.0, "12h": 43200.0}
-    assert (rules.usage_mode, rules.marker_errors, rules.drop_billing_nonce) == (
-        "measured",
-        "repair",
-        False,
-    )
-    assert (rules.single_flight, rules.max_wait_s) == ("write", 5.0)
+    assert rules.caching.unmarked_ttl == 0.0
+    assert rules.lifetimes == {"30m": 600.0, "12h": 43200.0}
+    assert (
+        rules.caching.usage_mode,
+        rules.caching.marker_errors,
+        rules.caching.normalize.billing_nonce,
+    ) == ("measured", "repair", "keep")
+    flight = rules.caching.single_flight
+    assert (flight.mode, flight.max_wait) == ("write", 5.0)
     off = policy("caching: {single_flight: {enabled: false}}")
-    assert off.rules_for("gpt-6-sol", "openai").single_flight == "off"
+    assert off.rules_for("gpt-6-sol", "openai").caching.single_flight.mode == "off"
 
 
 def test_a_class_keeps_its_name_and_price_when_its_lifetime_is_changed() -> None:
@@ -190,17 +190,18 @@ def test_a_marker_of_another_provider_gets_the_next_longer_class(
 
 def test_without_classes_a_marker_gets_what_it_asks_for() -> None:
     """A dialect may sell no classes at all."""
-    assert replace(policy("").rules_for("x", "openai"), ttl_classes={}).lifetime_s(77.0) == 77.0
+    rules = policy("").rules_for("x", "openai").model_copy(update={"lifetimes": {}})
+    assert rules.lifetime_s(77.0) == 77.0
 
 
 def test_how_entries_are_renewed(shipped: Policy) -> None:
     """Upgrades are free and no age is too great unless the operator says otherwise."""
     rules = shipped.rules_for("claude-opus-5", "anthropic")
-    assert (rules.upgrade_ttl, rules.max_age_s) == (True, None)
+    assert (rules.caching.ttl.upgrade, rules.caching.ttl.max_age) == ("free", None)
     limited = policy("caching: {ttl: {upgrade: never, max_age: 12h}}").rules_for(
         "gpt-5.6", "openai"
     )
-    assert (limited.upgrade_ttl, limited.max_age_s) == (False, 43200.0)
+    assert (limited.caching.ttl.upgrade, limited.caching.ttl.max_age) == ("never", 43200.0)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ RULES = (
     Rule("engine", ("engine", "msgspec"), never=(LAZY,)),
     Rule("engine.memory", ()),
     Rule("engine.structures", ()),
+    Rule("engine.metric", ()),
     Rule("engine.errors", ()),
     Rule("engine.types", ("engine.prompt.types", "msgspec")),
     Rule("engine.messages", ("engine.types", "engine.prompt.types", "msgspec")),
@@ -62,11 +63,17 @@ RULES = (
         "engine.constrain",
         ("engine.prompt", "engine.errors", "engine.structures", "engine.types", "llguidance"),
     ),
-    Rule("engine.store", ("engine.errors", "engine.memory", "engine.structures", "xxhash")),
+    Rule(
+        "engine.store",
+        ("engine.errors", "engine.memory", "engine.structures", "msgspec", "xxhash"),
+    ),
     Rule("engine.store.open", ("engine.store", "engine.config", "engine.memory")),
     Rule("engine.store.encrypted", ("engine.store", "engine.memory", "cryptography")),
-    Rule("engine.store.redis", ("engine.store", "engine.memory", "redis")),
-    Rule("engine.cache.tree", ("engine.prompt.types", "engine.store.base", "engine.structures")),
+    Rule("engine.store.redis", ("engine.store", "engine.memory", "msgspec", "redis")),
+    Rule(
+        "engine.cache.tree",
+        ("engine.metric", "engine.prompt.types", "engine.store.base", "engine.structures"),
+    ),
     Rule(
         "engine.cache.tree.prompt",
         ("engine.cache.tree", "engine.prompt.rendered", *PLANS),
@@ -142,9 +149,14 @@ RULES = (
     Rule("gateway.offload", ()),
     Rule("gateway.budget", ("gateway.errors",)),
     Rule("gateway.signals", ("structlog",)),
-    Rule("gateway.tiers", ("policies",)),
+    Rule("gateway.ssd_shares", ("policies",)),
+    Rule("gateway.tier_specs", ("engine.store", "gateway.ssd_shares", "policies")),
     Rule(
-        "gateway.config", ("engine.config", "gateway.clock", "gateway.tiers", "policies", "msgspec")
+        "gateway.config",
+        (
+            *("engine.config", "engine.store.disk.kind", "gateway.clock", "gateway.tier_specs"),
+            *("policies", "msgspec"),
+        ),
     ),
     Rule("gateway.wire", (*FACTS, "policies", *PLANS, "msgspec", "orjson")),
     Rule("gateway.dialects", (*FACTS, *PLANS, "policies", "msgspec")),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
@@ -17,6 +18,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from bench.soaking import SHARED, SoakSizes, answering, soak, watching
 from engine.config import EngineConfig
 from engine.model.load.load import load_runner
+from engine.store.disk.kind import SsdSpec
+from engine.store.redis.kind import RedisSpec
 from tests.fakes.redis_server import RedisServer
 from tests.fakes.tiny_models import save_tiny_model
 from tests.fakes.tokenizer import CHATML_TOKENS
@@ -49,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def config(folder: Path, **tiers: object) -> EngineConfig:
+def config(folder: Path, **options: Any) -> EngineConfig:
     """An exact engine whose pool holds the longest conversation, and no two."""
     return EngineConfig(
         model="tiny",
@@ -61,7 +64,7 @@ def config(folder: Path, **tiers: object) -> EngineConfig:
         context=CONTEXT,
         kv_nbytes=POOL_NBYTES,
         num_threads=1,
-        **tiers,  # type: ignore[arg-type]
+        **options,
     )
 
 
@@ -72,15 +75,10 @@ def test_no_conversation_ever_hears_another(folder: Path, tmp_path: Path) -> Non
     with RedisServer(tmp_path, maxmemory="12mb") as server, server.client() as client:
         client.config_set("maxmemory-policy", "volatile-lru")
         ssd = tmp_path / "kv"
-        tiers = {
-            "ssd_path": str(ssd),
-            "ssd_nbytes": SSD_NBYTES,
-            "redis_url": server.url,
-            "redis_timeout_s": 1.0,
-        }
+        tiers = (SsdSpec(str(ssd), SSD_NBYTES), RedisSpec(server.url, timeout_s=1.0))
         with (
             answering(config(folder)) as uncached,
-            answering(config(folder, force_ram=True, **tiers)) as asked,
+            answering(config(folder, force_store=True, tiers=tiers)) as asked,
             watching(ssd) as watch,
         ):
             findings = soak(asked, uncached, sizes, watch)
@@ -104,7 +102,7 @@ def test_a_soak_sees_what_is_wrong(folder: Path, tmp_path: Path) -> None:
     sizes = SoakSizes(
         num_turns=40, context=CONTEXT, max_tokens=3, num_conversations=4, num_shared=2, num_own=6
     )
-    settings = config(folder, force_ram=True, ssd_path=str(tmp_path / "kv"), ssd_nbytes=SSD_NBYTES)
+    settings = config(folder, force_store=True, tiers=(SsdSpec(str(tmp_path / "kv"), SSD_NBYTES),))
     runner = load_runner(settings)
     write_pages = runner.write_pages
 

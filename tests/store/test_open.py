@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,10 +11,14 @@ import engine.store.open
 from engine.config import EngineConfig
 from engine.memory import Stage
 from engine.store.base import Item
+from engine.store.disk.kind import SsdSpec
 from engine.store.disk.store import DiskStore
 from engine.store.errors import StoreBusy, StoreUnsupported
+from engine.store.kind import TierSpec
 from engine.store.memory import MemoryStore
+from engine.store.memory_kind import RamSpec
 from engine.store.open import open_tiers
+from engine.store.redis.kind import RedisSpec
 from engine.store.redis.store import RedisStore
 from tests.fakes.redis_server import RedisServer
 from tests.fakes.stage import lent_nbytes
@@ -25,8 +28,10 @@ A = b"a" * 32
 TEXT = b"the codeword is heliotrope " * 50
 
 
-def config(**tiers: Any) -> EngineConfig:
-    return EngineConfig(model="m", model_path="/nowhere", root_secret=b"s" * 32, **tiers)
+def config(*tiers: TierSpec, encrypt: bool = False) -> EngineConfig:
+    return EngineConfig(
+        model="m", model_path="/nowhere", root_secret=b"s" * 32, tiers=tiers, encrypt=encrypt
+    )
 
 
 def test_nothing_configured() -> None:
@@ -40,11 +45,9 @@ def test_all_in_reading_order(tmp_path: Path, redis_server: RedisServer) -> None
     the end."""
     seen: list[tuple[str, int, int]] = []
     asked = config(
-        ram_nbytes=1 << 20,
-        ssd_path=str(tmp_path),
-        ssd_nbytes=1 << 20,
-        redis_url=redis_server.url,
-        redis_prefix="open:",
+        RamSpec(1 << 20),
+        SsdSpec(str(tmp_path), 1 << 20),
+        RedisSpec(redis_server.url, prefix="open:"),
     )
     with open_tiers(asked, lambda *progress: seen.append(progress)) as tiers:
         assert [(tier.name, type(tier.store)) for tier in tiers] == [
@@ -56,7 +59,7 @@ def test_all_in_reading_order(tmp_path: Path, redis_server: RedisServer) -> None
             tier.store.put_many([Item(A, tier.name.encode(), T0 + 60)])
             assert tier.store.get_many([A], T0) == [tier.name.encode()]
     assert seen == [("ssd", 0, 0)]
-    with open_tiers(config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20)) as tiers:
+    with open_tiers(config(SsdSpec(str(tmp_path), 1 << 20))) as tiers:
         assert tiers[0].store.get_many([A], T0) == [b"ssd"]
 
 
@@ -72,11 +75,8 @@ def test_what_is_read_lies_in_the_stage(
     payload = bytes(range(256)) * 8192
     for encrypt in (False, True):
         asked = config(
-            ssd_path=str(tmp_path / str(encrypt)),
-            ssd_nbytes=1 << 24,
-            redis_url=redis_server.url,
-            redis_prefix=f"staged-{encrypt}:",
-            redis_timeout_s=5.0,
+            SsdSpec(str(tmp_path / str(encrypt)), 1 << 24),
+            RedisSpec(redis_server.url, timeout_s=5.0, prefix=f"staged-{encrypt}:"),
             encrypt=encrypt,
         )
         with open_tiers(asked, stage_nbytes=32 << 20) as tiers:
@@ -87,18 +87,16 @@ def test_what_is_read_lies_in_the_stage(
                 assert lent_nbytes(stages[-1]) >= 2 << 20
                 del got
                 assert lent_nbytes(stages[-1]) == 0
-    with open_tiers(config(ram_nbytes=1 << 20), stage_nbytes=32 << 20):
+    with open_tiers(config(RamSpec(1 << 20)), stage_nbytes=32 << 20):
         assert len(stages) == 2
 
 
 def test_encryption_covers_what_lies_at_rest(tmp_path: Path, redis_server: RedisServer) -> None:
     """With `encrypt` neither the disk nor Redis sees plaintext; memory keeps it as it is."""
     asked = config(
-        ram_nbytes=1 << 20,
-        ssd_path=str(tmp_path),
-        ssd_nbytes=1 << 20,
-        redis_url=redis_server.url,
-        redis_prefix="sealed:",
+        RamSpec(1 << 20),
+        SsdSpec(str(tmp_path), 1 << 20),
+        RedisSpec(redis_server.url, prefix="sealed:"),
         encrypt=True,
     )
     with open_tiers(asked) as (ram, ssd, redis), redis_server.client() as client:
@@ -114,7 +112,7 @@ def test_encryption_covers_what_lies_at_rest(tmp_path: Path, redis_server: Redis
 def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
     """A second user of a folder is refused, or does without, says so, and takes the folder over
     when the first has ended."""
-    asked = config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20)
+    asked = config(SsdSpec(str(tmp_path), 1 << 20))
     with open_tiers(asked), pytest.raises(StoreBusy), open_tiers(asked):
         pass
     with ExitStack() as first:
@@ -129,22 +127,24 @@ def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "says"),
+    ("name", "spec", "says"),
     [
-        ("RedisStore", {"redis_url": "redis://h"}, "redis"),
-        ("EncryptedStore", {"encrypt": True}, "cryptography"),
+        ("redis.kind.RedisStore", RedisSpec("redis://h"), "redis"),
+        ("open.EncryptedStore", None, "cryptography"),
     ],
 )
 def test_a_missing_library_is_named(
-    name: str, asked: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, spec: TierSpec | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the extra the tier says what to install, and only when it is asked for."""
-    monkeypatch.setattr(engine.store.open, name, None)
-    with open_tiers(config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20)):
+    monkeypatch.setattr(f"engine.store.{name}", None)
+    disk = SsdSpec(str(tmp_path), 1 << 20)
+    with open_tiers(config(disk)):
         pass
+    asked = config(disk, encrypt=True) if spec is None else config(disk, spec)
     with (
         pytest.raises(StoreUnsupported, match=rf"package {says}.*pip install"),
-        open_tiers(config(ssd_path=str(tmp_path), ssd_nbytes=1 << 20, **asked)),
+        open_tiers(asked),
     ):
         pass
 
@@ -153,7 +153,7 @@ def test_a_bad_url_is_an_error_without_its_password() -> None:
     """A URL of no known kind is refused at start."""
     with (
         pytest.raises(StoreUnsupported) as raised,
-        open_tiers(config(redis_url="http://:hunter2@h")),
+        open_tiers(config(RedisSpec("http://:hunter2@h"))),
     ):
         pass
     assert "hunter2" not in str(raised.value)

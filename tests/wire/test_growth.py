@@ -5,7 +5,6 @@ on every route.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +27,7 @@ from gateway.wire.openai.responses.compact import compact_wire
 from gateway.wire.openai.responses.sealed import sealed
 from gateway.wire.reported import merge
 from policies.pricing import Usage
+from policies.sections import NormalizePolicy
 from tests.fakes import dialects
 from tests.fakes.growth import assert_linear
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
@@ -331,12 +331,15 @@ def serve(
         wire.encode_answer(request, ANSWER, created_at_s=0.0)
 
 
+SORTED = NormalizePolicy(tool_order="by_name", json_keys="sort")
+
+
 def planned(request: Request) -> None:
     """What follows the parser, where marks that may not be are mended and where tools and keys are
     sorted."""
     own = ANTHROPIC if request.wire == "anthropic" else OPENAI
     for chosen in (
-        replace(rules(ANTHROPIC, marker_errors="repair"), sort_tools=True, sort_keys=True),
+        rules(ANTHROPIC, marker_errors="repair", normalize=SORTED),
         own,
     ):
         made = dialects.normalize(msgspec.structs.replace(request, unseen=()), chosen)

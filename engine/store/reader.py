@@ -1,25 +1,17 @@
-"""The places where stored KV lies, read object by object without an engine.
+"""The objects of a tier, listed and read one by one beside the engine that uses them.
 
-Takes no lock and changes nothing.
-
-A folder is read as it is, whether a gateway uses it or not: objects appear whole under their names
-and vanish whole.
+Changes nothing.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from engine.memory import Payload
 from engine.store.base import BlockStore
-from engine.store.disk.files import Files
-from engine.store.disk.layout import Layout
-from engine.store.object import decode_header
 
 Condition: TypeAlias = Literal["whole", "gone", "damaged", "unreadable"]
 
@@ -34,7 +26,7 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectReading:
-    """What came of reading an object: its payload when it is `whole`, by the medium's own
+    """The result of reading an object: its payload when it is `whole` by the medium's own
     checksums."""
 
     condition: Condition
@@ -43,8 +35,8 @@ class ObjectReading:
 
 @dataclass(frozen=True, slots=True)
 class TierHealth:
-    """`problem`: why it can't be listed as it should be. `free_nbytes`: room on its file system,
-    None where it has none."""
+    """The state of a place. `problem`: why not all of it can be listed, None where it can.
+    `free_nbytes`: free space of its file system, None where it has none."""
 
     problem: str | None
     free_nbytes: int | None = None
@@ -64,7 +56,7 @@ class TierObjects(Protocol):
         ...
 
     def health(self) -> TierHealth:
-        """How it is, as far as the last `list` has seen."""
+        """The state of the place, as far as the last `list` has seen."""
         ...
 
     def read(self, key: bytes) -> ObjectReading:
@@ -72,47 +64,8 @@ class TierObjects(Protocol):
         ...
 
 
-class FolderObjects:
-    """The SSD tier of one model."""
-
-    tier = "ssd"
-
-    def __init__(self, folder: Path) -> None:
-        self.where = str(folder)
-        self._layout = Layout(folder)
-        self._files = Files()
-
-    def list(self) -> Iterator[ListedObject]:
-        """See `TierObjects`. A folder that is not there holds nothing."""
-        if self._layout.root.is_dir():
-            for found in self._layout.survey().objects:
-                yield ListedObject(found.key, found.allocated_nbytes)
-
-    def health(self) -> TierHealth:
-        """See `TierObjects`."""
-        root = self._layout.root
-        if not root.exists():
-            return TierHealth(None)
-        problem = None if root.is_dir() and os.access(root, os.R_OK | os.X_OK) else "cannot be read"
-        return TierHealth(problem, self._files.free_nbytes(root))
-
-    def read(self, key: bytes) -> ObjectReading:
-        """See `TierObjects`."""
-        try:
-            head, payload = self._files.read_object(self._layout.path(key))
-        except FileNotFoundError:
-            return ObjectReading("gone")
-        except OSError:
-            return ObjectReading("unreadable")
-        header = decode_header(head)
-        if header is None or header.key != key or not header.describes(payload):
-            return ObjectReading("damaged")
-        return ObjectReading("whole", payload)
-
-
 class StoreObjects:
-    """A tier that is read through its store, which must be open: what it will not give back counts
-    as gone."""
+    """The objects of an open store; one that the store does not give back counts as gone."""
 
     def __init__(self, tier: str, where: str, store: BlockStore) -> None:
         self.tier = tier

@@ -1,8 +1,9 @@
-"""What each engine worker gets of the SSD: a folder and a share of the cap. Reads sizes of files,
-opens none.
+"""The part of the SSD that each engine worker gets: a folder and a share of the cap.
+
+Reads sizes of files, opens none.
 
 Every worker is a process of its own and counts its own bytes, so no two of them share a folder.
-What else lies below `tiers.ssd.path`, such as folders of models and workers that are no longer
+Everything else below `tiers.ssd.path`, such as folders of models and workers that are no longer
 there, counts against the cap.
 """
 
@@ -59,14 +60,14 @@ def folder_name(model: str, worker: int = 0) -> str:
 
 
 def leftovers(policy: Policy) -> list[Path]:
-    """What lies in the root folder and belongs to no worker of the policy, by name."""
+    """The files and folders in the root folder that belong to no worker of the policy, by name."""
     ours = {folder for model in policy.models for folder in ssd_folders(policy, model)}
     return [path for path in _listed(ssd_root(policy)) if path not in ours]
 
 
 def occupied_nbytes(path: Path) -> int:
-    """What a file, or a folder with everything in it, takes on the disk, as `du` counts. What can't
-    be read counts 0."""
+    """Bytes on the disk of a file, or of a folder with everything in it, as `du` counts. Anything
+    unreadable counts 0."""
     try:
         nbytes = path.lstat().st_blocks * _SECTOR_NBYTES
     except OSError:
