@@ -5,24 +5,9 @@
 #include <string.h>
 
 #include "attention_kernels.h"
-#include "attention_plan.h"
+#include "attention_memory.h"
 
-enum {
-  NUM_BLOCKS = PCG_SEGMENT / PCG_KEYS, /* of keys in a segment */
-  AHEAD = 4,                           /* blocks that are on their way from memory while one is packed */
-};
-
-/* A thread's memory: the segment as it is packed, the item's query rows, and what they have seen so far. */
-typedef struct {
-  uint16_t *keys, *values; /* [NUM_BLOCKS] packed blocks */
-  uint16_t *query;         /* [query rows][head_dim] */
-  float *scores;           /* [PCG_TILE][PCG_SCORES] */
-  uint16_t *weights;       /* [PCG_TILE][PCG_WEIGHTS] */
-  float *new_sums;         /* [PCG_TILE][head_dim] */
-  float *partials;         /* [query rows], as partial_floats says */
-  int32_t *positions;      /* [query rows] */
-  int64_t slots[NUM_BLOCKS]; /* the first slot of each block that is packed, or -1 */
-} memory;
+enum { AHEAD = 4 }; /* blocks that are on their way from memory while one is packed */
 
 /* What a thread works on. */
 typedef struct {
@@ -32,48 +17,8 @@ typedef struct {
   const pcg_item *item;
   float *shared; /* the partial sums of all split blocks */
   float scale;   /* from products of queries and keys to exponents of 2 */
-  memory own;
+  pcg_memory own;
 } work;
-
-static size_t place(size_t *nbytes, size_t size) {
-  size_t at = *nbytes;
-  *nbytes += (size + 63) / 64 * 64;
-  return at;
-}
-
-/* The bytes that a thread needs; with a `base`, also where in them its memory lies. */
-static size_t lay_out(const pcg_plan *plan, char *base, memory *own) {
-  size_t dim = (size_t)plan->heads.head_dim, num_rows = (size_t)plan->block_rows, nbytes = 0;
-  size_t packed = dim * PCG_SEGMENT * sizeof(uint16_t);
-  size_t keys = place(&nbytes, packed), values = place(&nbytes, packed);
-  size_t query = place(&nbytes, num_rows * dim * sizeof(uint16_t));
-  size_t scores = place(&nbytes, PCG_TILE * PCG_SCORES * sizeof(float));
-  size_t weights = place(&nbytes, PCG_TILE * PCG_WEIGHTS * sizeof(uint16_t));
-  size_t new_sums = place(&nbytes, PCG_TILE * dim * sizeof(float));
-  size_t partials = place(&nbytes, num_rows * pcg_partial_floats(&plan->heads) * sizeof(float));
-  size_t positions = place(&nbytes, num_rows * sizeof(int32_t));
-  if (base != NULL) {
-    own->keys = (uint16_t *)(base + keys);
-    own->values = (uint16_t *)(base + values);
-    own->query = (uint16_t *)(base + query);
-    own->scores = (float *)(base + scores);
-    own->weights = (uint16_t *)(base + weights);
-    own->new_sums = (float *)(base + new_sums);
-    own->partials = (float *)(base + partials);
-    own->positions = (int32_t *)(base + positions);
-  }
-  return nbytes;
-}
-
-int pcg_reserve(const pcg_plan *plan, pcg_team *team) {
-  size_t nbytes = lay_out(plan, NULL, NULL);
-  for (int thread = 0; thread < pcg_team_size(team); thread++) {
-    if (pcg_scratch(team, thread, nbytes) == NULL) {
-      return 0;
-    }
-  }
-  return plan->num_partials == 0 || pcg_shared(team, PCG_ATTENTION, plan->num_partials * sizeof(float)) != NULL;
-}
 
 /* The first slot of a block of keys of a sequence, or -1 where it has no page. */
 static int64_t slot_of(const work *at, const pcg_span *piece, int32_t segment, int32_t block) {
@@ -300,7 +245,7 @@ static void run_item(work *at) {
 
 void pcg_attend(const pcg_plan *plan, const pcg_attention *layer, pcg_team *team, int thread) {
   work at = {.plan = plan, .layer = layer, .scale = 1.44269504f / sqrtf((float)plan->heads.head_dim)};
-  lay_out(plan, pcg_scratch(team, thread, lay_out(plan, NULL, NULL)), &at.own);
+  pcg_lay_out(plan, pcg_scratch(team, thread, pcg_lay_out(plan, NULL, NULL)), &at.own);
   at.shared = plan->num_partials == 0 ? NULL : pcg_shared(team, PCG_ATTENTION, plan->num_partials * sizeof(float));
   for (int index = pcg_next(team); index < plan->num_items; index = pcg_next(team)) {
     at.item = &plan->items[index];

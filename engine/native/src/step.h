@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "matmul.h"
+#include "plan.h"
 
 /* One layer: matrices as `engine/model/native/weights.py` makes them, norms fp32, its planes of the pool. `qk_norm [num_heads +
    num_kv_heads][head_dim]` fp32 or NULL; `window` 0 for none. */

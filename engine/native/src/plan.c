@@ -1,8 +1,10 @@
 /* Cuts rows into blocks, and blocks into items of about the same cost. No choice made here changes bits. */
-#include "attention_plan.h"
+#include "plan.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "attention_memory.h"
 
 enum {
   QUERY_ROWS = 384,     /* of a block at most: enough to make packing cheap, */
