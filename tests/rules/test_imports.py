@@ -83,7 +83,10 @@ RULES = (
         ),
     ),
     # Models: the only rooms with torch. Load sees all of them, they do not see it.
-    Rule("engine.model", ("engine.memory", "engine.schedule", *PLANS, "torch", "numpy")),
+    Rule(
+        "engine.model",
+        ("engine.errors", "engine.memory", "engine.schedule", *PLANS, "torch", "numpy"),
+    ),
     Rule("engine.model.sampling", ("engine.schedule", *PLANS, "torch", "numpy")),
     Rule(
         "engine.model.generic",
@@ -109,7 +112,7 @@ RULES = (
             *("engine.model", "engine.config", "engine.memory", "engine.schedule"),
             *("torch", "numpy", "msgspec"),
         ),
-        never=("engine.model.generic", "engine.model.native"),
+        never=("engine.model.load", "engine.model.generic", "engine.model.native"),
     ),
     Rule(
         "engine.model.load",

@@ -19,13 +19,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from engine.config import EngineConfig
 from engine.errors import ModelDamaged, ModelError, ModelUnsupported
+from engine.model.checks import check_exact, check_faithful
 from engine.model.generic import attention, experts
 from engine.model.generic.forward import GenericForward
 from engine.model.kv_pool import KvPool, KvShape
 from engine.model.lean.forward import LeanForward
 from engine.model.lean.weights import LEAN, LEAN_INT4, round_to_int4, take_weights, why_not_lean
-from engine.model.load.check import check_exact, check_faithful, check_layers, reference_logits
 from engine.model.load.manifest import ModelFiles, check_folder, content_digest
+from engine.model.load.reference import check_layers, reference_logits
 from engine.model.load.support import check_supported, fit_context, has_experts, layer_windows
 from engine.model.native.forward import NativeForward, why_not_native_model
 from engine.model.native.pages import NativePages

@@ -13,11 +13,11 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
+from engine.model.checks import decode_logits, is_same
 from engine.model.kv_pool import KvPool
 from engine.model.lean.layers import LeanLayers
 from engine.model.lean.linear import Linear
 from engine.model.lean.weights import LeanWeights
-from engine.model.load.check import decode_logits, is_same
 from engine.model.paged.attention import PagedAttention, PagedKernel
 from engine.model.paged.cuda import DeviceFeatures
 from engine.model.paged.decode_graphs import DecodeGraphs

@@ -1,4 +1,5 @@
-/* Lays out the memory of a thread that attends, and reserves it for a whole team before the first item. */
+/* Lays out the memory of a thread that attends, and reserves it for a whole team before the first
+   item. */
 #include "attention_memory.h"
 
 static size_t place(size_t *nbytes, size_t size) {
@@ -37,5 +38,6 @@ int pcg_reserve(const pcg_plan *plan, pcg_team *team) {
       return 0;
     }
   }
-  return plan->num_partials == 0 || pcg_shared(team, PCG_ATTENTION, plan->num_partials * sizeof(float)) != NULL;
+  return plan->num_partials == 0 ||
+         pcg_shared(team, PCG_ATTENTION, plan->num_partials * sizeof(float)) != NULL;
 }
