@@ -58,8 +58,8 @@ from engine.messages import (
     Submit,
     Tick,
 )
+from engine.prompt.output_syntax import OutputSyntax
 from engine.prompt.rendered import RenderedPrompt
-from engine.prompt.speech import OutputSyntax
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Prompt, Tool
 from engine.schedule.runner import Runner
@@ -95,7 +95,7 @@ class GrammarCompiler(Protocol):
     that cannot be kept."""
 
     def constraint(
-        self, sampling: Sampling, tools: Sequence[Tool], speech: OutputSyntax
+        self, sampling: Sampling, tools: Sequence[Tool], syntax: OutputSyntax
     ) -> Constraint | None: ...
 
 
@@ -279,7 +279,7 @@ class Engine:
             if isinstance(job.request, Submit):
                 request = job.request
                 constraint = self._parts.grammars.constraint(
-                    request.sampling, request.prompt.tools, rendered.speech
+                    request.sampling, request.prompt.tools, rendered.syntax
                 )
         except BadPrompt as error:
             self._emit(Failed(job.request_id, "bad_prompt", str(error)))

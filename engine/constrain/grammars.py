@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.constrain.grammar import behind_reasoning, calls_grammar, format_grammar
 from engine.constrain.vocabulary import open_vocabulary
 from engine.errors import BadFormat
-from engine.prompt.speech import PLAIN, OutputSyntax
+from engine.prompt.output_syntax import PLAIN, OutputSyntax
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Tool
 from engine.types import Sampling
@@ -41,24 +41,24 @@ class Grammars:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def constraint(
-        self, sampling: Sampling, tools: Sequence[Tool] = (), speech: OutputSyntax = PLAIN
+        self, sampling: Sampling, tools: Sequence[Tool] = (), syntax: OutputSyntax = PLAIN
     ) -> GrammarConstraint | None:
         """What keeps an answer to what `sampling` asks: calls of `tools` where they are forced,
-        else the output format; None where it asks for neither. `speech` is how this model writes
+        else the output format; None where it asks for neither. `syntax` is how this model writes
         calls, and whether it reasons before an answer.
 
         Raises `BadFormat` for what is no grammar, cannot be kept or is too large.
         """
         grammar = None
-        if speech.calls is not None:
+        if syntax.calls is not None:
             grammar = calls_grammar(
-                speech.calls, tools, sampling.tool_choice, self._tokenizer.special_tokens
+                syntax.calls, tools, sampling.tool_choice, self._tokenizer.special_tokens
             )
         if grammar is None and sampling.output_format is not None:
             grammar = format_grammar(sampling.output_format)
-            if speech.reasoning is not None:
+            if syntax.reasoning is not None:
                 grammar = behind_reasoning(
-                    grammar, speech.reasoning, self._tokenizer.special_tokens
+                    grammar, syntax.reasoning, self._tokenizer.special_tokens
                 )
         if grammar is None:
             return None

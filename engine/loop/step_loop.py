@@ -147,7 +147,7 @@ class StepLoop:
             self._refuse(job, "overloaded", str(error))
             return
         request = EngineRequest(
-            job, sequence, OutputParser(self._tokenizer, sampling, at_limit, job.rendered.speech)
+            job, sequence, OutputParser(self._tokenizer, sampling, at_limit, job.rendered.syntax)
         )
         if self.limits.speculation and job.constraint is None:
             request.drafter = Drafter(sequence.token_ids)

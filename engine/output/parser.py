@@ -17,9 +17,9 @@ import msgspec
 
 from engine.output.calls.events import CallArguments, CallBegin, CallEvent, Text
 from engine.output.calls.parser import CallParser
+from engine.output.reasoning import ReasoningSplitter, ReasoningText
 from engine.output.stops import StopMatcher
-from engine.prompt.reasoning import ReasoningSplitter, ReasoningText
-from engine.prompt.speech import PLAIN, OutputSyntax
+from engine.prompt.output_syntax import PLAIN, OutputSyntax
 from engine.prompt.tokenizer import Detokenizer, Tokenizer
 from engine.types import FinishReason, Sampling, TokenLogprob, TokenLogprobs
 
@@ -56,7 +56,7 @@ class OutputParser:
 
     `num_tokens` counts what was sampled, without the end-of-turn token that ends the answer: the
     number of ids in all pieces. `at_limit` is the reason given when `sampling.max_tokens` is
-    reached. `speech` says what to look for; with `tool_choice: none`, what looks like a call is
+    reached. `syntax` says what to look for; with `tool_choice: none`, what looks like a call is
     text, and so is a call of a tool that was offered but not chosen. Where calls may not be
     parallel, the answer ends with `stop` before a second one would begin.
     """
@@ -66,10 +66,10 @@ class OutputParser:
         tokenizer: Tokenizer,
         sampling: Sampling,
         at_limit: FinishReason,
-        speech: OutputSyntax = PLAIN,
+        syntax: OutputSyntax = PLAIN,
     ) -> None:
-        form = None if sampling.tool_choice.mode == "none" else speech.calls
-        reasoning = speech.reasoning
+        form = None if sampling.tool_choice.mode == "none" else syntax.calls
+        reasoning = syntax.reasoning
         if reasoning is not None and reasoning.begun and _is_forced(sampling):
             reasoning = None
         tags = [
@@ -83,8 +83,8 @@ class OutputParser:
         self._detokenizer = Detokenizer(tokenizer, shown=self._control_tags)
         self._splitter = ReasoningSplitter(reasoning)
         names = sampling.tool_choice.names
-        barred = speech.tools.difference(names) if names else ()
-        self._parser = None if form is None else CallParser(form, speech.tools, barred)
+        barred = syntax.tools.difference(names) if names else ()
+        self._parser = None if form is None else CallParser(form, syntax.tools, barred)
         self._matcher = StopMatcher(sampling.stop)
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []

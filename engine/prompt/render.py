@@ -23,10 +23,10 @@ import msgspec
 from engine.errors import BadPrompt
 from engine.prompt.guard import Guard, Guarded
 from engine.prompt.marks import Located, Mismatch, NoMarks, Owner, PrivateMarks, locate, owner
+from engine.prompt.output_syntax import OutputSyntax
 from engine.prompt.reasoning import reasoning_kind
 from engine.prompt.rendered import RenderedPrompt
 from engine.prompt.shape import TAGS, shape
-from engine.prompt.speech import OutputSyntax
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Level, Position, Prompt, TextPart, ToolCallPart

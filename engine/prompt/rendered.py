@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.prompt.speech import PLAIN, OutputSyntax
+from engine.prompt.output_syntax import PLAIN, OutputSyntax
 from engine.prompt.types import Position
 
 
@@ -15,7 +15,7 @@ class RenderedPrompt:
     wire order.
 
     `offsets` holds every position of the prompt, marked or not, in wire order. `preamble` is the
-    number of tokens before the first token that any position's content contributed. `speech` is
+    number of tokens before the first token that any position's content contributed. `syntax` is
     what to look for in the answer. `clock` are the tokens that another day may change, where the
     template tells the day.
     """
@@ -23,5 +23,5 @@ class RenderedPrompt:
     token_ids: tuple[int, ...]
     offsets: Mapping[Position, int]
     preamble: int
-    speech: OutputSyntax = PLAIN
+    syntax: OutputSyntax = PLAIN
     clock: range = range(0)

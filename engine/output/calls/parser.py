@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from engine.output.calls.events import CallArguments, CallBegin, CallEnd, CallEvent, Text
+from engine.output.calls.events import CallArguments, CallBegin, CallEvent, Text
 from engine.output.calls.scan import ObjectScan, ScanState, ValueScan
 from engine.prompt.call_format import CallFormat
 
@@ -67,8 +67,8 @@ class CallParser:
         out: list[CallEvent] = []
         held, self._held = self._held, ""
         if self._is_in_call:
-            out.append(CallEnd())
-        elif self._read == self._after:
+            return out
+        if self._read == self._after:
             self._say("" if cut or not held.strip(" \t\r\n,;]}") else self._behind(held), out)
         elif not cut:
             self._say(self._opened + held, out)
@@ -128,8 +128,6 @@ class CallParser:
         if self._object.progress is ScanState.BROKEN and not self._object.begun:
             self._give_back(out)
             return True
-        if self._object.progress is ScanState.BROKEN:
-            out.append(CallEnd())
         self._opened, self._read = "", self._after
         return True
 
@@ -141,7 +139,6 @@ class CallParser:
         self._held = self._held[num:]
         if self._value.progress is ScanState.OPEN:
             return False
-        out.append(CallEnd())
         self._read = self._after
         return True
 

@@ -14,7 +14,7 @@ from collections.abc import Container
 from enum import Enum, auto
 from typing import Final
 
-from engine.output.calls.events import CallArguments, CallBegin, CallEnd, CallEvent
+from engine.output.calls.events import CallArguments, CallBegin, CallEvent
 
 
 class ScanState(Enum):
@@ -220,7 +220,6 @@ class ObjectScan:
         self.progress = ScanState.DONE
         if not self._has_arguments:
             self._say("{}", out)
-        out.append(CallEnd())
 
 
 def _string(text: str) -> str | None:
