@@ -113,7 +113,7 @@ def build_engine(
         )
         resources = opening.pop_all()
     capabilities = Capabilities(
-        tools_first=template.tools_first,
+        tools_first=template.features.tools_first,
         exact=runner.exact,
         runner=runner.name,
         dtype=config.dtype,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.output.partial import num_partial
 from engine.prompt.reasoning import THINK, Reasoning
 
 
@@ -31,13 +32,13 @@ class ReasoningSplitter:
         self._may_open = self._tags.begun
 
     def push(self, text: str) -> list[ReasoningText]:
-        """What became certain with more of the answer."""
+        """Feed more of the answer; returns the parts that are certain now."""
         self._held += text
         out: list[ReasoningText] = []
         if self._state == "start":
-            self._start()
+            self._read_start()
         if self._state == "thinking":
-            self._think(out)
+            self._read_thinking(out)
         if self._state == "behind":
             self._held = self._held.lstrip("\n")
             self._state = "answer" if self._held else "behind"
@@ -47,12 +48,12 @@ class ReasoningSplitter:
         return out
 
     def end(self, *, cut: bool) -> list[ReasoningText]:
-        """What is left now that no more comes; of an answer that was cut off, half a tag is no
-        text."""
+        """The rest of an answer that has ended; half a tag at the end of one that was `cut` off is
+        left out."""
         held, self._held = self._held, ""
         if self._state == "thinking":
             held = held.strip("\n") if self._is_blank else held.rstrip("\n")
-            held = self._whole(held) if cut else held
+            held = self._without_partial_tag(held) if cut else held
         elif cut and self._state == "start" and held.strip():
             held = ""
         return (
@@ -61,22 +62,23 @@ class ReasoningSplitter:
             else []
         )
 
-    def _whole(self, thought: str) -> str:
+    def _without_partial_tag(self, thought: str) -> str:
         """Reasoning without half a tag at its end; the opening one may stand at its beginning once
         more."""
         if self._is_blank and self._may_open and self._tags.open.startswith(thought):
             return ""
-        return thought[: _num_whole(thought, self._tags.close)].rstrip("\n")
+        num = len(thought) - num_partial(thought, (self._tags.close,))
+        return thought[:num].rstrip("\n")
 
-    def _start(self) -> None:
-        """Before anything but space was seen."""
+    def _read_start(self) -> None:
+        """Look for the opening tag, behind nothing but space."""
         text = self._held.lstrip()
         if text.startswith(self._tags.open):
             self._held, self._state = text[len(self._tags.open) :], "thinking"
         elif not self._tags.open.startswith(text):
             self._state = "answer"
 
-    def _think(self, out: list[ReasoningText]) -> None:
+    def _read_thinking(self, out: list[ReasoningText]) -> None:
         if self._is_blank:
             self._held = self._held.lstrip("\n")
             if self._may_open and self._held.startswith(self._tags.open):
@@ -84,8 +86,8 @@ class ReasoningSplitter:
             elif self._may_open and self._tags.open.startswith(self._held):
                 return
         thought, close, rest = self._held.partition(self._tags.close)
-        num = len(thought) if close else _num_whole(thought, self._tags.close)
-        thought = thought[:num].rstrip("\n")
+        num_held = 0 if close else num_partial(thought, (self._tags.close,))
+        thought = thought[: len(thought) - num_held].rstrip("\n")
         if thought:
             out.append(ReasoningText(thought, thinking=True))
             self._is_blank = False
@@ -93,9 +95,3 @@ class ReasoningSplitter:
             self._held, self._state = rest, "behind"
         else:
             self._held = self._held[len(thought) :]
-
-
-def _num_whole(text: str, tag: str) -> int:
-    """How many characters of `text` come before what may be half of `tag` at its end."""
-    lengths = range(min(len(tag) - 1, len(text)), 0, -1)
-    return len(text) - next((n for n in lengths if tag.startswith(text[-n:])), 0)

@@ -22,8 +22,7 @@ KINDS: Final = (THINK, THINK_BRACKETS)
 
 
 def reasoning_kind(added_tokens: Container[str], template_source: str) -> Reasoning | None:
-    """How a model marks its reasoning, if it is one that reasons: the tags are words of its
-    vocabulary or its template."""
+    """The tags of a model that reasons, by its vocabulary or its template; None if it does not."""
     return next(
         (kind for kind in KINDS if kind.open in added_tokens or kind.close in template_source), None
     )

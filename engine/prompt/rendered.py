@@ -16,8 +16,8 @@ class RenderedPrompt:
 
     `offsets` holds every position of the prompt, marked or not, in wire order. `preamble` is the
     number of tokens before the first token that any position's content contributed. `syntax` is
-    what to look for in the answer. `clock` are the tokens that another day may change, where the
-    template tells the day.
+    that of the answer. `clock` are the tokens that another day may change, where the template
+    writes the date.
     """
 
     token_ids: tuple[int, ...]

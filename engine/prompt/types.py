@@ -1,4 +1,4 @@
-"""What the model is asked, in nobody's dialect: tools, system text, messages.
+"""A prompt in no provider's dialect: tools, system text, messages.
 
 Knows no wire format and no tokens.
 """
@@ -41,7 +41,7 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CacheMark(msgspec.Struct, frozen=True):
-    """A client's wish: cache the prompt up to the end of this part for `ttl_s` seconds."""
+    """A client's request to cache the prompt up to the end of this part for `ttl_s` seconds."""
 
     ttl_s: float
 
@@ -84,7 +84,7 @@ class ToolCallPart(msgspec.Struct, frozen=True, tag="tool_call"):
 
 
 class ToolResultPart(msgspec.Struct, frozen=True, tag="tool_result"):
-    """What a call returned; nested content blocks are already joined to text."""
+    """The result of a call; nested content blocks are already joined to text."""
 
     call_id: str
     text: str

@@ -17,13 +17,14 @@ from engine.constrain.budget import MAX_MEMBERS, MAX_PATTERNS, Budget
 from engine.constrain.grammar import MAX_CHARACTERS, MAX_TOOLS, arguments_schema
 from engine.constrain.grammars import Grammars
 from engine.errors import BadFormat
-from engine.prompt.call_format import FORMATS, HERMES, CallFormat
+from engine.prompt.call_format import HERMES, CallFormat
 from engine.prompt.output_syntax import OutputSyntax
 from engine.prompt.reasoning import THINK
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool
 from engine.schedule.sequence import Constraint
 from engine.types import OutputFormat, Sampling, ToolChoice
+from tests.fakes.call_formats import FORMATS
 from tests.fakes.call_text import calls_in
 from tests.fakes.random_client import RandomClient, allowed_ids
 from tests.fakes.schemas import random_schema

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from engine.output.parser import CallPiece, OutputParser, OutputPiece
 from engine.output.stops import StopMatcher
-from engine.prompt.call_format import FORMATS, HERMES, MISTRAL_ARGS, CallFormat
+from engine.prompt.call_format import HERMES, MISTRAL_ARGS, CallFormat
 from engine.prompt.output_syntax import PLAIN, OutputSyntax
 from engine.prompt.reasoning import THINK
 from engine.types import OutputFormat, Sampling, TokenLogprob, TokenLogprobs, ToolChoice
+from tests.fakes.call_formats import FORMATS
 from tests.fakes.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from engine.output.calls.events import CallArguments, CallBegin, CallEvent, Text
 from engine.output.calls.parser import CallParser
-from engine.prompt.call_format import FORMATS, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat
+from engine.prompt.call_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat
+from tests.fakes.call_formats import FORMATS
 
 TOOLS = ("f", "g")
 Found = list[str | tuple[str, str]]
