@@ -6,14 +6,14 @@ Two threads. The *render thread* turns prompts into tokens and answers counts; t
 owns cache, schedule and device and runs the step loop. Neither ever waits for the other, and an
 idle engine sleeps.
 
-    def show(event: FromEngine) -> None:
+    def receive(event: FromEngine) -> None:
         if isinstance(event, TextDelta):
             print(event.text, end="")
         elif isinstance(event, Finished | Failed):
             done.set()
 
     done = threading.Event()
-    with worker.build_engine(config, show) as engine:
+    with worker.build_engine(config, receive) as engine:
         sampling = Sampling(max_tokens=64)
         engine.submit(Submit("1", "me", prompt, CachePlan(), sampling, started_at_s=time.time()))
         done.wait()
@@ -71,28 +71,27 @@ from engine.types import Sampling
 _log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS: Final = 64
-"""Tokens of the prefill that nobody waits for."""
+"""Tokens of the prefill that warms the model up."""
 
-UNFORGOTTEN: Final = (
+UNFLUSHED: Final = (
     "a tier below does not answer; it is told again until it has forgotten, and "
-    ""
     "is not read for this before"
 )
-"""What is said of a flush that some tier could not be told of."""
+"""Error text of a flush that did not reach every tier."""
 
 FLUSH_S: Final = 1.5
-"""How long an ending engine goes on writing to the lower tiers."""
+"""Seconds for which an ending engine goes on writing to the lower tiers."""
 
 
 class PromptRenderer(Protocol):
-    """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault."""
+    """Turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault."""
 
     def render(self, prompt: Prompt, now_s: float) -> RenderedPrompt: ...
 
 
 class GrammarCompiler(Protocol):
-    """Whatever turns what a request asks of its answer into a constraint; raises `BadFormat` where
-    that cannot be kept."""
+    """Turns a request's output format into a constraint; raises `BadFormat` for one that cannot be
+    kept."""
 
     def constraint(
         self, sampling: Sampling, tools: Sequence[Tool], syntax: OutputSyntax
@@ -101,7 +100,7 @@ class GrammarCompiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What an engine is made of.
+    """The parts of an engine.
 
     `fingerprint` names everything cached KV depends on. `resources` is open while the engine runs,
     and closed after the runner.
@@ -145,7 +144,7 @@ class Engine:
         """The most tokens of prompt and answer together: what the model allows or the pool
         holds."""
         self.failure: BaseException | None = None
-        """What made the engine useless."""
+        """The error that made the engine useless."""
         limits = StepLimits(
             context=self.context,
             block_size=config.block_size,
@@ -177,7 +176,7 @@ class Engine:
         self._ready.result()
 
     def hello(self, load_s: float) -> Hello:
-        """What this engine is, for a peer that hears from it for the first time."""
+        """The engine's own description, the first message to a new peer."""
         return Hello(
             PROTOCOL_VERSION,
             self._config.model,
@@ -203,22 +202,14 @@ class Engine:
         self._inbox.abort(message.request_id)
 
     def tick(self, message: Tick) -> None:
-        """Tell the time; the engine's TTL time is the largest of these and of every
+        """Advance the time; the engine's TTL time is the largest of these and of every
         `Submit.started_at_s`."""
         self._inbox.tick(message.now_s)
 
-    def flush(self, message: Flush) -> None:
-        """Forget cached blocks; answered by `Flushed`, or by `Failed` where a tier does not answer.
-        Raises `Overloaded` or `EngineError`."""
-        self._inbox.ask(message)
-
-    def pin(self, message: Pin) -> None:
-        """Pin an entry, or unpin it; answered by `Pinned`. Raises `Overloaded` or `EngineError`."""
-        self._inbox.ask(message)
-
-    def snapshot(self, message: Snapshot) -> None:
-        """Answered by `EngineStats` (names in `engine/stats.py`). Raises `Overloaded` or
-        `EngineError`."""
+    def ask(self, message: Flush | Pin | Snapshot) -> None:
+        """Flush cached blocks (answered by `Flushed`, or by `Failed` where a tier does not answer),
+        pin or unpin an entry (`Pinned`), or take statistics (`EngineStats`, names in
+        `engine/stats.py`). Raises `Overloaded` or `EngineError`."""
         self._inbox.ask(message)
 
     def close(self) -> None:
@@ -258,7 +249,7 @@ class Engine:
             raise Overloaded("too many prompts are waiting to be rendered") from None
 
     def _emit(self, event: FromEngine) -> None:
-        """Send an event; the last event of a request only if nobody else has sent one."""
+        """Send an event; the last event of a request only if no other thread has sent one."""
         if not isinstance(event, Finished | Failed | Counted) or self._inbox.settle(
             event.request_id
         ):
@@ -326,7 +317,7 @@ class Engine:
 
     def _serve(self) -> None:
         while not (
-            mail := self._inbox.take(0.0 if self._loop.has_work else self._loop.wait_s())
+            mail := self._inbox.take(0.0 if self._loop.has_work else self._parts.cache.wait_s())
         ).closed:
             self._handle(mail)
             self._loop.step()
@@ -358,7 +349,7 @@ class Engine:
 
         def answer(num: int | None) -> None:
             self._send(
-                Failed(question.request_id, "overloaded", UNFORGOTTEN)
+                Failed(question.request_id, "overloaded", UNFLUSHED)
                 if num is None
                 else Flushed(question.request_id, num)
             )
@@ -368,10 +359,10 @@ class Engine:
     def _stats(self, request_id: str) -> EngineStats:
         cache = self._parts.cache.stats()
         gauges = {
-            "engine_running": float(self._loop.num_running),
-            "engine_waiting": float(self._loop.num_waiting),
-            "engine_loading": float(self._loop.num_loading),
-            "engine_following": float(self._loop.num_following),
+            "engine_running": float(self._loop.scheduler.num_running),
+            "engine_waiting": float(self._loop.scheduler.num_waiting),
+            "engine_loading": float(self._loop.admission.num_loading),
+            "engine_following": float(self._loop.admission.num_following),
             "engine_open": float(self._inbox.num_open),
         }
         counters = self._loop.stats.counters | cache_counters(cache)

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from engine.cache.tree.block import pack
+from engine.loop.page_reservations import PageReservations
 from engine.loop.request import EngineRequest, LoopParts
-from engine.loop.room import PageReservations
 from engine.messages import Started
 from engine.schedule.flights import Beginning, Flights
 from engine.schedule.sequence import Sequence, Status
