@@ -22,7 +22,7 @@ TRIAL_LENGTHS: Final = (23, 9)
 def check_faithful(name: str, forward: Forward, pool: KvPool, reference: torch.Tensor) -> None:
     """Two sequences packed into one pass get the logits that transformers gives each alone.
 
-    Finds what a configuration does not tell: layers that mix tokens without attention, position
+    Finds what a configuration leaves open: layers that mix tokens without attention, position
     schemes or score transformations we ignore. Overwrites the pool's first pages. Raises
     `ModelUnsupported`.
     """
@@ -51,8 +51,8 @@ def decode_logits(forward: Forward, pool: KvPool, vocabulary: int) -> torch.Tens
     ).clone()
 
 
-def is_same(ours: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether logits differ by no more than two ways of computing the same in that dtype."""
+def is_close(ours: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> bool:
+    """True if logits differ by no more than two ways of computing the same in that dtype."""
     return _difference(ours, reference) < _TOLERANCE[dtype]
 
 

@@ -94,8 +94,15 @@ RULES = (
         never=("engine.model.load", "engine.model.lean", "engine.model.native"),
     ),
     Rule(
+        "engine.model.llama",
+        ("engine.model", "engine.errors", "torch", "transformers"),
+        never=tuple(
+            f"engine.model.{name}" for name in ("load", "generic", "lean", "native", "paged")
+        ),
+    ),
+    Rule(
         "engine.model.lean",
-        ("engine.model", "engine.errors", "engine.schedule", "torch", "transformers"),
+        ("engine.model", "engine.schedule", "torch"),
         never=("engine.model.load", "engine.model.generic", "engine.model.native"),
     ),
     Rule(
@@ -104,7 +111,7 @@ RULES = (
             *("engine.model", "engine.native", "engine.errors", "engine.memory"),
             *("engine.schedule", "torch", "transformers", "numpy"),
         ),
-        never=("engine.model.load", "engine.model.generic"),
+        never=("engine.model.load", "engine.model.generic", "engine.model.lean"),
     ),
     Rule(
         "engine.model.paged",
@@ -112,7 +119,7 @@ RULES = (
             *("engine.model", "engine.config", "engine.memory", "engine.schedule"),
             *("torch", "numpy", "msgspec"),
         ),
-        never=("engine.model.load", "engine.model.generic", "engine.model.native"),
+        never=tuple(f"engine.model.{name}" for name in ("load", "generic", "lean", "native")),
     ),
     Rule(
         "engine.model.load",

@@ -8,12 +8,12 @@ import torch
 
 from engine.errors import ModelUnsupported
 from engine.model.checks import TRIAL_LENGTHS, trial_sequences, whole_prompts
-from engine.model.generic.attention import ATTENTION_NAME, Pass
+from engine.model.generic.attention import ATTENTION_NAME, ForwardPass
 from engine.model.generic.forward import run_group
 from engine.model.kv_pool import KvPool
+from engine.model.page_tables import PageTables
 from engine.model.rows import one_group
 from engine.model.runner import Identity
-from engine.model.runs import RunTables
 
 
 def reference_logits(model: Any, page_size: int) -> torch.Tensor:
@@ -40,17 +40,18 @@ def check_layers(model: Any, pool: KvPool, identity: Identity) -> None:
     """
     name = type(model).__name__
     slices = whole_prompts(trial_sequences(TRIAL_LENGTHS, pool.page_size, model.config.vocab_size))
-    tables = RunTables(pool.page_size)
+    tables = PageTables(pool.page_size, pool.num_pages)
     tables.renew(piece.sequence for piece in slices)
-    context = Pass(one_group(slices, tables), pool, identity.windows)
+    context = ForwardPass(one_group(slices, tables), pool, identity.windows)
     run_group(model, context)
     shape = (pool.shape.num_kv_heads, pool.shape.head_dim, pool.shape.head_dim)
     for layer in range(pool.shape.num_layers):
-        if layer not in context.seen:
+        if layer not in context.kv_shapes:
             raise ModelUnsupported(
                 f"{name}: layer {layer} has no attention of the kind this engine implements"
             )
-        if context.seen[layer] != shape:
+        if context.kv_shapes[layer] != shape:
             raise ModelUnsupported(
-                f"{name}: layer {layer} has KV of shape {context.seen[layer]}, layer 0's is {shape}"
+                f"{name}: layer {layer} has KV of shape {context.kv_shapes[layer]}, "
+                f"layer 0's is {shape}"
             )
