@@ -125,11 +125,13 @@ def check_model(
     exact: str,
     *,
     bound: float,
-    kit: DeviceFeatures | None = None,
+    features: DeviceFeatures | None = None,
 ) -> Outcome:
     """Whether every hit of one model is as good as the mode promises."""
     try:
-        driver = Driver(folder, kit, device=device, exact=exact, runner=runner, dtype="bfloat16")
+        driver = Driver(
+            folder, features, device=device, exact=exact, runner=runner, dtype="bfloat16"
+        )
     except ModelError as error:
         return Outcome(False, str(error))
     prompt = random_prompt(NUM_PROMPT, VOCABULARY)

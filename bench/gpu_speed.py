@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from engine.config import EngineConfig
 from engine.model.generic import attention
-from engine.model.load.load import make_runner
+from engine.model.load.load import build_runner
+from engine.model.load.plan import plan_runner
 from engine.model.paged.cuda import DeviceFeatures
 from engine.schedule.sequence import Sequence, Slice
 from engine.types import Sampling
@@ -98,7 +99,7 @@ class Speeds:
 class SpeedCheck:
     """One runner of one random model, and how to time it."""
 
-    def __init__(self, device: str, scale: Scale, kit: DeviceFeatures | None = None) -> None:
+    def __init__(self, device: str, scale: Scale, features: DeviceFeatures | None = None) -> None:
         self._scale = scale
         self._device = torch.device(device)
         attention.register()
@@ -112,7 +113,8 @@ class SpeedCheck:
         # A step reads every weight once but the embedding, of which it takes a few rows.
         self._weights_nbytes = sum(one.nbytes for one in model.parameters()) - embedding.nbytes
         begin_s = time.perf_counter()
-        self._runner = make_runner(model, self._config(device), "random", kit=kit)
+        plan = plan_runner(self._config(device), config, features)
+        self._runner = build_runner(model, plan, "random")
         self.load_s = time.perf_counter() - begin_s
         self._kv_nbytes = self._runner.page_nbytes // self._runner.page_size
         self._vocabulary = config.vocab_size

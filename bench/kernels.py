@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from engine.native.library import STORE_BF16, Team, why_not_native
+from engine.native.library import Team, why_not_native
 from tests.fakes.native_attention import Planned, Pool, Rows
+from tests.fakes.native_kernels import STORE_BF16
 from tests.fakes.native_products import Packed
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 9, 3, 64

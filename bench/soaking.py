@@ -183,7 +183,7 @@ class Asked:
 
     def stats(self) -> EngineStats:
         """Counters and gauges now."""
-        self._running.snapshot(Snapshot(self._name()))
+        self._running.ask(Snapshot(self._name()))
         event = self._next()
         assert isinstance(event, EngineStats)
         return event

@@ -6,14 +6,14 @@ Three threads. The *render thread* turns prompts into tokens and answers counts;
 compiles what answers have to look like; the *engine thread* owns cache, schedule and device and
 runs the step loop. None ever waits for another, and an idle engine sleeps.
 
-    def show(event: FromEngine) -> None:
+    def receive(event: FromEngine) -> None:
         if isinstance(event, TextDelta):
             print(event.text, end="")
         elif isinstance(event, Finished | Failed):
             done.set()
 
     done = threading.Event()
-    with worker.build_engine(config, show) as engine:
+    with worker.build_engine(config, receive) as engine:
         sampling = Sampling(max_tokens=64)
         engine.submit(Submit("1", "me", prompt, CachePlan(), sampling, started_at_s=time.time()))
         done.wait()
@@ -69,26 +69,28 @@ from engine.stats import cache_values
 _log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS: Final = 64
-"""Tokens of the prefill that nobody waits for."""
+"""Tokens of the prefill that warms the model up."""
 
-UNFORGOTTEN: Final = (
+UNFLUSHED: Final = (
     "a tier below does not answer; it is told again until it has forgotten, and "
-    ""
     "is not read for this before"
 )
-"""What is said of a flush that some tier could not be told of."""
+"""Error text of a flush that did not reach every tier."""
 
 STACK_NBYTES: Final = 16 * 1024**2
 """Of each thread: several times what a grammar had when it was tried out
 (`engine/constrain/trial.py`)."""
 
 FLUSH_S: Final = 1.5
-"""How long an ending engine goes on writing to the lower tiers."""
+"""Seconds for which an ending engine goes on writing to the lower tiers."""
 
 
 class PromptRenderer(Protocol):
-    """Whatever turns a prompt into tokens; raises `BadPrompt` where the prompt is at fault,
-    `ContextExceeded` where it is so long that its tokens need not be counted."""
+    """Turns a prompt into tokens.
+
+    Raises `BadPrompt` where the prompt is at fault, `ContextExceeded` where it is so long that its
+    tokens need not be counted.
+    """
 
     def render(self, prompt: Prompt, now_s: float) -> RenderedPrompt: ...
 
@@ -106,7 +108,7 @@ class FormedJob:
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What an engine is made of.
+    """The parts of an engine.
 
     `fingerprint` names everything cached KV depends on. `resources` is open while the engine runs,
     and closed after the runner.
@@ -149,7 +151,7 @@ class Engine:
         """The most tokens of prompt and answer together: what the model allows or the pool
         holds."""
         self.failure: BaseException | None = None
-        """What made the engine useless."""
+        """The error that made the engine useless."""
         limits = StepLimits(
             context=self.context,
             block_size=config.block_size,
@@ -187,7 +189,7 @@ class Engine:
         self._ready.result()
 
     def hello(self, load_s: float) -> Hello:
-        """What this engine is, for a peer that hears from it for the first time."""
+        """The engine's own description, the first message to a new peer."""
         return Hello(
             PROTOCOL_VERSION,
             self._config.model,
@@ -213,22 +215,14 @@ class Engine:
         self._inbox.abort(message.request_id)
 
     def tick(self, message: Tick) -> None:
-        """Tell the time; the engine's TTL time is the largest of these and of every
+        """Advance the time; the engine's TTL time is the largest of these and of every
         `Submit.started_at_s`."""
         self._inbox.tick(message.now_s)
 
-    def flush(self, message: Flush) -> None:
-        """Forget cached blocks; answered by `Flushed`, or by `Failed` where a tier does not answer.
-        Raises `Overloaded` or `EngineError`."""
-        self._inbox.ask(message)
-
-    def pin(self, message: Pin) -> None:
-        """Pin an entry, or unpin it; answered by `Pinned`. Raises `Overloaded` or `EngineError`."""
-        self._inbox.ask(message)
-
-    def snapshot(self, message: Snapshot) -> None:
-        """Answered by `EngineStats` (names in `engine/stats.py`). Raises `Overloaded` or
-        `EngineError`."""
+    def ask(self, message: Flush | Pin | Snapshot) -> None:
+        """Flush cached blocks (answered by `Flushed`, or by `Failed` where a tier does not answer),
+        pin or unpin an entry (`Pinned`), or take statistics (`EngineStats`, names in
+        `engine/stats.py`). Raises `Overloaded` or `EngineError`."""
         self._inbox.ask(message)
 
     def close(self) -> None:
@@ -269,7 +263,7 @@ class Engine:
             raise Overloaded("too many prompts are waiting to be rendered") from None
 
     def _emit(self, event: FromEngine) -> None:
-        """Send an event; the last event of a request only if nobody else has sent one."""
+        """Send an event; the last event of a request only if no other thread has sent one."""
         if not isinstance(event, Finished | Failed | Counted) or self._inbox.settle(
             event.request_id
         ):
@@ -289,7 +283,7 @@ class Engine:
             if isinstance(request, Count):
                 self._emit(Counted(job.request_id, len(rendered.token_ids)))
                 return
-            form = self._parts.forms.form(request.sampling, request.prompt.tools, rendered.speech)
+            form = self._parts.forms.form(request.sampling, request.prompt.tools, rendered.syntax)
             render_s = time.perf_counter() - begin_s
             if form is None:
                 self._inbox.deliver(job, rendered, render_s)
@@ -376,7 +370,9 @@ class Engine:
 
     def _serve(self) -> None:
         while not (
-            mail := self._inbox.take(0.0 if self._loop.has_work else self._loop.wait_s())
+            mail := self._inbox.take(
+                0.0 if self._loop.has_work else self._parts.cache.tiers.wait_s()
+            )
         ).closed:
             self._handle(mail)
             self._loop.step()
@@ -408,7 +404,7 @@ class Engine:
 
         def answer(num: int | None) -> None:
             self._send(
-                Failed(question.request_id, "overloaded", UNFORGOTTEN)
+                Failed(question.request_id, "overloaded", UNFLUSHED)
                 if num is None
                 else Flushed(question.request_id, num)
             )
@@ -418,10 +414,10 @@ class Engine:
     def _stats(self, request_id: str) -> EngineStats:
         counters, gauges = cache_values(self._parts.cache.stats())
         of_loop = {
-            "engine_running": float(self._loop.num_running),
-            "engine_waiting": float(self._loop.num_waiting),
-            "engine_loading": float(self._loop.num_loading),
-            "engine_following": float(self._loop.num_following),
+            "engine_running": float(self._loop.scheduler.num_running),
+            "engine_waiting": float(self._loop.scheduler.num_waiting),
+            "engine_loading": float(self._loop.admission.num_loading),
+            "engine_following": float(self._loop.admission.num_following),
             "engine_open": float(self._inbox.num_open),
         }
         counters = self._loop.stats.counters | counters

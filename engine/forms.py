@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from engine.prompt.speech import OutputSyntax
+from engine.prompt.output_syntax import OutputSyntax
 from engine.prompt.types import Tool
 from engine.schedule.sequence import Constraint
 from engine.types import Sampling
@@ -38,7 +38,7 @@ class Forms(Protocol):
     where that cannot be kept."""
 
     def form(
-        self, sampling: Sampling, tools: Sequence[Tool], speech: OutputSyntax
+        self, sampling: Sampling, tools: Sequence[Tool], syntax: OutputSyntax
     ) -> Form | None: ...
 
     def close(self) -> None:

@@ -62,8 +62,8 @@ class FrameWriter:
     """A thread that writes frames in the order they were handed over.
 
     When more than `max_pending_nbytes` wait for the peer, `write` waits too: a slow reader slows
-    the writer down and costs no memory. Once the peer is gone frames are dropped, silently: whoever
-    reads the socket learns of it.
+    the writer down and costs no memory. Once the peer is gone frames are dropped, silently: the
+    reader of the socket notices.
     """
 
     def __init__(self, sock: socket.socket, max_pending_nbytes: int = MAX_PENDING_NBYTES) -> None:

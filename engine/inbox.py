@@ -1,8 +1,8 @@
-"""Where other threads leave what they want of the engine thread.
+"""The queue from other threads to the engine thread.
 
 Knows no model and computes nothing.
 
-Everything is bounded: a request is *open* from `open` until somebody `settle`s it, and no more than
+Everything is bounded: a request is *open* from `open` until it is settled, and no more than
 `capacity` are open at a time. Ticks coalesce, aborts are marks on open requests, questions have a
 bound of their own.
 """
@@ -49,8 +49,8 @@ class RenderedJob:
 
 @dataclass(slots=True)
 class Mail:
-    """What arrived since the last `take`. `now_s` is the largest tick, None without one; `woken`:
-    somebody called `wake`."""
+    """Everything that arrived since the last `take`. `now_s` is the largest tick, None without one;
+    `woken`: `wake` was called."""
 
     rendered: list[RenderedJob] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -68,8 +68,8 @@ class Mail:
 
 
 class Inbox:
-    """Thread-safe; only `take` waits. The right to answer a request belongs to whoever `settle`s
-    it."""
+    """Thread-safe; only `take` waits. The caller whose `settle` returns True answers the
+    request."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -100,7 +100,7 @@ class Inbox:
             self._open[job.request_id] = job
 
     def is_open(self, job: Job) -> bool:
-        """Whether anybody still waits for this very job."""
+        """True while this very job is open."""
         with self._changed:
             return self._open.get(job.request_id) is job
 
@@ -123,8 +123,7 @@ class Inbox:
         render_s: float,
         constraint: Constraint | None = None,
     ) -> None:
-        """Hand a rendered `Submit` to the engine thread; dropped when nobody waits for it any
-        more."""
+        """Hand a rendered `Submit` to the engine thread; dropped when it is not open any more."""
         with self._changed:
             if self._open.get(job.request_id) is job and isinstance(job.request, Submit):
                 self._mail.rendered.append(
@@ -140,7 +139,7 @@ class Inbox:
                 self._changed.notify()
 
     def tick(self, now_s: float) -> None:
-        """Tell the time; only the latest is kept."""
+        """Advance the time; only the latest is kept."""
         with self._changed:
             self._mail.now_s = now_s if self._mail.now_s is None else max(now_s, self._mail.now_s)
             self._changed.notify()

@@ -28,7 +28,7 @@ MAPPED_NBYTES: Final = 1024**2
 """From this size on a buffer is a mapping of its own."""
 
 CELL_NBYTES: Final = 64 * 1024
-"""The unit in which a stage is lent out."""
+"""Unit in which a stage is lent."""
 _FREE: Final = b"\x01"
 _LENT: Final = b"\x00"
 

@@ -59,7 +59,7 @@ from engine.store.open import open_tiers
 _log = logging.getLogger("engine.worker")
 
 DRAIN_S: Final = 2.0
-"""How long an ending worker waits for the step in progress, and for the peer to read what is
+"""Seconds that an ending worker waits for the step in progress, and for the peer to read what is
 pending."""
 
 STAGE_NBYTES: Final = 128 * 1024**2
@@ -68,7 +68,7 @@ what about 4,000 tokens of the default model take, twice for as many as are bein
 
 
 class ExitReason(IntEnum):
-    """Why the worker ended."""
+    """The reason why the worker ended: its exit status."""
 
     CLEAN = 0
     PROTOCOL = 1
@@ -83,8 +83,7 @@ def build_engine(
     runner: Runner | None = None,
     on_fatal: Callable[[BaseException], None] = lambda error: None,
 ) -> Engine:
-    """An engine that has not started yet, of the model in `config.model_path` or around the given
-    runner.
+    """An engine that has not started yet, of the model in `config.model_path` or around `runner`.
 
     Loads the weights and opens the tiers, so it takes seconds; the tiers are closed when the engine
     has run. Raises `ModelError` when the folder can't be used, `StoreError` when a tier can't.
@@ -114,7 +113,7 @@ def build_engine(
         )
         resources = opening.pop_all()
     capabilities = Capabilities(
-        tools_first=template.tools_first,
+        tools_first=template.features.tools_first,
         exact=runner.exact,
         runner=runner.name,
         dtype=config.dtype,
@@ -178,12 +177,8 @@ def dispatch(engine: Engine, message: ToEngine, emit: Callable[[FromEngine], Non
                 engine.count(message)
             case Abort():
                 engine.abort(message)
-            case Flush():
-                engine.flush(message)
-            case Pin():
-                engine.pin(message)
-            case Snapshot():
-                engine.snapshot(message)
+            case Flush() | Pin() | Snapshot():
+                engine.ask(message)
             case _:
                 assert_never(message)
     except Overloaded as error:

@@ -23,7 +23,7 @@ from engine.constrain.trial import limits
 from engine.constrain.trials import Trials
 from engine.constrain.vocabulary import described, open_vocabulary
 from engine.errors import BadFormat, BadTools, Overloaded
-from engine.prompt.speech import PLAIN, OutputSyntax
+from engine.prompt.output_syntax import PLAIN, OutputSyntax
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Tool
 from engine.structures.lru import LruCache
@@ -65,26 +65,26 @@ class Grammars:
         self._live: WeakSet[CompiledGrammar] = WeakSet()
 
     def form(
-        self, sampling: Sampling, tools: Sequence[Tool] = (), speech: OutputSyntax = PLAIN
+        self, sampling: Sampling, tools: Sequence[Tool] = (), syntax: OutputSyntax = PLAIN
     ) -> GrammarForm | None:
         """The form that `sampling` asks for: calls of `tools` where they are forced, else the
-        output format; None where it asks for neither. `speech` is how this model writes calls, and
+        output format; None where it asks for neither. `syntax` is how this model writes calls, and
         whether it reasons before an answer. Compiles nothing.
 
         Raises `BadFormat` for what is no grammar, cannot be kept or is too large, `BadTools` where
         that is of tools.
         """
         grammar = None
-        if speech.calls is not None:
+        if syntax.calls is not None:
             grammar = calls_grammar(
-                speech.calls, tools, sampling.tool_choice, self._tokenizer.special_tokens
+                syntax.calls, tools, sampling.tool_choice, self._tokenizer.special_tokens
             )
         of_tools = grammar is not None
         if grammar is None and sampling.output_format is not None:
             grammar = format_grammar(sampling.output_format)
-            if speech.reasoning is not None:
+            if syntax.reasoning is not None:
                 grammar = behind_reasoning(
-                    grammar, speech.reasoning, self._tokenizer.special_tokens
+                    grammar, syntax.reasoning, self._tokenizer.special_tokens
                 )
         if grammar is None:
             return None
@@ -95,11 +95,11 @@ class Grammars:
         return GrammarForm(self, grammar, of_tools)
 
     def constraint(
-        self, sampling: Sampling, tools: Sequence[Tool] = (), speech: OutputSyntax = PLAIN
+        self, sampling: Sampling, tools: Sequence[Tool] = (), syntax: OutputSyntax = PLAIN
     ) -> GrammarConstraint | None:
         """The constraint of `form`, now: may take seconds. Raises as `form` and
         `GrammarForm.constraint` do."""
-        form = self.form(sampling, tools, speech)
+        form = self.form(sampling, tools, syntax)
         return None if form is None else form.constraint()
 
     def close(self) -> None:

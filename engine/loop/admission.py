@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from engine.cache.lookup import Lookup
+from engine.loop.page_reservations import PageReservations
 from engine.loop.request import EngineRequest, LoopParts
-from engine.loop.room import PageReservations
 from engine.messages import Started
 from engine.schedule.flights import Beginning, Flights
 from engine.schedule.sequence import Sequence, Status

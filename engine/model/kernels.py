@@ -1,4 +1,4 @@
-"""Attention over given keys and values, as torch offers it on this device. Knows no pages,
+"""Attention over keys and values, as torch offers it on this device. Knows no pages,
 sequences or models."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FLASH_CPU: Final[Any] = getattr(
 )
 
 
-def has_parts(device: torch.device) -> bool:
+def can_merge_parts(device: torch.device) -> bool:
     """True where `attend_part` works: attention can be computed in parts and merged."""
     return _FLASH_CPU is not None and device.type == "cpu"
 
@@ -108,8 +108,8 @@ def _per_head(
 def _heads_as_rows(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where nothing depends on a row's place: the query heads of a KV head become rows, and keys
-    are read once."""
+    """Batch = 1, heads = KV heads, rows = the query heads of each: keys are read once. Only where
+    nothing depends on a row's place."""
     num_heads, num_rows, head_dim = query.shape
     num_kv = key.shape[1]
     q = query.reshape(1, num_kv, num_heads // num_kv * num_rows, head_dim)

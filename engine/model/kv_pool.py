@@ -1,4 +1,4 @@
-"""The place where KV lives: one tensor of slots for all layers, cut into pages.
+"""The pool of KV: one tensor of slots for all layers, cut into pages.
 
 Knows no sequences and no attention.
 
@@ -26,7 +26,7 @@ _INTEGERS: Final[dict[int, tuple[Any, Any]]] = {
     2: (numpy.int16, numpy.uint16),
     4: (numpy.int32, numpy.uint32),
 }
-"""Integers with and without a sign as long as an item of KV."""
+"""Integers with and without a sign, by the bytes of an item of KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class KvPool:
     """`num_pages` pages of `page_size` slots, `num_spare` pages that are no sequence's, and
     `PAD_SLOTS` zero slots after them.
 
-    Every value in the pool is finite, always: what a model or a tier brings as NaN or infinity is
+    Every value in the pool is finite, always: NaN and infinity from a model or a tier are
     stored as zero. Slots under an attention mask weigh exactly nothing only then (0 * NaN is NaN),
     and one sequence can never reach another.
     """
@@ -104,7 +104,7 @@ class KvPool:
 
     @property
     def device(self) -> torch.device:
-        """Where the pool's memory is."""
+        """The device of the pool's memory."""
         return self._slots.device
 
     def touch(self, nbytes: int) -> None:
@@ -125,7 +125,7 @@ class KvPool:
             else:
                 self._slots[layer, side].index_copy_(0, slots, finite)
 
-    def put(
+    def write_unchecked(
         self, layer: int, key: torch.Tensor, value: torch.Tensor, slots: slice | torch.Tensor
     ) -> None:
         """As `write`, of any floating dtype and unchecked: `keep_finite` must follow before anyone
@@ -137,8 +137,8 @@ class KvPool:
                 side.index_copy_(0, slots, new.to(self.shape.dtype))
 
     def keep_finite(self, slots: slice | torch.Tensor) -> None:
-        """Make what was `put` in `slots`, in all layers, finite: on the CPU one sum where it is,
-        which is nearly always.
+        """Make what was written unchecked in `slots`, in all layers, finite: on the CPU one sum
+        where it is, which is nearly always.
 
         Elsewhere it is written again unasked: waiting for a device's answer costs more, and cannot
         be recorded.
@@ -179,7 +179,7 @@ class KvPool:
         return key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
 
     def empty(self, size: int) -> torch.Tensor:
-        """`size` values of the pool's dtype on its device, whatever they are."""
+        """`size` values of the pool's dtype on its device, not initialised."""
         return torch.empty(size, dtype=self.shape.dtype, device=self.device)
 
     def read(
@@ -280,7 +280,7 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 
 
 def _all_finite(planes: Any, dtype: torch.dtype) -> bool:
-    """Whether rows of bytes hold finite floats only: taken as integers, the others are the largest
+    """True if rows of bytes hold finite floats only: taken as integers, the others are the largest
     of either sign."""
     signed, unsigned = _INTEGERS[dtype.itemsize]
     infinity, minus_infinity = (

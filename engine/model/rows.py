@@ -1,4 +1,4 @@
-"""How the slices of a step become rows of a forward pass. Plain data: no tensors, no model."""
+"""The rows of a forward pass, made of the slices of a step. Plain data: no tensors, no model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from engine.model.runs import RunTables, SlotRun
+from engine.model.page_tables import PageTables
+from engine.model.runs import SlotRun
 from engine.schedule.sequence import Slice
 
 Attend: TypeAlias = Literal["free", "prompt", "generated"]
-"""How rows attend: `free` the fastest way; `prompt` and `generated` in the two fixed ways of exact
+"""The way rows attend: `free` the fastest; `prompt` and `generated` the two fixed ways of exact
 mode."""
 
 DECODE_ROWS: Final = 4
@@ -39,7 +40,8 @@ class RowSpan:
     """Consecutive tokens `[start, start + num_rows)` of one sequence on rows from `row` on.
 
     `slots` holds the sequence's tokens `[0, start + num_rows)`; `written` are the slots of the
-    span's own tokens. `slice_index` says whose tokens the last `num_sampled` rows' logits are for.
+    span's own tokens. The last `num_sampled` rows' logits are for slice
+    `slice_index`.
     """
 
     row: int
@@ -72,7 +74,7 @@ class Group:
     attend: Attend
 
 
-def one_group(slices: Seq[Slice], tables: RunTables) -> Group:
+def one_group(slices: Seq[Slice], tables: PageTables) -> Group:
     """All slices in one unpadded forward pass."""
     spans: list[RowSpan] = []
     row = 0
@@ -82,7 +84,7 @@ def one_group(slices: Seq[Slice], tables: RunTables) -> Group:
     return Group(tuple(spans), row, sum(span.num_sampled for span in spans), "free")
 
 
-def fixed_groups(slices: Seq[Slice], tables: RunTables, rows: RowGroups) -> Iterator[Group]:
+def fixed_groups(slices: Seq[Slice], tables: PageTables, rows: RowGroups) -> Iterator[Group]:
     """Forward passes of fixed row counts, in an order in which every token's predecessors come no
     later.
 
@@ -95,7 +97,7 @@ def fixed_groups(slices: Seq[Slice], tables: RunTables, rows: RowGroups) -> Iter
 
 
 def _pack(
-    slices: Seq[Slice], tables: RunTables, rows: RowGroups, *, prompt: bool
+    slices: Seq[Slice], tables: PageTables, rows: RowGroups, *, prompt: bool
 ) -> Iterator[Group]:
     num_rows = rows.prefill if prompt else rows.decode
     spans: list[RowSpan] = []
@@ -129,23 +131,18 @@ def _pack(
 
 
 def _span(
-    piece: Slice, index: int, bounds: tuple[int, int], row: int, tables: RunTables
+    piece: Slice, index: int, bounds: tuple[int, int], row: int, tables: PageTables
 ) -> RowSpan:
     """`bounds` never cut between rows that are sampled: those of a draft are one by one in exact
     mode."""
     start, end = bounds
     sequence = piece.sequence
-    num_known = len(sequence.token_ids)
-    first_sampled = piece.start + piece.num_tokens - 1 if piece.sample else piece.end
     return RowSpan(
         row=row,
         start=start,
-        token_ids=(
-            *sequence.token_ids[start:end],
-            *piece.draft[max(start - num_known, 0) : max(end - num_known, 0)],
-        ),
-        slots=tables.cover(sequence, 0, end),
-        written=tables.cover(sequence, start, end),
+        token_ids=tuple(piece.token_ids[start - piece.start : end - piece.start]),
+        slots=tables.runs(sequence, 0, end),
+        written=tables.runs(sequence, start, end),
         slice_index=index,
-        num_sampled=max(0, end - max(start, first_sampled)),
+        num_sampled=max(0, end - max(start, piece.end - piece.num_sampled)),
     )

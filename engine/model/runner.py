@@ -1,4 +1,4 @@
-"""The runner: a forward pass over the paged pool, and what surrounds any of them.
+"""The runner: any forward pass over the paged pool, with sampling and the moving of pages.
 
 Knows no scheduling and no model.
 """
@@ -26,7 +26,7 @@ class Forward(Protocol):
     """A model's forward pass over a pool of pages. Called by one thread."""
 
     name: str
-    """Which one it is: `generic`, `lean`, `native`."""
+    """`generic`, `lean` or `native`."""
 
     def __call__(self, slices: Seq[Slice]) -> torch.Tensor:
         """Write the slices' KV and return fp32 logits `[num_rows, vocab]`.
@@ -37,7 +37,7 @@ class Forward(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what memory alone would not: threads. Idempotent."""
+        """End threads, if there are any. Idempotent."""
         ...
 
 
@@ -53,7 +53,7 @@ class PageMover(Protocol):
         ...
 
     def settle(self, pages: Iterable[int]) -> None:
-        """Have what computes from now on find in these pages what was written to them."""
+        """Have computations from now on find in these pages the bytes written to them."""
         ...
 
     def close(self) -> None:
@@ -63,10 +63,10 @@ class PageMover(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a runner is, fixed when it is made: its KV's fingerprint, windows per layer, whether it
-    is exact.
+    """The fixed properties of a runner: the fingerprint of its KV, windows per layer, exactness.
 
-    `rows` are the row groups by which the generic runner is (None: fast mode, or another runner).
+    `rows` are the row groups by which the generic runner is exact (None: fast mode, or another
+    runner).
     """
 
     fingerprint: str
@@ -84,9 +84,9 @@ class TorchRunner:
         pool: KvPool,
         identity: Identity,
         logits_sink: LogitsSink | None = None,
-        moves: PageMover | None = None,
+        mover: PageMover | None = None,
     ) -> None:
-        """Without `moves` the pool itself brings pages in and out."""
+        """Without `mover` the pool itself brings pages in and out."""
         self.name = forward.name
         self.device = pool.device.type
         self.fingerprint = identity.fingerprint
@@ -100,7 +100,7 @@ class TorchRunner:
         self._forward: Forward | None = forward
         self._pool: KvPool | None = pool
         self._sink = logits_sink
-        self._moves = moves
+        self._mover = mover
 
     def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
         """See `Runner.step`. Every slice's block table must cover its tokens, the draft's
@@ -114,7 +114,7 @@ class TorchRunner:
         logits = self._forward(slices)
         wanted = [piece for piece in slices if piece.sample]
         if self._sink is not None:
-            self._show(logits, wanted)
+            self._send_logits(logits, wanted)
         sampled = iter(sample(logits, wanted) if wanted else [])
         return [next(sampled) if piece.sample else None for piece in slices]
 
@@ -125,17 +125,17 @@ class TorchRunner:
 
     def read_pages(self, pages: Seq[int]) -> memoryview:
         """See `Runner.read_pages`; the layout is in `engine.model.kv_pool`."""
-        return (self._moves or self._open()).read_pages(pages)
+        return (self._mover or self._open()).read_pages(pages)
 
     def write_pages(self, pages: Seq[int], body: memoryview) -> None:
         """See `Runner.write_pages`."""
-        (self._moves or self._open()).write_pages(pages, body)
+        (self._mover or self._open()).write_pages(pages, body)
 
     def close(self) -> None:
         """Release weights and pool. Idempotent."""
-        if self._moves is not None:
-            self._moves.close()
-        self._moves = None
+        if self._mover is not None:
+            self._mover.close()
+        self._mover = None
         if self._forward is not None:
             self._forward.close()
         self._pool = None
@@ -147,11 +147,11 @@ class TorchRunner:
         return self._pool
 
     def _settle(self, pages: Seq[int]) -> None:
-        """What computes from now on finds in these pages what was written to them."""
-        if self._moves is not None:
-            self._moves.settle(pages)
+        """Have computations from now on find in these pages the bytes written to them."""
+        if self._mover is not None:
+            self._mover.settle(pages)
 
-    def _show(self, logits: torch.Tensor, wanted: Seq[Slice]) -> None:
+    def _send_logits(self, logits: torch.Tensor, wanted: Seq[Slice]) -> None:
         assert self._sink is not None
         rows = iter(logits)
         for piece in wanted:

@@ -1,4 +1,4 @@
-"""Finds and loads the native library, and says why there is none.
+"""Finds and loads the native library, or gives the reason why it cannot be used.
 
 Knows no model; what it passes are addresses.
 """
@@ -20,7 +20,7 @@ PATH: Final = Path(__file__).with_name("libpcg.so")
 CPU_FLAGS: Final = frozenset(
     {"avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
 )
-"""What the library is compiled to use, as the kernel calls it."""
+"""The processor features that the library is compiled for, by the kernel's names."""
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _INT: Final = ctypes.c_int32
@@ -31,18 +31,6 @@ class Matrix(ctypes.Structure):
     """`pcg_matrix`."""
 
     _fields_ = (("panels", _POINTER), ("bias", _POINTER), ("num_in", _INT), ("num_out", _INT))
-
-
-class Product(ctypes.Structure):
-    """`pcg_product`."""
-
-    _fields_ = (
-        ("rows", _POINTER),
-        ("out", _POINTER),
-        ("num_rows", _INT),
-        ("stride", _INT),
-        ("kind", _INT),
-    )
 
 
 class SpanStruct(ctypes.Structure):
@@ -66,12 +54,6 @@ class HeadsStruct(ctypes.Structure):
         ("head_dim", _INT),
         ("page_size", _INT),
     )
-
-
-class AttentionStruct(ctypes.Structure):
-    """`pcg_attention`."""
-
-    _fields_ = (("query", _POINTER), ("key", _POINTER), ("value", _POINTER), ("out", _POINTER))
 
 
 class Layer(ctypes.Structure):
@@ -130,23 +112,12 @@ MAX_WINDOWS: Final = 8
 PANEL: Final = 64
 """`PCG_PANEL`."""
 
-STORE_BF16, STORE_F32, ADD_F32, GATE_BF16 = range(4)
-"""Kinds of a `Product`."""
-
 _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "pcg_abi": (_INT, ()),
     "pcg_bits": (_INT, ()),
     "pcg_team_new": (_POINTER, (ctypes.c_int,)),
     "pcg_team_free": (None, (_POINTER,)),
-    "pcg_team_size": (ctypes.c_int, (_POINTER,)),
     "pcg_pack": (None, (_POINTER, _INT, _INT, _POINTER)),
-    "pcg_plan_new": (
-        _POINTER,
-        (ctypes.POINTER(SpanStruct), _INT, ctypes.POINTER(HeadsStruct), _INT, _POINTER),
-    ),
-    "pcg_plan_free": (None, (_POINTER,)),
-    "pcg_attend_all": (None, (_POINTER, ctypes.POINTER(AttentionStruct), _POINTER)),
-    "pcg_matmul": (None, (_POINTER, ctypes.POINTER(Matrix), ctypes.POINTER(Product))),
     "pcg_put_pages": (None, (ctypes.POINTER(Pages), _POINTER, _INT, _POINTER)),
     "pcg_take_pages": (None, (ctypes.POINTER(Pages), _POINTER, _INT, _POINTER)),
     "pcg_forward": (_INT, (_POINTER, ctypes.POINTER(Model), ctypes.POINTER(Step))),
@@ -155,7 +126,8 @@ _FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 def why_not_native() -> str | None:
-    """Why the native library cannot be used here, or None where it can: then it is loaded."""
+    """The reason why the native library cannot be used here; None where it can: then it is
+    loaded."""
     try:
         library()
     except ModelUnsupported as error:
@@ -185,8 +157,8 @@ def _cpu_flags(text: str) -> frozenset[str]:
 
 
 def library() -> ctypes.CDLL:
-    """The library, loaded once in a process. Raises `ModelUnsupported`, saying why, where it cannot
-    be used."""
+    """The library, loaded once in a process. Raises `ModelUnsupported`, with the reason, where it
+    cannot be used."""
     return _load(PATH, _CPU_INFO)
 
 

@@ -1,9 +1,9 @@
-"""From sampled tokens to what a client reads: text, reasoning, tool calls, and when it ends.
+"""From sampled tokens to an answer's text, reasoning and tool calls, and to its end.
 
 Knows no model, cache or threads.
 
 Tokens become characters, characters become reasoning or answer, the answer becomes text or calls,
-and the text is searched for stop strings; each stage holds back what it is not certain of. Stop
+and the text is searched for stop strings; each stage holds back text that is not certain yet. Stop
 strings are looked for in visible text alone: one like `}` or a newline would end every call and
 every thought.
 """
@@ -17,10 +17,11 @@ import msgspec
 
 from engine.output.calls.events import CallArguments, CallBegin, CallEvent, Text
 from engine.output.calls.parser import CallParser
+from engine.output.detokenizer import Detokenizer
+from engine.output.reasoning import ReasoningSplitter, ReasoningText
 from engine.output.stops import StopMatcher
-from engine.prompt.reasoning import ReasoningSplitter, ReasoningText
-from engine.prompt.speech import PLAIN, OutputSyntax
-from engine.prompt.tokenizer import Detokenizer, Tokenizer
+from engine.prompt.output_syntax import PLAIN, OutputSyntax
+from engine.prompt.tokenizer import Tokenizer
 from engine.types import FinishReason, Sampling, TokenLogprob, TokenLogprobs
 
 
@@ -35,8 +36,7 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class OutputPiece:
-    """What sampled tokens added to the answer: text, reasoning (`thinking`), or a piece of a
-    `call`, then without text.
+    """A piece of the answer: text, reasoning (`thinking`), or a piece of a `call`, without text.
 
     `finish` is set on the last piece, `stop` when a stop string ended it. `logprobs` is one per
     token, where there are any.
@@ -55,10 +55,10 @@ class OutputParser:
     """One answer in the making.
 
     `num_tokens` counts what was sampled, without the end-of-turn token that ends the answer: the
-    number of ids in all pieces. `at_limit` is the reason given when `sampling.max_tokens` is
-    reached. `speech` says what to look for; with `tool_choice: none`, what looks like a call is
-    text, and so is a call of a tool that was offered but not chosen. Where calls may not be
-    parallel, the answer ends with `stop` before a second one would begin.
+    number of ids in all pieces. `at_limit` is the finish reason when `sampling.max_tokens`
+    is reached. `syntax` is the form of calls and reasoning; with `tool_choice: none`, what looks
+    like a call is text, and so is a call of a tool that was offered but not chosen. Where calls may
+    not be parallel, the answer ends with `stop` before a second one would begin.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class OutputParser:
         tokenizer: Tokenizer,
         sampling: Sampling,
         at_limit: FinishReason,
-        speech: OutputSyntax = PLAIN,
+        syntax: OutputSyntax = PLAIN,
     ) -> None:
-        form = None if sampling.tool_choice.mode == "none" else speech.calls
-        reasoning = speech.reasoning
+        form = None if sampling.tool_choice.mode == "none" else syntax.calls
+        reasoning = syntax.reasoning
         if reasoning is not None and reasoning.begun and _is_forced(sampling):
             reasoning = None
         tags = [
@@ -80,11 +80,11 @@ class OutputParser:
         self._sampling = sampling
         self._at_limit = at_limit
         self._control_tags = tuple(tag for tag in tags if tag in tokenizer.special_tokens)
-        self._detokenizer = Detokenizer(tokenizer, shown=self._control_tags)
+        self._detokenizer = Detokenizer(tokenizer, visible=self._control_tags)
         self._splitter = ReasoningSplitter(reasoning)
         names = sampling.tool_choice.names
-        barred = speech.tools.difference(names) if names else ()
-        self._parser = None if form is None else CallParser(form, speech.tools, barred)
+        barred = syntax.tools.difference(names) if names else ()
+        self._parser = None if form is None else CallParser(form, syntax.tools, barred)
         self._matcher = StopMatcher(sampling.stop)
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -93,8 +93,8 @@ class OutputParser:
         self.num_tokens = 0
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> tuple[OutputPiece, ...]:
-        """What to send after one more token: nothing while a character, a tag or a stop string is
-        half done.
+        """Feed one more token; returns the pieces to send, none while a character, a tag or a stop
+        string is half done.
 
         Tokens that came with what was held back go out with the next piece, each once. Stop ids
         never become text, not even with `ignore_eos`. After a piece with `finish` nothing may be
@@ -106,50 +106,50 @@ class OutputParser:
         self.num_tokens += 1
         self._token_ids.append(token_id)
         if logprobs is not None:
-            self._logprobs.append(self._spelled(logprobs))
+            self._logprobs.append(self._with_text(logprobs))
         pieces: list[OutputPiece] = []
         text = "" if ends_turn else self._detokenizer.push((token_id,))
-        if text and self._hear(self._splitter.push(text), pieces):
-            return self._sent(pieces)
+        if text and self._split_reasoning(self._splitter.push(text), pieces):
+            return self._with_tokens(pieces)
         if self.num_tokens >= self._sampling.max_tokens:
             return self._end(pieces, self._at_limit)
-        return self._sent(pieces)
+        return self._with_tokens(pieces)
 
     def _end(self, pieces: list[OutputPiece], reason: FinishReason) -> tuple[OutputPiece, ...]:
         """The last pieces: what was held back. Half a character is no text, and neither is half a
         tag if the model was interrupted in it."""
         cut = reason != "stop"
-        over = self._hear(self._splitter.end(cut=cut), pieces)
+        over = self._split_reasoning(self._splitter.end(cut=cut), pieces)
         if not over and self._parser is not None:
-            over = self._take(self._parser.end(cut=cut), pieces)
+            over = self._add_events(self._parser.end(cut=cut), pieces)
         if not over:
-            self._release(pieces)
-            last = pieces.pop() if pieces else self._nothing(pieces)
+            self._flush_stops(pieces)
+            last = pieces.pop() if pieces else self._empty_piece(pieces)
             pieces.append(replace(last, finish=reason))
-        return self._sent(pieces)
+        return self._with_tokens(pieces)
 
     # Stages: each appends to `pieces`, and returns whether the answer is over ---------------------
 
-    def _hear(self, said: Iterable[ReasoningText], pieces: list[OutputPiece]) -> bool:
-        for one in said:
-            if one.thinking:
-                pieces.append(OutputPiece(one.text, thinking=True))
-            elif self._take(
-                [Text(one.text)] if self._parser is None else self._parser.push(one.text), pieces
+    def _split_reasoning(self, parts: Iterable[ReasoningText], pieces: list[OutputPiece]) -> bool:
+        for part in parts:
+            if part.thinking:
+                pieces.append(OutputPiece(part.text, thinking=True))
+            elif self._add_events(
+                [Text(part.text)] if self._parser is None else self._parser.push(part.text), pieces
             ):
                 return True
         return False
 
-    def _take(self, events: Iterable[CallEvent], pieces: list[OutputPiece]) -> bool:
+    def _add_events(self, events: Iterable[CallEvent], pieces: list[OutputPiece]) -> bool:
         for event in events:
             match event:
                 case Text():
-                    if self._show(event.text, pieces):
+                    if self._match_stops(event.text, pieces):
                         return True
                 case CallBegin():
-                    self._release(pieces)
+                    self._flush_stops(pieces)
                     if self._num_calls and not self._sampling.tool_choice.parallel:
-                        pieces.append(replace(self._nothing(pieces), finish="stop"))
+                        pieces.append(replace(self._empty_piece(pieces), finish="stop"))
                         return True
                     self._num_calls += 1
                     pieces.append(
@@ -161,7 +161,7 @@ class OutputParser:
                     )
         return False
 
-    def _show(self, text: str, pieces: list[OutputPiece]) -> bool:
+    def _match_stops(self, text: str, pieces: list[OutputPiece]) -> bool:
         for tag in self._control_tags:
             text = text.replace(tag, "")
         matched = self._matcher.push(text)
@@ -171,20 +171,20 @@ class OutputParser:
             pieces.append(OutputPiece(matched.text))
         return matched.stop is not None
 
-    def _release(self, pieces: list[OutputPiece]) -> None:
-        """What might have become a stop string is text, as no text follows it."""
+    def _flush_stops(self, pieces: list[OutputPiece]) -> None:
+        """Add the text held back as a possible stop string: no text follows it."""
         if held := self._matcher.flush():
             pieces.append(OutputPiece(held))
 
     # Tokens ---------------------------------------------------------------------------------------
 
-    def _nothing(self, pieces: list[OutputPiece]) -> OutputPiece:
+    def _empty_piece(self, pieces: list[OutputPiece]) -> OutputPiece:
         """An empty piece of the kind of the last one."""
         last = pieces[-1] if pieces else self._last
         call = None if last.call is None else CallPiece(last.call.index, None, "")
         return OutputPiece("", thinking=last.thinking, call=call)
 
-    def _sent(self, pieces: list[OutputPiece]) -> tuple[OutputPiece, ...]:
+    def _with_tokens(self, pieces: list[OutputPiece]) -> tuple[OutputPiece, ...]:
         """The pieces, all tokens since the last ones with the first."""
         if not pieces:
             return ()
@@ -194,7 +194,7 @@ class OutputParser:
         self._token_ids, self._logprobs, self._last = [], [], pieces[-1]
         return tuple(pieces)
 
-    def _spelled(self, logprobs: TokenLogprobs) -> TokenLogprobs:
+    def _with_text(self, logprobs: TokenLogprobs) -> TokenLogprobs:
         def spell(one: TokenLogprob) -> TokenLogprob:
             return msgspec.structs.replace(one, text=self._tokenizer.token_bytes(one.token_id))
 
@@ -202,6 +202,5 @@ class OutputParser:
 
 
 def _is_forced(sampling: Sampling) -> bool:
-    """Whether the answer must be a call from its first token on, which leaves no room for
-    reasoning."""
+    """True if the answer must be a call from its first token on, without reasoning before it."""
     return sampling.tool_choice.mode == "required"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.output.partial import num_partial
+
 
 class Matched(NamedTuple):
     """Text that is certain to be part of the answer, and the stop string that ended it."""
@@ -26,8 +28,8 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> Matched:
-        """What can be shown now. `stop` is set when a stop string is complete; its own text is
-        never shown."""
+        """The text that is certain now. `stop` is set when a stop string is complete; its own text
+        is left out."""
         text = self._held + text
         found = [
             (start + len(stop), start, stop)
@@ -38,7 +40,7 @@ class StopMatcher:
             _, start, stop = min(found)
             self._held = ""
             return Matched(text[:start], stop)
-        border = len(text) - self._num_held(text)
+        border = len(text) - num_partial(text, self._stops)
         self._held = text[border:]
         return Matched(text[:border], None)
 
@@ -46,11 +48,3 @@ class StopMatcher:
         """The text held back, now that no more comes."""
         held, self._held = self._held, ""
         return held
-
-    def _num_held(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        lengths = range(min(longest, len(text)), 0, -1)
-        return next(
-            (n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0
-        )

@@ -1,1 +1,1 @@
-"""What the model is asked: prompt types, canonical text, rendering to token ids. Pure Python."""
+"""Prompt types, canonical text, and rendering to token ids. Pure Python."""

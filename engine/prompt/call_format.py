@@ -1,4 +1,4 @@
-"""The ways models write tool calls, as data: what stands around a call's name and arguments.
+"""The ways models write tool calls, as data: the text around a call's name and arguments.
 
 Knows no parser or grammar.
 
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 
@@ -92,10 +91,6 @@ MISTRAL_ARGS: Final = CallFormat(
     is_named=True,
 )
 
-FORMATS: Final[Mapping[str, CallFormat]] = MappingProxyType(
-    {made.name: made for made in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS)}
-)
-
 _SIGNS: Final = (
     (re.compile(r"\[TOOL_CALLS\]\s*probecall\s*(\[CALL_ID\]\w*)?\[ARGS\]"), MISTRAL_ARGS),
     (re.compile(r"\[TOOL_CALLS\]\s*\["), MISTRAL),
@@ -104,7 +99,7 @@ _SIGNS: Final = (
 )
 
 
-def recognise(rendered: str) -> CallFormat | None:
+def detect_format(rendered: str) -> CallFormat | None:
     """The way a template writes a call of `probecall`, from a conversation it rendered; None if it
     is none of ours."""
     return next((made for sign, made in _SIGNS if sign.search(rendered)), None)

@@ -53,6 +53,6 @@ def call_text(call: ToolCallPart, form: CallFormat) -> str:
 
 
 def result_text(result: ToolResultPart) -> str:
-    """What a call returned. Templates have no field for failure, so a failed call says so in its
-    text."""
+    """The text that a call returned. Templates have no field for failure, so a failed call's text
+    begins with `Error:`."""
     return f"Error: {result.text}" if result.is_error else result.text

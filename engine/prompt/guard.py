@@ -20,7 +20,7 @@ import msgspec
 
 from engine.errors import BadPrompt
 from engine.prompt.canonical import to_json
-from engine.prompt.marks import PRIVATE
+from engine.prompt.position_marks import PRIVATE
 from engine.prompt.types import Message, Part, Prompt, Role, Tool, ToolCallPart
 
 _RANGES: Final = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE), range(0xE000, 0xF900))

@@ -1,4 +1,4 @@
-"""Tells a model's reasoning from its answer as both stream. Knows no tokens and no calls."""
+"""The tags that models put around their reasoning. Knows no tokens and no calls."""
 
 from __future__ import annotations
 
@@ -21,103 +21,8 @@ THINK_BRACKETS: Final = Reasoning("[THINK]", "[/THINK]")
 KINDS: Final = (THINK, THINK_BRACKETS)
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningText:
-    """More of the reasoning, or of the answer; never empty."""
-
-    text: str
-    thinking: bool
-
-
-class ReasoningSplitter:
-    """Splits one answer. Reasoning stands in front of the answer or nowhere, without the newlines
-    around it.
-
-    What may be half a tag is held back until it is certain. Where the answer is cut into pieces
-    changes nothing.
-    """
-
-    def __init__(self, reasoning: Reasoning | None) -> None:
-        self._tags = reasoning or THINK
-        self._state = "answer" if reasoning is None else "thinking" if reasoning.begun else "start"
-        self._held = ""
-        self._is_blank = True
-        self._may_open = self._tags.begun
-
-    def push(self, text: str) -> list[ReasoningText]:
-        """What became certain with more of the answer."""
-        self._held += text
-        out: list[ReasoningText] = []
-        if self._state == "start":
-            self._start()
-        if self._state == "thinking":
-            self._think(out)
-        if self._state == "behind":
-            self._held = self._held.lstrip("\n")
-            self._state = "answer" if self._held else "behind"
-        if self._state == "answer" and self._held:
-            out.append(ReasoningText(self._held, thinking=False))
-            self._held = ""
-        return out
-
-    def end(self, *, cut: bool) -> list[ReasoningText]:
-        """What is left now that no more comes; of an answer that was cut off, half a tag is no
-        text."""
-        held, self._held = self._held, ""
-        if self._state == "thinking":
-            held = held.strip("\n") if self._is_blank else held.rstrip("\n")
-            held = self._whole(held) if cut else held
-        elif cut and self._state == "start" and held.strip():
-            held = ""
-        return (
-            [ReasoningText(held, thinking=self._state == "thinking")]
-            if held and self._state != "behind"
-            else []
-        )
-
-    def _whole(self, thought: str) -> str:
-        """Reasoning without half a tag at its end; the opening one may stand at its beginning once
-        more."""
-        if self._is_blank and self._may_open and self._tags.open.startswith(thought):
-            return ""
-        return thought[: _num_whole(thought, self._tags.close)].rstrip("\n")
-
-    def _start(self) -> None:
-        """Before anything but space was seen."""
-        text = self._held.lstrip()
-        if text.startswith(self._tags.open):
-            self._held, self._state = text[len(self._tags.open) :], "thinking"
-        elif not self._tags.open.startswith(text):
-            self._state = "answer"
-
-    def _think(self, out: list[ReasoningText]) -> None:
-        if self._is_blank:
-            self._held = self._held.lstrip("\n")
-            if self._may_open and self._held.startswith(self._tags.open):
-                self._held, self._may_open = self._held[len(self._tags.open) :].lstrip("\n"), False
-            elif self._may_open and self._tags.open.startswith(self._held):
-                return
-        thought, close, rest = self._held.partition(self._tags.close)
-        num = len(thought) if close else _num_whole(thought, self._tags.close)
-        thought = thought[:num].rstrip("\n")
-        if thought:
-            out.append(ReasoningText(thought, thinking=True))
-            self._is_blank = False
-        if close:
-            self._held, self._state = rest, "behind"
-        else:
-            self._held = self._held[len(thought) :]
-
-
 def reasoning_kind(added_tokens: Container[str], template_source: str) -> Reasoning | None:
-    """How a model marks its reasoning, if it is one that reasons: the tags are words of its
-    vocabulary or its template."""
+    """The tags of a model that reasons, by its vocabulary or its template; None if it does not."""
     return next(
         (kind for kind in KINDS if kind.open in added_tokens or kind.close in template_source), None
     )
-
-
-def _num_whole(text: str, tag: str) -> int:
-    """How many characters of `text` come before what may be half of `tag` at its end."""
-    lengths = range(min(len(tag) - 1, len(text)), 0, -1)
-    return len(text) - next((n for n in lengths if tag.startswith(text[-n:])), 0)

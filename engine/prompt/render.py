@@ -3,7 +3,7 @@
 Knows no caching rules.
 
 The text is what the template makes of the messages, rendered without marks. A second render, with
-marks, only says where content went. The text is cut wherever content begins or ends, whether a
+marks, only finds where content went. The text is cut wherever content begins or ends, whether a
 position is marked by the client or not, and the cuts' pieces are encoded one by one: the ids depend
 on the conversation alone, and up to a position only on what precedes it, so a conversation that
 goes on keeps its ids.
@@ -22,12 +22,20 @@ import msgspec
 
 from engine.errors import BadPrompt
 from engine.prompt.ceiling import Ceiling
+from engine.prompt.conversation import TAGS, build_conversation
 from engine.prompt.guard import Guard, Guarded
-from engine.prompt.marks import Located, Mismatch, NoMarks, Owner, PrivateMarks, locate, owner
+from engine.prompt.output_syntax import OutputSyntax
+from engine.prompt.position_marks import (
+    Located,
+    Mismatch,
+    NoMarks,
+    Owner,
+    PrivateMarks,
+    locate,
+    owner,
+)
 from engine.prompt.reasoning import reasoning_kind
 from engine.prompt.rendered import RenderedPrompt
-from engine.prompt.shape import TAGS, shape
-from engine.prompt.speech import OutputSyntax
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import Tokenizer
 from engine.prompt.types import Level, Position, Prompt, TextPart, ToolCallPart
@@ -36,8 +44,8 @@ _MAX_MARKED_RENDERS: Final = 4
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OTHER_DAYS: Final = (datetime(1111, 1, 1, tzinfo=UTC), datetime(2222, 12, 22, tzinfo=UTC))
-"""Whatever a template writes of today, one of these is written otherwise from the same character
-on."""
+"""Days to compare with: a template that writes the date writes one of these differently from its
+first character on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +93,9 @@ class Renderer:
         """Token ids and offsets of `prompt`. Raises `BadPrompt` when the template refuses it or its
         text is no Unicode, and `ContextExceeded` when it is too long to be tokenized.
 
-        A template that tells the day tells that of `now_s`, epoch seconds, in UTC.
+        A template that writes the date writes that of `now_s`, epoch seconds, in UTC.
         """
-        if self._template.tells_day:
+        if self._template.uses_date:
             return self._on(_EPOCH + timedelta(days=now_s // 86400))._render(prompt)
         return self._render(prompt)
 
@@ -112,7 +120,7 @@ class Renderer:
             ) from error
 
     def text(self, prompt: Prompt) -> str:
-        """What the model sees, as text: for tests and diagnosis, never to be logged."""
+        """The prompt's text as the model gets it: for tests and diagnosis, never to be logged."""
         guarded = self._guard.apply(prompt)
         return self._lay_out(guarded).text.replace(guarded.breaker, "")
 
@@ -136,7 +144,7 @@ class Renderer:
 
     def _clock(self, guarded: Guarded, text: str) -> int | None:
         """The first character that another day would change."""
-        if not self._template.tells_day:
+        if not self._template.uses_date:
             return None
         others = [self._on(day)._write(guarded, NoMarks()) for day in _OTHER_DAYS]
         at = next(
@@ -155,7 +163,7 @@ class Renderer:
         """The template's text of the guarded prompt, or of a part of it that does not go on after
         its last message."""
         whole = guarded.prompt
-        conversation = shape(prompt or whole, self._template.abilities, marks)
+        conversation = build_conversation(prompt or whole, self._template.features, marks)
         text = self._template.render(
             conversation.messages,
             conversation.tools,
@@ -221,14 +229,14 @@ class Renderer:
         So a call is one piece, encoded as the model wrote it: its last brackets, and what precedes
         its first, are often one token with what stands beside them.
         """
-        form = self._template.abilities.calls
+        form = self._template.features.calls
         calls = {
             Position("messages", i, j): part.name
             for i, message in enumerate(prompt.messages)
             for j, part in enumerate(message.parts)
             if isinstance(part, ToolCallPart)
         }
-        if not calls or not self._template.abilities.tool_turns:
+        if not calls or not self._template.features.tool_turns:
             return located.begins, located.ends
         openings = {form.opening(name) for name in calls.values()}
         longest = max(map(len, openings))
@@ -247,19 +255,19 @@ class Renderer:
             ends[position] += len(next(behind, ""))
         return begins, ends
 
-    def _speech(self, prompt: Prompt, layout: _Layout) -> OutputSyntax:
+    def _output_syntax(self, prompt: Prompt, layout: _Layout) -> OutputSyntax:
         reasoning = self._reasoning
         if reasoning is not None and not prompt.continue_final:
             tail = layout.text[max(layout.ends.values(), default=0) :]
             reasoning = replace(
                 reasoning, begun=tail.rfind(reasoning.open) > tail.rfind(reasoning.close)
             )
-        calls = self._template.abilities.calls if prompt.tools else None
+        calls = self._template.features.calls if prompt.tools else None
         return OutputSyntax(calls, frozenset(tool.name for tool in prompt.tools), reasoning)
 
     def _encode_raw(self, prompt: Prompt, raw: str | tuple[int, ...]) -> RenderedPrompt:
-        """What the client wrote, control tokens and all. Its positions end before the last token,
-        which is always computed."""
+        """Encode the client's own text or ids, control tokens included. Its positions end before
+        the last token, which is always computed."""
         try:
             if isinstance(raw, str):
                 self._check_length(raw)
@@ -293,7 +301,11 @@ class Renderer:
             range(0) if layout.clock is None else self._clock_tokens(layout, layout.clock, token_at)
         )
         return RenderedPrompt(
-            tuple(ids), offsets, token_at[layout.preamble], self._speech(prompt, layout), clock
+            tuple(ids),
+            offsets,
+            token_at[layout.preamble],
+            self._output_syntax(prompt, layout),
+            clock,
         )
 
     def _clock_tokens(self, layout: _Layout, at: int, token_at: Mapping[int, int]) -> range:
@@ -333,8 +345,8 @@ def _before_spaces(text: str, begins: Iterable[int], ends: frozenset[int]) -> se
 
 
 def _end_of_answer(prompt: Prompt, text: str, located: Located) -> int:
-    """Where the last message's content ends: there generation goes on, without what the template
-    puts behind it."""
+    """The index at which the last message's content ends: generation goes on there, without the
+    text that the template puts behind it."""
     index = len(prompt.messages) - 1
     ends = [end for position, end in located.ends.items() if owner(position) == ("messages", index)]
     if ends:

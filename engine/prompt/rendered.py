@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.prompt.speech import PLAIN, OutputSyntax
+from engine.prompt.output_syntax import PLAIN, OutputSyntax
 from engine.prompt.types import Position
 
 
@@ -15,13 +15,13 @@ class RenderedPrompt:
     wire order.
 
     `offsets` holds every position of the prompt, marked or not, in wire order. `preamble` is the
-    number of tokens before the first token that any position's content contributed. `speech` is
-    what to look for in the answer. `clock` are the tokens that another day may change, where the
-    template tells the day.
+    number of tokens before the first token that any position's content contributed. `syntax` is
+    that of the answer. `clock` are the tokens that another day may change, where the template
+    writes the date.
     """
 
     token_ids: tuple[int, ...]
     offsets: Mapping[Position, int]
     preamble: int
-    speech: OutputSyntax = PLAIN
+    syntax: OutputSyntax = PLAIN
     clock: range = range(0)

@@ -1,8 +1,7 @@
 """A chat template: messages in, the text the model sees out. Knows no positions and no token ids.
 
-The Jinja environment is that of transformers' `apply_chat_template` (5.24, 2026-08): same flags,
-filters and globals, so a model's own template renders here as it did in training. The differences
-are the clock, which is a choice, and errors.
+A model's own template renders here as transformers' `apply_chat_template` renders it
+(`engine/prompt/jinja_environment.py`). It differs in the clock, which is a choice, and in errors.
 """
 
 from __future__ import annotations
@@ -10,36 +9,30 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from engine.errors import BadPrompt, ModelDamaged, ModelUnsupported
-from engine.prompt.abilities import Abilities, probe
-from engine.prompt.marks import to_json_marked
+from engine.prompt.jinja_environment import chat_environment
+from engine.prompt.template_features import TemplateFeatures, probe_features
+from engine.prompt.tokenizer import Tokenizer
 
 TemplateClock: TypeAlias = Literal["frozen", "utc_day", "off"]
-"""What `strftime_now` tells a template: one day for ever, the day a request began in UTC, or
-nothing: it is not there."""
+"""The day that `strftime_now` gives a template: always the same, the request's own in UTC, or none
+(then there is no such function)."""
 
 FROZEN_DAY: Final = datetime(2024, 7, 26, tzinfo=UTC)
 """A template that prints the date must not make yesterday's prompts another prefix.
 
-The day is the one that the Llama 3 templates print when they are given no date.
+It is the day that the Llama 3 templates print without a date.
 """
 
 _RESERVED: Final = ("messages", "tools", "documents", "add_generation_prompt")
-_DICT_NAMES: Final = frozenset(dir(dict))
 _TEMPLATE_FAULTS: Final = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -51,24 +44,13 @@ _TEMPLATE_FAULTS: Final = (
 )
 
 
-class Vocabulary(Protocol):
-    """What a template needs to know of a tokenizer."""
-
-    @property
-    def added_tokens(self) -> Mapping[str, int]: ...
-
-    @property
-    def template_tokens(self) -> Mapping[str, str]: ...
-
-
 class ChatTemplate:
     """One compiled template with the named tokens of one tokenizer. Immutable; rendering is a pure
     function.
 
-    `abilities` says which shapes of conversation the template can render, found by probing it once.
-    `tools_first`: tool definitions stand before the system text, so they stay cached when the
-    system text changes. Equal fingerprints render equal texts, where the template tells the day
-    (`tells_day`) on one day.
+    `features` are the shapes of conversation that the template can render, found by probing it
+    once. Equal fingerprints render equal texts, where the template writes the date
+    (`uses_date`) on one day.
     """
 
     def __init__(
@@ -76,11 +58,11 @@ class ChatTemplate:
     ) -> None:
         self.name = name
         self.source = source
-        self.tells_day = clock == "utc_day" and "strftime_now" in source
+        self.uses_date = clock == "utc_day" and "strftime_now" in source
         self._tokens = dict(tokens)
         self._day = None if clock == "off" else FROZEN_DAY
         try:
-            self._template = _environment().from_string(source)
+            self._template = chat_environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelUnsupported(f"chat template {name!r} does not compile: {error}") from error
         key = json.dumps(
@@ -91,11 +73,11 @@ class ChatTemplate:
             ]
         )
         self.fingerprint = hashlib.sha256(key.encode()).hexdigest()
-        self.abilities: Abilities = probe(self.render)
+        self.features: TemplateFeatures = probe_features(self.render)
 
     @classmethod
     def load(
-        cls, name: str, folder: Path, tokenizer: Vocabulary, clock: TemplateClock = "frozen"
+        cls, name: str, folder: Path, tokenizer: Tokenizer, clock: TemplateClock = "frozen"
     ) -> ChatTemplate:
         """The template `name`: one of those shipped, `model` for the model's own, or `auto`.
 
@@ -121,16 +103,12 @@ class ChatTemplate:
         return cls(source, name="model", tokens=tokens, clock=clock)
 
     def on(self, day: datetime) -> ChatTemplate:
-        """The same template on another day; itself where it does not tell the day."""
-        if not self.tells_day:
+        """The same template on another day; itself where it does not write the date."""
+        if not self.uses_date:
             return self
         other = copy.copy(self)
         other._day = day
         return other
-
-    @property
-    def tools_first(self) -> bool:
-        return self.abilities.tools_first
 
     def render(
         self,
@@ -207,85 +185,4 @@ def _usable(source: str, tokens: Mapping[str, str], clock: TemplateClock) -> Cha
         own = ChatTemplate(source, name="model", tokens=tokens, clock=clock)
     except ModelUnsupported:
         return None
-    return own if own.abilities.tools and own.abilities.tool_turns else None
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for training; here it renders its body."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-class _DictType:
-    """The global `dict`: can be called and has `fromkeys`, but is not the type itself."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
-
-
-class _Namespace(Namespace):
-    """Jinja's namespace without underscore names, which would lead into the interpreter."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # a template may pass a variable named `self`
-        self, *rest = args
-        attributes = dict(*rest, **kwargs)
-        for name in attributes:
-            _check_name(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError("chat templates may not use names that start with an underscore")
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return to_json_marked(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """Finds the keys of messages first, which is most of what templates ask for, and a sixth of the
-    time of rendering."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
-            return obj[attribute]
-        return super().getattr(obj, attribute)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["dict"] = _DictType()
-    environment.globals["namespace"] = _Namespace
-    return environment
+    return own if own.features.tools and own.features.tool_turns else None

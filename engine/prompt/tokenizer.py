@@ -7,12 +7,10 @@ costs one dictionary look-up.
 
 from __future__ import annotations
 
-import codecs
 import copy
 import hashlib
 import json
-import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -20,8 +18,9 @@ from typing import Any, Final, Protocol
 
 import tokenizers
 
-from engine.errors import ModelDamaged, ModelUnsupported
-from engine.prompt.neutral import SPACE_MARK, neutralise, steps
+from engine.errors import ModelDamaged
+from engine.prompt.token_bytes import TokenBytes
+from engine.prompt.tokenizer_json import SPACE_MARK, position_independent, steps
 from engine.structures.lru import LruCache
 
 MEMO_NBYTES: Final = 64 * 1024 * 1024
@@ -39,7 +38,6 @@ _NAMED_TOKENS: Final = (
     "cls_token",
     "mask_token",
 )
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TOKEN_NBYTES: Final = 40
 _PIECE_NBYTES: Final = 200
 
@@ -110,7 +108,7 @@ class HfTokenizer:
         parsed = _parse(spec, "tokenizer.json")
         self._inner = _load(parsed)
         self._keeps_bytes = _keeps_bytes(parsed)
-        self._to_bytes = _TokenBytes(self._inner, parsed)
+        self._to_bytes = TokenBytes(self._inner, parsed)
         self._memo: LruCache[str, tuple[int, ...]] = LruCache(memo_nbytes, _memo_nbytes)
         added = {token["content"]: int(token["id"]) for token in parsed.get("added_tokens", ())}
         named = {name: text for name in _NAMED_TOKENS if (text := settings.get(name)) is not None}
@@ -122,17 +120,17 @@ class HfTokenizer:
         for text in named.values():
             if text in added:
                 special[text] = added[text]
-        self._added = MappingProxyType(added)
-        self._special = MappingProxyType(special)
-        self._template_tokens = MappingProxyType(named)
-        self._stop_ids = frozenset(settings.get("stop_ids", ())) | frozenset(self._known_stops())
-        self._fingerprint = hashlib.sha256(
+        self.added_tokens: Mapping[str, int] = MappingProxyType(added)
+        self.special_tokens: Mapping[str, int] = MappingProxyType(special)
+        self.template_tokens: Mapping[str, str] = MappingProxyType(named)
+        self.stop_ids = frozenset(settings.get("stop_ids", ())) | frozenset(self._known_stops())
+        self.fingerprint = hashlib.sha256(
             spec + b"\0pieces-1\0" + json.dumps(named, sort_keys=True).encode()
         ).hexdigest()
 
     @classmethod
     def from_folder(cls, folder: Path) -> HfTokenizer:
-        """The tokenizer of a model folder: tokenizer.json, and what its configuration files say of
+        """The tokenizer of a model folder: tokenizer.json, and its configuration files' settings of
         named and stop tokens.
 
         Raises `ModelDamaged` for a missing or broken file, `ModelUnsupported` for a kind of
@@ -151,26 +149,6 @@ class HfTokenizer:
             for token_id in _stop_ids(_read(folder / name))
         ]
         return cls(path.read_bytes(), settings=settings)
-
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        return self._special
-
-    @property
-    def added_tokens(self) -> Mapping[str, int]:
-        return self._added
-
-    @property
-    def template_tokens(self) -> Mapping[str, str]:
-        return self._template_tokens
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self._stop_ids
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
 
     @cached_property
     def vocab_size(self) -> int:
@@ -215,88 +193,16 @@ class HfTokenizer:
         )
 
     def _known_stops(self) -> Iterator[int]:
-        eos = self._template_tokens.get("eos_token")
+        eos = self.template_tokens.get("eos_token")
         for text in (*TURN_ENDS, eos):
             token_id = None if text is None else self._inner.token_to_id(text)
-            if token_id is not None and (text in self._special or text == eos):
+            if token_id is not None and (text in self.special_tokens or text == eos):
                 yield token_id
-
-
-class Detokenizer:
-    """Turns sampled tokens into text as they come; owned by one sequence.
-
-    What was pushed so far is always a prefix of the whole text that ends on a character boundary: a
-    character that is never finished never shows. Control tokens show as nothing, except those whose
-    text is in `shown`. Costs the same for the first token as for the last.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, shown: Container[str] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._hidden = frozenset(
-            token_id for text, token_id in tokenizer.special_tokens.items() if text not in shown
-        )
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token_ids: Iterable[int]) -> str:
-        """The text that became certain with `token_ids`, often empty inside a character."""
-        shown = (
-            self._tokenizer.token_bytes(token_id)
-            for token_id in token_ids
-            if token_id not in self._hidden
-        )
-        return self._utf8.decode(b"".join(shown))
-
-
-class _TokenBytes(dict[int, bytes]):
-    """Token id -> the bytes it stands for, filled as ids are asked for."""
-
-    def __init__(self, inner: tokenizers.Tokenizer, spec: Mapping[str, Any]) -> None:
-        super().__init__()
-        self._inner = inner
-        self._added = {
-            int(token["id"]): str(token["content"]) for token in spec.get("added_tokens", ())
-        }
-        kinds = {step["type"] for step in steps(spec.get("decoder"))}
-        self._byte_of = _bytes_of_characters() if "ByteLevel" in kinds else None
-        self._byte_fallback = "ByteFallback" in kinds
-        if self._byte_of is None and not kinds & {"Metaspace", "Replace", "ByteFallback"}:
-            raise ModelUnsupported(
-                f"tokenizer.json has the decoder {sorted(kinds) or None}: its tokens have no "
-                "bytes of their own"
-            )
-
-    def __missing__(self, token_id: int) -> bytes:
-        self[token_id] = found = self._find(token_id)
-        return found
-
-    def _find(self, token_id: int) -> bytes:
-        token = self._added.get(token_id) or self._inner.id_to_token(token_id)
-        if token is None:
-            return b""
-        if self._byte_of is not None:
-            plain = token_id in self._added or any(
-                character not in self._byte_of for character in token
-            )
-            return (
-                token.encode() if plain else bytes(self._byte_of[character] for character in token)
-            )
-        byte = _BYTE_TOKEN.fullmatch(token) if self._byte_fallback else None
-        return bytes.fromhex(byte[1]) if byte else token.replace(SPACE_MARK, " ").encode()
 
 
 def _memo_nbytes(text: str, ids: tuple[int, ...]) -> int:
     """About how much memory a piece takes in the memo."""
     return _PIECE_NBYTES + len(text) * (1 if text.isascii() else 4) + _TOKEN_NBYTES * len(ids)
-
-
-def _bytes_of_characters() -> dict[str, int]:
-    """GPT-2's table of printable stand-ins for bytes, reversed: printable Latin-1 is itself, the
-    rest is U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
-    }
 
 
 def _keeps_bytes(spec: Mapping[str, Any]) -> bool:
@@ -316,7 +222,7 @@ def _keeps_bytes(spec: Mapping[str, Any]) -> bool:
 
 def _load(spec: dict[str, Any]) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(json.dumps(neutralise(spec)))
+        return tokenizers.Tokenizer.from_str(json.dumps(position_independent(spec)))
     except Exception as error:  # the library raises bare Exception
         raise ModelDamaged(f"tokenizer.json cannot be loaded: {error}") from error
 

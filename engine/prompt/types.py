@@ -1,4 +1,4 @@
-"""A prompt in nobody's dialect: tools, system text, messages.
+"""A prompt in no provider's dialect: tools, system text, messages.
 
 Knows no wire format and no tokens.
 
@@ -44,7 +44,7 @@ class Position(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CacheMark(msgspec.Struct, frozen=True, gc=False):
-    """A client's wish: cache the prompt up to the end of this part for `ttl_s` seconds."""
+    """A client's request to cache the prompt up to the end of this part for `ttl_s` seconds."""
 
     ttl_s: float
 

@@ -1,1 +1,1 @@
-"""Which sequence computes which tokens in the next step. Pure Python, no torch."""
+"""The tokens that the next step computes of each sequence. Pure Python, no torch."""

@@ -1,11 +1,11 @@
-"""Guessing what a sequence will say from what it has seen: prompt lookup.
+"""Drafts the next tokens of a sequence from its earlier ones: prompt lookup decoding.
 
-Knows no model, and promises nothing.
+Knows no model; a draft may be wrong.
 
 Answers often repeat their prompt or themselves. The last few tokens are looked up in everything
-before them, and what followed there is the guess; the model checks a guess of several tokens in one
-step, for less than as many steps. (The method is public as "prompt lookup decoding", Saxena 2023;
-how many tokens to guess is learned per sequence here.)
+before them, and the tokens that followed there are the draft; the model verifies a draft of several
+tokens in one step, for less than as many steps. (The method is public as "prompt lookup decoding",
+Saxena 2023; the size of a draft is learned per sequence here.)
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections.abc import Sequence
 from typing import Final
 
 NGRAM: Final = 3
-"""Tokens that are looked up. Fewer find more and guess worse."""
+"""Tokens that are looked up. Fewer are found more often and make worse drafts."""
 
 MAX_DRAFT: Final = 8
-"""Most tokens guessed for one sequence in one step."""
+"""Most tokens drafted for one sequence in one step."""
 
 MAX_DRAFTING: Final = 4
-"""Decoding sequences up to which guesses pay: beyond, a step has rows enough to be worth its
+"""Decoding sequences up to which drafts pay: beyond, a step has rows enough to be worth its
 weights' reading."""
 
 RETRY_TOKENS: Final = 32
-"""Tokens of an answer after which a sequence whose guesses were wrong tries again; twice as many
+"""Tokens of an answer after which a sequence whose drafts were wrong tries again; twice as many
 each time."""
 
 
 class Drafter:
-    """Guesses for one sequence, whose `token_ids` it watches grow. Costs O(1) per token, and once
+    """Drafts for one sequence, whose `token_ids` it sees grow. Costs O(1) per token, and once
     O(prompt).
 
-    `size` is how many tokens it guesses now: all of a guess right doubles it, a guess all wrong
-    halves it, down to none for a while.
+    `size` is the number of tokens of a draft: a draft accepted whole doubles it, one accepted less
+    than half halves it, down to none for a while.
     """
 
     __slots__ = ("_after", "_num_indexed", "_pause", "_resume_at", "_token_ids", "size")
@@ -46,9 +46,9 @@ class Drafter:
         self._resume_at = 0
         self.size = 2
 
-    def guess(self, most: int) -> tuple[int, ...]:
-        """Up to `most` tokens that may come after the sequence's last one; empty where nothing like
-        it was seen."""
+    def propose(self, most: int) -> tuple[int, ...]:
+        """A draft of up to `most` tokens after the sequence's last one; empty where its last tokens
+        occur nowhere before."""
         ids = self._token_ids
         if len(ids) < self._resume_at or most < 1:
             return ()
@@ -56,12 +56,12 @@ class Drafter:
         begin = self._after.get(tuple(ids[-NGRAM:]))
         return () if begin is None else tuple(ids[begin : begin + min(most, self.size)])
 
-    def learn(self, num_guessed: int, num_right: int) -> None:
-        """Of the last guess so many tokens were right: go on as it pays."""
-        if num_right == num_guessed:
+    def update(self, num_drafted: int, num_accepted: int) -> None:
+        """Adapt `size` to the number of accepted tokens of the last draft."""
+        if num_accepted == num_drafted:
             self.size = min(self.size * 2, MAX_DRAFT)
             self._pause = RETRY_TOKENS
-        elif 2 * num_right < num_guessed:
+        elif 2 * num_accepted < num_drafted:
             self.size //= 2
         if not self.size:
             self.size = 1
@@ -69,8 +69,8 @@ class Drafter:
             self._pause *= 2
 
     def _index(self) -> None:
-        """Know where each run of `NGRAM` tokens was followed last; the last run of all is followed
-        by nothing yet."""
+        """Index the end of each run of `NGRAM` tokens, the latest of equal ones; nothing follows
+        the last run yet."""
         ids, first = self._token_ids, max(self._num_indexed, NGRAM)
         if len(ids) <= first:
             return

@@ -1,10 +1,10 @@
-"""Which prompts are being computed, found by how they begin, and who waits for them.
+"""Prompts being computed, found by their first tokens, and the requests that wait for them.
 
 Knows no cache, pages or model.
 
 A request that begins like one that is being computed need not compute the same: it *follows* that
-*flight* until the tokens both begin with are there. Nobody follows a follower, so nobody waits in a
-circle.
+*flight* until the tokens both begin with are there. No request follows a follower, so none waits in
+a circle.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from engine.cache.tree.radix import shared_tokens
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Beginning:
-    """How a prompt begins: its packed ids, and after every full block a hash of its tenant and all
-    ids up to there."""
+    """The beginning of a prompt: its packed ids, and after every full block a hash of its tenant
+    and all ids up to there."""
 
     ids: bytes
     marks: tuple[int, ...]
@@ -128,7 +128,7 @@ class Flights:
         return self._release(flight, list(flight.followers))
 
     def leave(self, request_id: str) -> None:
-        """The request follows nobody any more. Idempotent."""
+        """The request follows no other any more. Idempotent."""
         flight = self._followed.get(request_id)
         if flight is not None:
             self._release(flight, [request_id])
@@ -150,8 +150,7 @@ class Flights:
         return request_ids
 
     def check(self) -> None:
-        """Raise AssertionError unless everybody who follows is known to a flight, and the other way
-        round. For tests."""
+        """Raise AssertionError unless followers and flights know each other. For tests."""
         followed = {name: flight for flight in self._flights.values() for name in flight.followers}
         assert followed == self._followed
         assert followed.keys() == self._deadlines.keys()

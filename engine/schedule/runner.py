@@ -1,4 +1,4 @@
-"""The contract between the step loop and whatever computes tokens.
+"""The contract between the step loop and a model.
 
 No torch: the loop is tested with a fake.
 """
@@ -21,9 +21,9 @@ class Runner(Protocol):
     """
 
     name: str
-    """Which runner it is: `generic`, `lean`."""
+    """`generic`, `lean` or `native`."""
     device: str
-    """Where it runs, by its kind: `cpu`, `cuda`."""
+    """The kind of device: `cpu`, `cuda`."""
     fingerprint: str
     num_pages: int
     page_size: int
@@ -35,11 +35,11 @@ class Runner(Protocol):
     with unequal row groups)."""
 
     def step(self, slices: Seq[Slice]) -> list[Sampled | None]:
-        """Compute the slices, writing KV in place, and return what was sampled for each (None
+        """Compute the slices, writing KV in place, and return the tokens sampled for each (None
         without `sample`).
 
-        KV of a draft's wrongly guessed tokens is garbage afterwards, past what the sequence counts
-        as computed.
+        KV of a draft's rejected tokens is garbage afterwards, past the tokens that the sequence
+        counts as computed.
         """
         ...
 

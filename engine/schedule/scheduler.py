@@ -1,4 +1,4 @@
-"""Continuous batching: which sequences run, and what each step computes of them.
+"""Continuous batching: the sequences that run, and the slices of them that a step computes.
 
 Knows no tensors or threads.
 
@@ -7,13 +7,13 @@ The rules, in order:
 1. Every decoding sequence computes its next token in every step: a long prefill never stops an
 answer that is being read.
 2. The rest of a step goes to prefills, in chunks: all of it while nothing decodes, else at most
-`max_mixed_tokens`, so that no step takes long while somebody reads. At least a quarter of a step is
-left for them in any case.
+`max_mixed_tokens`, so that no step takes long while an answer is being read. At least a quarter of
+a step is left for them in any case.
 3. Half of that goes to the oldest prefill, which so never starves, the other half to those with the
 least left: a short prompt does not wait for a long one in front of it.
 4. Requests are admitted first come, first served. One that doesn't fit yet may be overtaken by a
 few that do, and only a bounded number of times: then everyone waits until it fits. One that is
-loading or following keeps its place and stops nobody.
+loading or following keeps its place and stops no other.
 5. A sequence that had to give up its pages comes before all others, and is not overtaken.
 """
 
@@ -28,10 +28,10 @@ from engine.errors import Overloaded
 from engine.schedule.sequence import Sequence, Slice, Status
 
 MAX_OVERTAKES: Final = 8
-"""How many requests may be admitted past one that doesn't fit."""
+"""Requests that may be admitted past one that doesn't fit."""
 
 LOOKAHEAD: Final = 4
-"""How many requests behind one that doesn't fit are tried in one pass."""
+"""Requests behind one that doesn't fit that are tried in one pass."""
 
 
 class Scheduler:
@@ -67,7 +67,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a pass of `admit` and `next_step` could do anything."""
+        """True if a pass of `admit` and `next_step` could do anything."""
         return bool(self._running) or self._may_admit
 
     def add(self, sequence: Sequence) -> None:
@@ -80,22 +80,22 @@ class Scheduler:
         self._may_admit = True
 
     def ready(self, sequence: Sequence) -> None:
-        """What a loading or following sequence waited for is settled: it may be admitted."""
+        """End the wait of a loading or following sequence: it may be admitted."""
         sequence.move(Status.WAITING)
         self._may_admit = True
 
     def admit(self, try_admit: Callable[[Sequence], bool]) -> None:
-        """Start what fits. `try_admit` reserves room for a sequence, or returns False and leaves no
-        trace but a new load.
+        """Start the waiting sequences that fit. `try_admit` reserves pages for a sequence, or
+        returns False and leaves no trace but a new load.
 
-        Does nothing unless something arrived or ended since the last pass, as nothing else makes
+        Does nothing unless a request arrived or ended since the last pass, as nothing else makes
         room.
         """
         if not self._may_admit:
             return
         self._may_admit = False
         self._admit_in_order(try_admit)
-        if self._has_seat:
+        if self._has_slot:
             self._admit_past_the_first(try_admit)
 
     def next_step(self) -> list[Slice]:
@@ -138,7 +138,7 @@ class Scheduler:
         self._may_admit = bool(self._waiting)
 
     @property
-    def _has_seat(self) -> bool:
+    def _has_slot(self) -> bool:
         return len(self._running) < self._max_sequences
 
     def _candidates(self) -> Iterator[Sequence]:
@@ -146,11 +146,11 @@ class Scheduler:
         return (sequence for sequence in self._waiting if sequence.status is Status.WAITING)
 
     def _admit_in_order(self, try_admit: Callable[[Sequence], bool]) -> None:
-        while self._has_seat and (first := next(self._candidates(), None)) is not None:
+        while self._has_slot and (first := next(self._candidates(), None)) is not None:
             if try_admit(first):
                 self._start(first)
                 self._num_overtakes = 0
-            elif first.status is Status.WAITING:  # else it loads once more, and stops nobody
+            elif first.status is Status.WAITING:  # else it loads once more, and stops no other
                 return
 
     def _admit_past_the_first(self, try_admit: Callable[[Sequence], bool]) -> None:
@@ -158,15 +158,15 @@ class Scheduler:
         if not candidates or candidates[0].num_output:
             return
         for sequence in candidates[1:]:
-            if self._num_overtakes >= MAX_OVERTAKES or not self._has_seat:
+            if self._num_overtakes >= MAX_OVERTAKES or not self._has_slot:
                 return
             if try_admit(sequence):
                 self._start(sequence)
                 self._num_overtakes += 1
 
     def _start(self, sequence: Sequence) -> None:
-        """A sequence whose pages are still being filled is set to RESTORING by whoever admits
-        it."""
+        """Move a sequence from the queue to the running ones. `try_admit` has set RESTORING where
+        its pages are still being filled."""
         self._waiting.remove(sequence)
         if sequence.status is Status.WAITING:
             sequence.move(Status.PREFILL)

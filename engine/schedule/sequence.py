@@ -13,7 +13,7 @@ from engine.types import Sampling, TokenLogprobs
 
 
 class Constraint(Protocol):
-    """Which tokens may follow what one sequence has sampled so far: a grammar's state."""
+    """The state of a grammar: the tokens that may follow those sampled so far."""
 
     def allowed(self) -> bytes:
         """One bit per token id, least significant bit first; ids past the end are not allowed. At
@@ -21,13 +21,13 @@ class Constraint(Protocol):
         ...
 
     def advance(self, token_id: int) -> None:
-        """A token that was allowed has been sampled."""
+        """Take in a sampled token, which was allowed."""
         ...
 
     @property
     def failure(self) -> str | None:
-        """Why the answer can't be kept in its form any more, in words for the client; None as long
-        as it can."""
+        """The reason why the answer can't keep its form any more, in words for the client; None as
+        long as it can."""
         ...
 
 
@@ -37,10 +37,10 @@ class Status(Enum):
 
     FOLLOWING: another request is computing what this one begins with; it keeps its place in the
     queue. LOADING: its prefix is being read from lower tiers, while it keeps its place too.
-    WAITING: for pages and a seat. RESTORING: it has its pages, and what was read is being put into
-    them. Where there is nobody to follow or nothing to read, those are skipped; where the device
-    lost its part meanwhile, WAITING leads back to LOADING. A decoding sequence that had to give up
-    its pages goes back to WAITING, and from there through PREFILL of all it has.
+    WAITING: for pages and a place in the batch. RESTORING: it has its pages, and the KV that was
+    read is being put into them. Without a request to follow or KV to read, those are skipped; where
+    the device lost its part meanwhile, WAITING leads back to LOADING. A decoding sequence that had
+    to give up its pages goes back to WAITING, and from there through PREFILL of all it has.
     """
 
     FOLLOWING = auto()
@@ -92,7 +92,7 @@ class Sequence:
     status: Status = Status.WAITING
     constraint: Constraint | None = None
     history: object | None = None
-    """What the sampler remembers of the tokens; its own, and released with the sequence."""
+    """The sampler's own record of the tokens, released with the sequence."""
 
     @property
     def num_output(self) -> int:
@@ -105,7 +105,7 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
-    def num_most(self) -> int:
+    def max_kv_tokens(self) -> int:
         """Tokens whose KV it may need at most: the last sampled token is never fed back."""
         return self.num_prompt + max(self.sampling.max_tokens - 1, 0)
 
@@ -117,12 +117,12 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one step computes of one sequence: tokens `[start, start + num_tokens)`; `sample` asks
-    for the token after them.
+    """The part of one sequence that a step computes: tokens `[start, start + num_tokens)`; `sample`
+    asks for the token after them.
 
-    `draft` are guesses of the tokens after those, computed along and verified: what is sampled is
-    what would have been sampled without them. Only where `sample` is set, the sequence has no
-    `constraint` and decodes.
+    `draft` are guesses of the tokens after those, computed along and verified: the sampled tokens
+    are the same as without them. Only where `sample` is set, the sequence has no `constraint` and
+    decodes.
     """
 
     sequence: Sequence
@@ -133,14 +133,29 @@ class Slice:
 
     @property
     def end(self) -> int:
-        """Tokens of the sequence whose KV the step writes, the draft's included."""
-        return self.start + self.num_tokens + len(self.draft)
+        """Tokens of the sequence whose KV is written after the step, the draft's included."""
+        return self.start + self.num_rows
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens whose KV the step writes, the draft's included: a row of the forward pass each."""
+        return self.num_tokens + len(self.draft)
+
+    @property
+    def num_sampled(self) -> int:
+        """The last rows, whose logits are wanted: one, and one for every token of the draft."""
+        return 1 + len(self.draft) if self.sample else 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of all rows."""
+        known = self.sequence.token_ids[self.start : self.start + self.num_tokens]
+        return [*known, *self.draft] if self.draft else known
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a step sampled for one slice: one token, and one more for every draft token before it
-    that was guessed right.
+    """The tokens sampled for one slice: one, and one more for every accepted token of the draft.
 
     `logprobs` is one per token where the sequence asks for them, else empty.
     """

@@ -1,4 +1,4 @@
-"""First calls are slow: one prefill chunk and one decode step before anybody waits for them.
+"""Warms a runner up: its first calls are slow, so one prefill and one decode step are run early.
 
 Knows no cache.
 """

@@ -40,9 +40,14 @@ def test_a_paged_device_passes(tmp_path: Path) -> None:
     """Over large pages, with recorded steps and staged copies: hits within the bound of fast
     mode."""
     copies, recorder = FakeCopies(), FakeRecorder()
-    kit = DeviceFeatures(large_pages, recorder, copies)
+    features = DeviceFeatures(large_pages, recorder, copies)
     outcome = check_model(
-        save_tiny_model("mistral", tmp_path), "cpu", "lean", "off", bound=FAST_BOUND, kit=kit
+        save_tiny_model("mistral", tmp_path),
+        "cpu",
+        "lean",
+        "off",
+        bound=FAST_BOUND,
+        features=features,
     )
     assert outcome.good, outcome
     assert copies.num_held > 0
@@ -53,9 +58,14 @@ def test_a_device_that_loses_copies_fails(tmp_path: Path, monkeypatch: pytest.Mo
     """Control: steps that do not wait for the pages they read give other logits, and the check sees
     it."""
     monkeypatch.setattr("engine.model.paged.staging.StagedPages.settle", lambda self, pages: None)
-    kit = DeviceFeatures(large_pages, FakeRecorder(), FakeCopies())
+    features = DeviceFeatures(large_pages, FakeRecorder(), FakeCopies())
     assert not check_model(
-        save_tiny_model("llama", tmp_path), "cpu", "lean", "off", bound=FAST_BOUND, kit=kit
+        save_tiny_model("llama", tmp_path),
+        "cpu",
+        "lean",
+        "off",
+        bound=FAST_BOUND,
+        features=features,
     ).good
 
 
@@ -112,9 +122,9 @@ def test_the_shape_is_that_of_an_8b_model() -> None:
 @pytest.mark.parametrize("paged", [False, True])
 def test_speeds_of_a_tiny_model(*, paged: bool) -> None:
     """Every figure is there and makes sense, on a processor's own path and over a paged device."""
-    kit = DeviceFeatures(large_pages, FakeRecorder(), FakeCopies()) if paged else None
+    features = DeviceFeatures(large_pages, FakeRecorder(), FakeCopies()) if paged else None
     scale = dataclasses.replace(QUICK, lengths=(64, 96), max_step_tokens=256, num_decoded=2)
-    check = SpeedCheck("cpu", scale, kit)
+    check = SpeedCheck("cpu", scale, features)
     speeds = check.run()
     check.close()
     assert (speeds.facts["runner"], speeds.facts["page_size"]) == ("lean", 256 if paged else 16)

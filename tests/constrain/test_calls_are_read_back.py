@@ -12,11 +12,11 @@ from jsonschema import Draft202012Validator
 
 from engine.constrain.grammars import Grammars
 from engine.output.parser import OutputParser, OutputPiece
-from engine.prompt.call_format import FORMATS
-from engine.prompt.speech import OutputSyntax
+from engine.prompt.output_syntax import OutputSyntax
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool
 from engine.types import Sampling, ToolChoice
+from tests.fakes.call_formats import FORMATS
 from tests.fakes.random_client import RandomClient
 from tests.fakes.schemas import random_schema
 

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.constrain.grammars import Grammars
 from engine.model.load.load import load_runner
 from engine.prompt.call_format import HERMES
-from engine.prompt.speech import OutputSyntax
+from engine.prompt.output_syntax import OutputSyntax
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool
 from engine.types import OutputFormat, Sampling, ToolChoice

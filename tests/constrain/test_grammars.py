@@ -17,13 +17,14 @@ from engine.constrain.budget import MAX_MEMBERS, MAX_PATTERNS, Budget
 from engine.constrain.grammar import MAX_CHARACTERS, MAX_TOOLS, arguments_schema
 from engine.constrain.grammars import Grammars
 from engine.errors import BadFormat, BadTools
-from engine.prompt.call_format import FORMATS, HERMES, CallFormat
+from engine.prompt.call_format import HERMES, CallFormat
+from engine.prompt.output_syntax import OutputSyntax
 from engine.prompt.reasoning import THINK
-from engine.prompt.speech import OutputSyntax
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool
 from engine.schedule.sequence import Constraint
 from engine.types import OutputFormat, Sampling, ToolChoice
+from tests.fakes.call_formats import FORMATS
 from tests.fakes.call_text import calls_in
 from tests.fakes.random_client import RandomClient, allowed_ids
 from tests.fakes.schemas import random_schema
@@ -268,10 +269,10 @@ def test_reasoning_comes_before_the_form(
 def test_every_language_goes_behind_reasoning(kind: Any) -> None:
     """Whatever its kind."""
     tokenizer = ByteTokenizer()
-    grammars, speech = Grammars(tokenizer), OutputSyntax(reasoning=THINK)
+    grammars, syntax = Grammars(tokenizer), OutputSyntax(reasoning=THINK)
     definition = "ab" if kind == "regex" else 'start: "ab"'
     constraint = grammars.constraint(
-        Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)), (), speech
+        Sampling(max_tokens=1, output_format=OutputFormat(kind, definition)), (), syntax
     )
     assert constraint is not None
     for token_id in b"<think>x</think>ab":

@@ -17,7 +17,7 @@ from engine.constrain.grammars import Grammars
 from engine.constrain.integers import LEAST_INTEGER, MOST_INTEGER
 from engine.errors import BadFormat, BadTools
 from engine.prompt.call_format import HERMES
-from engine.prompt.speech import OutputSyntax
+from engine.prompt.output_syntax import OutputSyntax
 from engine.prompt.tokenizer import HfTokenizer
 from engine.prompt.types import Tool
 from engine.types import OutputFormat, Sampling, ToolChoice

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from engine.output.parser import CallPiece, OutputParser, OutputPiece
 from engine.output.stops import StopMatcher
-from engine.prompt.call_format import FORMATS, HERMES, MISTRAL_ARGS, CallFormat
+from engine.prompt.call_format import HERMES, MISTRAL_ARGS, CallFormat
+from engine.prompt.output_syntax import PLAIN, OutputSyntax
 from engine.prompt.reasoning import THINK
-from engine.prompt.speech import PLAIN, OutputSyntax
 from engine.types import OutputFormat, Sampling, TokenLogprob, TokenLogprobs, ToolChoice
+from tests.fakes.call_formats import FORMATS
 from tests.fakes.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -93,13 +94,13 @@ def play(
     token_ids: list[int],
     *,
     at_limit: str = "length",
-    speech: OutputSyntax = PLAIN,
+    syntax: OutputSyntax = PLAIN,
     tokenizer: ByteTokenizer = TOKENIZER,
     **sampling: object,
 ) -> list[OutputPiece]:
     """The pieces of an answer, up to the last; every token is in one of them."""
     options = {"max_tokens": 100, **sampling}
-    answer = OutputParser(tokenizer, Sampling(**options), at_limit, speech)  # type: ignore[arg-type]
+    answer = OutputParser(tokenizer, Sampling(**options), at_limit, syntax)  # type: ignore[arg-type]
     pieces: list[OutputPiece] = []
     for token_id in token_ids:
         pieces += answer.push(token_id)
@@ -196,7 +197,7 @@ def test_a_whole_answer() -> None:
     answer."""
     pieces = play(
         [*f"<think>\nhm\n</think>\n\nI look.\n{CALL}\n{CALL}".encode(), STOP_ID],
-        speech=HERMES_SPEECH,
+        syntax=HERMES_SPEECH,
         max_tokens=999,
     )
     assert told(pieces) == ("hm", "I look.", [("f", '{"a": "END"}'), ("f", '{"a": "END"}')])
@@ -204,25 +205,25 @@ def test_a_whole_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speech", "choice"),
+    ("syntax", "choice"),
     [(OutputSyntax(), ToolChoice()), (OutputSyntax(HERMES, frozenset({"f"})), ToolChoice("none"))],
 )
 def test_what_looks_like_a_call_is_text_where_none_is_wanted(
-    speech: OutputSyntax, choice: ToolChoice
+    syntax: OutputSyntax, choice: ToolChoice
 ) -> None:
     """Without tools, and with `tool_choice: none`."""
-    pieces = play([*CALL.encode(), STOP_ID], speech=speech, tool_choice=choice)
+    pieces = play([*CALL.encode(), STOP_ID], syntax=syntax, tool_choice=choice)
     assert told(pieces) == ("", CALL, [])
 
 
 def test_a_call_of_a_tool_that_was_not_chosen_is_text() -> None:
     """Of two tools offered only the one that may be called is; its own calls go on being calls."""
-    speech = OutputSyntax(HERMES, frozenset({"f", "g"}))
+    syntax = OutputSyntax(HERMES, frozenset({"f", "g"}))
     others = CALL.replace('"f"', '"g"')
     played = f"{CALL}\n{others}"
     pieces = play(
         [*played.encode(), STOP_ID],
-        speech=speech,
+        syntax=syntax,
         tool_choice=ToolChoice(names=("f",)),
         max_tokens=999,
     )
@@ -235,7 +236,7 @@ def test_stop_strings_are_sought_in_visible_text_alone() -> None:
     """One that stands in reasoning or in a call ends nothing; what may be its beginning is shown
     before a call."""
     text = f"<think>END</think>a E{CALL}b END c"
-    pieces = play([*text.encode()], speech=HERMES_SPEECH, stop=("END",), max_tokens=999)
+    pieces = play([*text.encode()], syntax=HERMES_SPEECH, stop=("END",), max_tokens=999)
     assert told(pieces) == ("END", "a Eb ", [("f", '{"a": "END"}')])
     assert (pieces[-1].finish, pieces[-1].stop) == ("stop_sequence", "END")
 
@@ -244,7 +245,7 @@ def test_a_second_call_ends_an_answer_that_may_have_one() -> None:
     """What leads to it is counted and not shown."""
     pieces = play(
         [*f"{CALL}\n{CALL}".encode()],
-        speech=HERMES_SPEECH,
+        syntax=HERMES_SPEECH,
         tool_choice=ToolChoice(parallel=False),
         max_tokens=999,
     )
@@ -256,7 +257,7 @@ def test_a_second_call_ends_an_answer_that_may_have_one() -> None:
 def test_a_call_cut_by_the_limit(cut: int) -> None:
     """Nothing of its syntax is shown; arguments that were begun stay a beginning; every token is in
     a piece (see `play`)."""
-    pieces = play([*CALL.encode()], speech=HERMES_SPEECH, max_tokens=cut)
+    pieces = play([*CALL.encode()], syntax=HERMES_SPEECH, max_tokens=cut)
     _, text, calls = told(pieces)
     assert text == ""
     assert all('{"a": "END"}'.startswith(arguments) for _, arguments in calls)
@@ -265,12 +266,12 @@ def test_a_call_cut_by_the_limit(cut: int) -> None:
 
 def test_what_ends_in_the_middle_of_nothing_is_text() -> None:
     """A model that ends its turn inside a tag meant the characters."""
-    assert told(play([*b"a <tool", STOP_ID], speech=HERMES_SPEECH)) == ("", "a <tool", [])
+    assert told(play([*b"a <tool", STOP_ID], syntax=HERMES_SPEECH)) == ("", "a <tool", [])
 
 
 def test_tokens_left_over_at_the_end_belong_to_what_was_last() -> None:
     """The syntax behind a call is the call's, so that no empty text follows it."""
-    pieces = play([*CALL.encode(), STOP_ID], speech=HERMES_SPEECH, max_tokens=999)
+    pieces = play([*CALL.encode(), STOP_ID], syntax=HERMES_SPEECH, max_tokens=999)
     assert pieces[-1].call == CallPiece(0, None, "")
     assert bytes(pieces[-1].token_ids).decode() == "}\n</tool_call>"
 
@@ -278,12 +279,12 @@ def test_tokens_left_over_at_the_end_belong_to_what_was_last() -> None:
 def test_reasoning_that_the_prompt_opened() -> None:
     """The first token is reasoning already, also in front of a form, unless the answer has to be a
     call."""
-    speech = OutputSyntax(HERMES, frozenset({"f"}), replace(THINK, begun=True))
-    assert told(play([*b"hm</think>a", STOP_ID], speech=speech)) == ("hm", "a", [])
-    forced = play([*CALL.encode(), STOP_ID], speech=speech, tool_choice=ToolChoice("required"))
+    syntax = OutputSyntax(HERMES, frozenset({"f"}), replace(THINK, begun=True))
+    assert told(play([*b"hm</think>a", STOP_ID], syntax=syntax)) == ("hm", "a", [])
+    forced = play([*CALL.encode(), STOP_ID], syntax=syntax, tool_choice=ToolChoice("required"))
     assert told(forced) == ("", "", [("f", '{"a": "END"}')])
     schema = play(
-        [*b"hm</think>{}", STOP_ID], speech=speech, output_format=OutputFormat("json_object")
+        [*b"hm</think>{}", STOP_ID], syntax=syntax, output_format=OutputFormat("json_object")
     )
     assert told(schema) == ("hm", "{}", [])
 
@@ -292,11 +293,11 @@ def test_control_tokens_open_calls_and_never_show() -> None:
     """`[TOOL_CALLS]` is one token that shows as nothing, and means a call all the same; also where
     no call follows."""
     tokenizer = ByteTokenizer(("</s>", "[TOOL_CALLS]", "[ARGS]"), stops=("</s>",))
-    speech = OutputSyntax(MISTRAL_ARGS, frozenset({"f"}))
+    syntax = OutputSyntax(MISTRAL_ARGS, frozenset({"f"}))
     ids = tokenizer.encode('a[TOOL_CALLS]f[ARGS]{"x": 1}</s>')
-    assert told(play([*ids], speech=speech, tokenizer=tokenizer)) == ("", "a", [("f", '{"x": 1}')])
+    assert told(play([*ids], syntax=syntax, tokenizer=tokenizer)) == ("", "a", [("f", '{"x": 1}')])
     ids = tokenizer.encode("a[TOOL_CALLS] b</s>")
-    assert told(play([*ids], speech=speech, tokenizer=tokenizer)) == ("", "a b", [])
+    assert told(play([*ids], syntax=syntax, tokenizer=tokenizer)) == ("", "a b", [])
     assert told(play([*ids], tokenizer=tokenizer)) == ("", "a b", [])
 
 
@@ -331,7 +332,7 @@ def test_tokens_of_any_size(data: st.DataObject, form: CallFormat, cut: bool) ->
     num = data.draw(st.integers(1, len(ids))) if cut else len(ids)
     pieces = play(
         [*ids[:num], *([] if cut else [256])],
-        speech=OutputSyntax(form, frozenset({"f"})),
+        syntax=OutputSyntax(form, frozenset({"f"})),
         tokenizer=tokenizer,
         max_tokens=num + (not cut),
     )

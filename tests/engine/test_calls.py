@@ -39,7 +39,7 @@ place for tools."""
 
 def answer_of(template: str, *, text: str = "") -> str:
     """Text and calls as the template's model writes them."""
-    form = RENDERERS[template].render(ASKED).speech.calls
+    form = RENDERERS[template].render(ASKED).syntax.calls
     assert form is not None
     assert form.name == FORMATS[template]
     return text + form.text(

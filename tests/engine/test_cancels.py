@@ -84,7 +84,12 @@ def test_a_thousand_cancels_leak_nothing(alphabet: bytes) -> None:
         gauges.num_reserved_pages,
         gauges.staged_nbytes,
     ) == (0, 0, 0, 0)
-    assert stepper.loop.num_running == stepper.loop.num_waiting == stepper.loop.num_following == 0
+    assert (
+        stepper.loop.scheduler.num_running
+        == stepper.loop.scheduler.num_waiting
+        == stepper.loop.admission.num_following
+        == 0
+    )
     assert stepper.loop.stats.counters["engine_aborted_total"] == NUM_CANCELS
     if alphabet == ALPHABETS["guessed answers"]:
         assert stepper.loop.stats.counters["engine_accepted_tokens_total"] > 100

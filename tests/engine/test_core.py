@@ -248,7 +248,7 @@ def test_a_snapshot_has_every_documented_name(make_engine: MakeEngine) -> None:
     for name in "ab":
         harness.engine.submit(submit(name))
         harness.log.wait_last(name)
-    harness.engine.snapshot(Snapshot("s"))
+    harness.engine.ask(Snapshot("s"))
     stats = harness.log.wait_last("s")
     assert isinstance(stats, EngineStats)
     keys = {
@@ -285,7 +285,7 @@ def test_a_flush_is_answered_and_forgets(make_engine: MakeEngine) -> None:
     harness = make_engine()
     harness.engine.submit(submit("a"))
     harness.log.wait_last("a")
-    harness.engine.flush(Flush("f"))
+    harness.engine.ask(Flush("f"))
     flushed = harness.log.wait_last("f")
     assert isinstance(flushed, Flushed)
     assert flushed.num_blocks > 0
@@ -317,7 +317,7 @@ def test_an_idle_engine_makes_no_steps(make_engine: MakeEngine) -> None:
     num_steps = len(harness.runner.steps)
     for i in range(100):
         harness.engine.tick(Tick(1000.0 + i))
-    harness.engine.snapshot(Snapshot("s"))
+    harness.engine.ask(Snapshot("s"))
     harness.log.wait_last("s")
     assert len(harness.runner.steps) == num_steps
 

@@ -79,7 +79,7 @@ def ask(harness: Harness, request_id: str, **options: object) -> list[int]:
 
 
 def stats(harness: Harness, request_id: str) -> EngineStats:
-    harness.engine.snapshot(Snapshot(request_id))
+    harness.engine.ask(Snapshot(request_id))
     last = harness.log.wait_last(request_id)
     assert isinstance(last, EngineStats)
     return last
@@ -123,7 +123,7 @@ def test_a_tier_that_never_answers_delays_no_one_for_long(make_engine: MakeEngin
     store, clock = FaultyStore(MemoryStore(1 << 20)), LateClock()
     harness = make_engine(None, over(("redis", store), clock=clock))
     answer = ask(harness, "a")
-    harness.engine.flush(Flush("f"))
+    harness.engine.ask(Flush("f"))
     harness.log.wait_last("f")
     store.hang = True
     clock.start()
@@ -146,7 +146,7 @@ def test_a_flush_is_answered_once_every_tier_has_forgotten(make_engine: MakeEngi
     harness = make_engine(None, over(("ssd", store)))
     ask(harness, "a", tenant="ada")
     ask(harness, "b", tenant="bob")
-    harness.engine.flush(Flush("f", "ada"))
+    harness.engine.ask(Flush("f", "ada"))
     flushed = harness.log.wait_last("f")
     assert isinstance(flushed, Flushed)
     assert flushed.num_blocks > 0
@@ -170,7 +170,7 @@ def test_a_flush_that_a_tier_was_not_told_of_is_no_success(
         raise OSError
 
     monkeypatch.setattr(store, "scan", scan)
-    harness.engine.flush(Flush("f", "ada"))
+    harness.engine.ask(Flush("f", "ada"))
     failed = harness.log.wait_last("f")
     assert isinstance(failed, Failed)
     assert failed.kind == "overloaded"
@@ -209,7 +209,7 @@ def test_small_pools_and_many_requests_over_threads(make_engine: MakeEngine) -> 
 
 
 def pin(harness: Harness, request_id: str, key: bytes, *, pinned: bool = True) -> str:
-    harness.engine.pin(Pin(request_id, key, pinned))
+    harness.engine.ask(Pin(request_id, key, pinned))
     last = harness.log.wait_last(request_id)
     assert isinstance(last, Pinned)
     return last.outcome

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.errors import BadTools, Overloaded
 from engine.forms import FairQueue
 from engine.messages import Failed, Finished, Submit
-from engine.prompt.speech import OutputSyntax
+from engine.prompt.output_syntax import OutputSyntax
 from engine.prompt.types import Message, Prompt, TextPart, Tool
 from engine.types import CachePlan, OutputFormat, Sampling
 from tests.fakes.constraint import OnlyThese
@@ -40,7 +40,7 @@ class GatedForms:
     closed: bool = False
 
     def form(
-        self, sampling: Sampling, tools: Sequence[Tool], speech: OutputSyntax
+        self, sampling: Sampling, tools: Sequence[Tool], syntax: OutputSyntax
     ) -> GatedForm | None:
         if sampling.output_format is None:
             return None

@@ -30,7 +30,7 @@ def expected(token_ids: Seq[int], **options: object) -> list[int]:
 def assert_nothing_leaks(stepper: Stepper) -> None:
     """With nothing running every page is free or can be freed: a request for the whole pool is
     admitted."""
-    assert stepper.loop.num_running == stepper.loop.num_waiting == 0
+    assert stepper.loop.scheduler.num_running == stepper.loop.scheduler.num_waiting == 0
     stepper.cache.check()
     num_slots = stepper.runner.num_pages * stepper.runner.block_size
     whole = min(stepper.loop.limits.context, num_slots) - 1
@@ -230,7 +230,11 @@ def test_large_requests_wait_for_pages() -> None:
     stepper = Stepper(FakeRunner(num_pages=8))
     first, second = stepper.submit([1] * 20, max_tokens=5), stepper.submit([2] * 20, max_tokens=5)
     stepper.step()
-    assert (stepper.loop.num_running, stepper.loop.num_waiting, second.events) == (1, 1, [])
+    assert (
+        stepper.loop.scheduler.num_running,
+        stepper.loop.scheduler.num_waiting,
+        second.events,
+    ) == (1, 1, [])
     stepper.run()
     assert (first.finished.num_output, second.finished.num_output) == (5, 5)
     assert second.token_ids == expected([2] * 20, max_tokens=5)

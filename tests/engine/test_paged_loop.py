@@ -57,7 +57,7 @@ def test_hits_from_the_tier_above_answer_as_misses(tmp_path: Path) -> None:
     requests alone."""
     copies, recorder = FakeCopies(), FakeRecorder()
     folder = save_tiny_model("llama", tmp_path)
-    runner = load_runner(config(folder), kit=DeviceFeatures(large_pages, recorder, copies))
+    runner = load_runner(config(folder), features=DeviceFeatures(large_pages, recorder, copies))
     model = RealModel(runner, ByteTokenizer(), runner.page_size)
     assert (runner.page_size, max(PROMPT) < VOCABULARY) == (256, True)
     options: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0}
@@ -94,7 +94,9 @@ def test_an_engine_takes_the_pages_that_its_device_needs(small_model: Path) -> N
     reads to the token."""
     log = EventLog()
     settings = config(small_model)
-    runner = load_runner(settings, kit=DeviceFeatures(large_pages, FakeRecorder(), FakeCopies()))
+    runner = load_runner(
+        settings, features=DeviceFeatures(large_pages, FakeRecorder(), FakeCopies())
+    )
     assert (settings.block_size, runner.page_size) == (16, 256)
     system = Position("system", 0)
     plan = CachePlan(readable=(system,), writable=(PlannedEntry(system, 300.0),))

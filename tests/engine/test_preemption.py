@@ -65,7 +65,7 @@ def test_answers_without_a_limit_run_side_by_side() -> None:
     for i in range(4):
         stepper.submit([i] * 9, max_tokens=190)
     stepper.step()
-    assert stepper.loop.num_running == 4
+    assert stepper.loop.scheduler.num_running == 4
 
 
 def test_the_oldest_is_never_preempted() -> None:
@@ -165,7 +165,7 @@ def check(
         assert last.reason == "cancelled" or last.num_output == max_tokens
     gauges = stepper.cache.stats().gauges
     assert (gauges.num_leases, gauges.num_pinned_pages, gauges.num_reserved_pages) == (0, 0, 0)
-    assert stepper.loop.num_running == stepper.loop.num_waiting == 0
+    assert stepper.loop.scheduler.num_running == stepper.loop.scheduler.num_waiting == 0
 
 
 @settings(max_examples=40, deadline=None)

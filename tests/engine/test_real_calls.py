@@ -60,7 +60,7 @@ def test_a_forced_call_and_its_next_turn(default_model: Path) -> None:
 
     def ask(prompt: Prompt, sampling: Sampling) -> Outcome:
         rendered = renderer.render(prompt)
-        constraint = grammars.constraint(sampling, prompt.tools, rendered.speech)
+        constraint = grammars.constraint(sampling, prompt.tools, rendered.syntax)
         request_id = str(len(stepper.outcomes))
         stepper.outcomes[request_id] = outcome = Outcome()
         submit = Submit(request_id, "t", prompt, CachePlan(any_prefix=True), sampling, 1000.0)

@@ -53,7 +53,7 @@ def test_64_identical_cold_prompts_are_computed_once() -> None:
     computed."""
     engine, prompt = stepper(max_queue=64), [i % 250 for i in range(2000)]
     outcomes = [engine.submit(prompt) for _ in range(64)]
-    assert (engine.loop.num_running, engine.loop.num_following) == (1, 63)
+    assert (engine.loop.scheduler.num_running, engine.loop.admission.num_following) == (1, 63)
     engine.run()
     assert count(engine, "prefill") == 2000 + 63
     assert {tuple(outcome.token_ids) for outcome in outcomes} == {tuple(cold(prompt))}
@@ -112,7 +112,7 @@ def test_who_shares_nothing_is_not_held_up() -> None:
         engine.step()
         num_steps += 1
     assert num_steps <= 3
-    assert engine.loop.num_following == 2
+    assert engine.loop.admission.num_following == 2
     assert not any(outcome.events for outcome in outcomes[1:])
     engine.run()
     assert all(outcome.token_ids == cold(prompt) for outcome in outcomes)
@@ -160,7 +160,7 @@ def test_tenants_do_not_wait_for_each_other() -> None:
     """Equal prompts of two tenants have nothing in common, time included."""
     engine, prompt = stepper(), [i % 250 for i in range(300)]
     outcomes = [engine.submit(prompt, tenant=tenant) for tenant in ("t", "u")]
-    assert engine.loop.num_following == 0
+    assert engine.loop.admission.num_following == 0
     engine.run()
     assert [outcome.started.report.skipped for outcome in outcomes] == [0, 0]
 
@@ -172,7 +172,7 @@ def test_a_flush_lets_followers_go() -> None:
     outcomes = [engine.submit(prompt) for _ in range(4)]
     engine.step()
     engine.loop.flush("t")
-    assert engine.loop.num_following == 2
+    assert engine.loop.admission.num_following == 2
     engine.run()
     assert count(engine, "prefill") == 2 * 600 + 2
     assert all(outcome.token_ids == cold(prompt) for outcome in outcomes)
@@ -211,7 +211,7 @@ def test_what_lies_below_is_read_once() -> None:
     io.is_open = False
     together = [engine.submit([*prompt, token], marks=[320], max_tokens=1) for token in (2, 3, 4)]
     engine.step()
-    assert (engine.loop.num_loading, engine.loop.num_following) == (1, 2)
+    assert (engine.loop.admission.num_loading, engine.loop.admission.num_following) == (1, 2)
     io.is_open = True
     io.run()
     engine.step()

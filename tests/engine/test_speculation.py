@@ -62,10 +62,10 @@ def test_wrong_guesses_end() -> None:
     guessed_at = []
     for i in range(600):
         token_ids += [1, 2, 3]
-        draft = drafter.guess(8)
+        draft = drafter.propose(8)
         if draft:
             guessed_at.append(i)
-            drafter.learn(len(draft), 0)
+            drafter.update(len(draft), 0)
         token_ids.append(10 + i)
     assert len(guessed_at) < 12
     assert guessed_at[-1] - guessed_at[-2] > 2 * RETRY_TOKENS / 4
@@ -77,9 +77,9 @@ def test_right_guesses_grow() -> None:
     drafter = Drafter(token_ids)
     sizes = []
     for _ in range(5):
-        draft = drafter.guess(100)
+        draft = drafter.propose(100)
         sizes.append(len(draft))
-        drafter.learn(len(draft), len(draft))
+        drafter.update(len(draft), len(draft))
         token_ids += [*draft, token_ids[-1] + len(draft) + 1]
     assert sizes == [2, 4, 8, MAX_DRAFT, MAX_DRAFT]
 
@@ -95,7 +95,7 @@ def test_a_guess_is_what_followed_last(token_ids: list[int], cuts: list[int]) ->
         ids += left[:cut]
         del left[:cut]
         places = [i for i in range(3, len(ids)) if ids[i - 3 : i] == ids[-3:]]
-        assert drafter.guess(2) == (tuple(ids[places[-1] : places[-1] + 2]) if places else ())
+        assert drafter.propose(2) == (tuple(ids[places[-1] : places[-1] + 2]) if places else ())
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 30))

@@ -25,7 +25,7 @@ def test_others_decode_while_one_is_loading(warm: MemoryStore) -> None:
     for _ in range(5):
         bench.stepper.step()
     assert (len(other.token_ids), outcome.events) == (5, [])
-    assert not bench.stepper.loop.has_work or bench.stepper.loop.num_running
+    assert not bench.stepper.loop.has_work or bench.stepper.loop.scheduler.num_running
     bench.reader.run(1)
     bench.stepper.step()
     bench.reader.run()
@@ -63,7 +63,7 @@ def test_what_is_late_is_computed(warm: MemoryStore) -> None:
     bench.stepper.step()
     bench.reader.run(2)
     bench.stepper.step()
-    assert bench.stepper.loop.wait_s() == pytest.approx(STALL_S)
+    assert bench.stepper.cache.tiers.wait_s() == pytest.approx(STALL_S)
     bench.clock.advance(STALL_S)
     bench.stepper.step()
     report = outcome.started.report
@@ -88,7 +88,7 @@ def test_a_tier_that_does_not_answer_is_not_asked_again(warm: MemoryStore) -> No
     bench.reader.is_open = False
     outcome = bench.stepper.submit(PROMPT, marks=[100])
     bench.clock.advance(STALL_S)
-    assert bench.stepper.loop.wait_s() == 0
+    assert bench.stepper.cache.tiers.wait_s() == 0
     bench.stepper.step()
     bench.stepper.run()
     assert outcome.token_ids == truth(PROMPT)
@@ -322,7 +322,7 @@ def test_statuses_follow_the_table(warm: MemoryStore) -> None:
     bench.stepper.step()
     assert request.sequence.status is Status.LOADING
     bench.reader.run()
-    admission = bench.stepper.loop._admission
+    admission = bench.stepper.loop.admission
     admission.settle()
     assert request.sequence.status is Status.WAITING
     admission.admit()

@@ -96,7 +96,7 @@ class Desk:
 
     def stats(self) -> EngineStats:
         """The engine's own counters and gauges. For when nothing is in flight."""
-        self.harness.engine.snapshot(Snapshot("stats"))
+        self.harness.engine.ask(Snapshot("stats"))
         event = self._events.get(timeout=PATIENCE_S)
         assert isinstance(event, EngineStats), event
         return event

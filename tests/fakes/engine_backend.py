@@ -108,7 +108,7 @@ class EngineBackend:
 
     async def stats(self) -> EngineStats | None:
         name, queue = self._open()
-        self.harness.engine.snapshot(Snapshot(name))
+        self.harness.engine.ask(Snapshot(name))
         event = await queue.get()
         assert isinstance(event, EngineStats)
         return event

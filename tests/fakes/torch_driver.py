@@ -23,10 +23,12 @@ float32."""
 
 
 class Driver:
-    """One runner, on a device that offers `kit`. `logits[request_id][n]` is the row that saw the
-    request's first n tokens."""
+    """One runner, on a device that offers `features`. `logits[request_id][n]` is the row that saw
+    the request's first n tokens."""
 
-    def __init__(self, folder: Path, kit: DeviceFeatures | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, features: DeviceFeatures | None = None, **options: Any
+    ) -> None:
         settings: dict[str, Any] = {
             "model": "test",
             "model_path": str(folder),
@@ -37,7 +39,7 @@ class Driver:
         }
         self.logits: dict[str, dict[int, torch.Tensor]] = {}
         self.config = EngineConfig(**(settings | options))
-        self.runner = load_runner(self.config, self._keep, kit)
+        self.runner = load_runner(self.config, self._keep, features)
 
     def sequence(
         self, name: str, token_ids: Iterable[int], pages: Seq[int], num_prompt: int | None = None

@@ -134,8 +134,8 @@ def test_what_is_put_is_made_finite(slots: slice | torch.Tensor) -> None:
     good = torch.arange(6.0).view(3, 1, 2)
     bad = good.clone()
     bad[1, 0, 0], bad[2, 0, 1] = float("nan"), float("inf")
-    pool.put(0, good, good + 6, slots)
-    pool.put(1, bad, good + 6, slots)
+    pool.write_unchecked(0, good, good + 6, slots)
+    pool.write_unchecked(1, bad, good + 6, slots)
     pool.keep_finite(slots)
     order = torch.arange(16)[slots]
     key, value = (side[0, 0, order] for side in pool.sides(1))

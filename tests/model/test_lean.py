@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ModelUnsupported
-from engine.model.lean.linear import INT4_GROUP, INT4_ROWS, Int4Linear
 from engine.model.lean.rows import MAX_RUNS, MIN_SHARED, SequenceRows, SharedPrefixRows, plan_parts
+from engine.model.llama.linear import INT4_GROUP, INT4_ROWS, Int4Linear
 from engine.model.runs import SlotRun
 from engine.schedule.sequence import Slice
 from tests.fakes.tiny_models import VOCABULARY
@@ -110,7 +110,7 @@ def test_parts_hold_every_visible_slot_once(data: st.DataObject) -> None:
         runs = (shared, *own)
         spans.append(SequenceRows(row, 1, sum(run.num_slots for run in runs) - 1, runs))
     spans.append(SequenceRows(len(spans), 9, 20, (SlotRun(9000, 29),)))
-    parts = plan_parts(spans, window, max_together=3)
+    parts = plan_parts(spans, window, max_shared_rows=3)
     assert parts[-1] == spans[-1]
     seen: list[list[int]] = []
     for part in parts[:-1]:

@@ -26,9 +26,9 @@ from transformers import (
 from engine.config import EngineConfig
 from engine.errors import ModelDamaged, ModelError, ModelNotFound, ModelUnsupported
 from engine.model.generic.attention import paged_attention
-from engine.model.lean.weights import why_not_lean
+from engine.model.llama.weights import why_not_llama
 from engine.model.load.load import load_runner
-from engine.model.load.support import check_supported, fit_context, layer_windows
+from engine.model.load.model_config import check_supported, fit_context, layer_windows
 from engine.model.native.forward import why_not_native_model
 from engine.native import library as native_library
 from tests.fakes.native import NEEDS_NATIVE
@@ -438,10 +438,10 @@ def test_native_leaves_to_lean(changes: dict[str, Any], words: str) -> None:
 def test_lean_leaves_to_generic(changes: dict[str, Any], words: str) -> None:
     """What the lean forward pass does not implement is found in the configuration, and named."""
     config = LlamaConfig(**TINY, architectures=["LlamaForCausalLM"])
-    assert why_not_lean(config) is None
+    assert why_not_llama(config) is None
     for name, value in changes.items():
         setattr(config, name, value)
-    assert words in str(why_not_lean(config))
+    assert words in str(why_not_llama(config))
 
 
 @pytest.mark.parametrize(

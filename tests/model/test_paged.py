@@ -148,13 +148,15 @@ def test_a_device_that_takes_only_large_pages(tiny_folder: Folder) -> None:
 
 def test_fingerprint_names_the_kernel(tiny_folder: Folder) -> None:
     """KV of one attention kernel is not another's, nor the processor's."""
-    kits = [
+    devices = [
         None,
         DeviceFeatures(None, None, None),
         DeviceFeatures(eager_varlen, None, None),
         fake_kit(),
     ]
-    drivers = [Driver(tiny_folder("llama"), kit, runner="lean", **OPTIONS) for kit in kits]
+    drivers = [
+        Driver(tiny_folder("llama"), features, runner="lean", **OPTIONS) for features in devices
+    ]
     prints = [driver.runner.fingerprint for driver in drivers]
     assert len(set(prints)) == 3
     assert prints[2] == prints[3]  # recorded steps and staged copies give the same bits
@@ -180,9 +182,9 @@ def test_the_generic_runner_has_staged_copies_too(tiny_folder: Folder) -> None:
 def test_a_share_of_memory_is_the_devices_own(tiny_folder: Folder) -> None:
     """A device with memory of its own holds that share of it; without a share, and on a processor,
     the bytes that were said."""
-    kit = DeviceFeatures(eager_varlen, None, None, memory_nbytes=40 * 1024**2)
+    features = DeviceFeatures(eager_varlen, None, None, memory_nbytes=40 * 1024**2)
     sizes = []
-    for device, share in ((kit, 0.5), (kit, 0.0), (None, 0.5)):
+    for device, share in ((features, 0.5), (features, 0.0), (None, 0.5)):
         runner = Driver(
             tiny_folder("llama"),
             device,

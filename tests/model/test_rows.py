@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.model.page_tables import PageTables
 from engine.model.rows import RowGroups, fixed_groups, one_group
-from engine.model.runs import RunTable, RunTables, SlotRun
+from engine.model.runs import SlotRun
 from engine.schedule.sequence import Sequence, Slice
 from engine.types import Sampling
 
@@ -29,18 +30,19 @@ def made(num_prompt: int, num_output: int) -> Sequence:
     )
 
 
-def tables_of(slices: list[Slice]) -> RunTables:
-    """The run tables of the slices' sequences."""
-    tables = RunTables(PAGE)
+def tables_of(slices: list[Slice]) -> PageTables:
+    """The page tables of the slices' sequences."""
+    tables = PageTables(PAGE, 100)
     tables.renew(piece.sequence for piece in slices)
     return tables
 
 
 def runs_of(table: list[int], start: int, end: int) -> list[SlotRun]:
     """The runs of tokens `[start, end)` of a sequence on these pages."""
-    made = RunTable(table, PAGE)
-    made.extend()
-    return list(made.cover(start, end))
+    sequence = Sequence("r", [], 0, Sampling(max_tokens=1), block_table=table)
+    tables = PageTables(PAGE, 100)
+    tables.renew([sequence])
+    return list(tables.runs(sequence, start, end))
 
 
 @pytest.mark.parametrize(
@@ -74,13 +76,14 @@ def test_runs_name_every_slot_once(table: list[int], data: st.DataObject) -> Non
     pages=st.lists(st.integers(0, 9), min_size=30, max_size=30),
 )
 def test_a_growing_table_is_followed(cuts: list[int], pages: list[int]) -> None:
-    """A run table that grew with its block table says what one made at once says."""
+    """A page table that grew with its block table has the runs of one made at once."""
     block_table: list[int] = []
-    grown = RunTable(block_table, PAGE)
+    sequence = Sequence("r", [], 0, Sampling(max_tokens=1), block_table=block_table)
+    grown = PageTables(PAGE, 100)
     for cut in cuts:
         block_table += pages[len(block_table) : len(block_table) + cut]
-        grown.extend()
-        assert list(grown.cover(0, len(block_table) * PAGE)) == runs_of(
+        grown.renew([sequence])
+        assert list(grown.runs(sequence, 0, len(block_table) * PAGE)) == runs_of(
             block_table, 0, len(block_table) * PAGE
         )
 
@@ -88,11 +91,11 @@ def test_a_growing_table_is_followed(cuts: list[int], pages: list[int]) -> None:
 def test_other_pages_are_noticed() -> None:
     """A sequence that got another block table is not looked for in its old pages."""
     sequence = made(8, 0)
-    tables = RunTables(PAGE)
+    tables = PageTables(PAGE, 100)
     tables.renew([sequence])
     sequence.block_table = [7, 3]
     tables.renew([sequence])
-    assert tables.cover(sequence, 0, 8) == (SlotRun(28, 4), SlotRun(12, 4))
+    assert tables.runs(sequence, 0, 8) == (SlotRun(28, 4), SlotRun(12, 4))
 
 
 def test_one_group_packs_everything() -> None:

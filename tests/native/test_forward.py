@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.errors import ModelUnsupported
-from engine.model.lean.weights import LeanWeights, take_weights
+from engine.model.llama.weights import LlamaWeights, fuse_weights
 from engine.model.native.weights import NATIVE, NativeMatrix, NativeWeights, pack
 from engine.schedule.sequence import Slice
 from tests.fakes.native import NEEDS_NATIVE
@@ -37,9 +37,9 @@ def driver(folder: Path) -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="module")
-def weights(folder: Path) -> LeanWeights[NativeMatrix]:
+def weights(folder: Path) -> LlamaWeights[NativeMatrix]:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    return take_weights(model, NATIVE)
+    return fuse_weights(model, NATIVE)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_token_outside_the_vocabulary_is_refused(driver: Driver, token: int) -
         )
 
 
-def test_weights_that_do_not_fit_together_are_refused(weights: LeanWeights[NativeMatrix]) -> None:
+def test_weights_that_do_not_fit_together_are_refused(weights: LlamaWeights[NativeMatrix]) -> None:
     """A matrix, a norm or a head of another size than the layers' shape says."""
     NativeWeights(weights, 16)
     first, *others = weights.layers

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.native.library import ADD_F32, GATE_BF16, STORE_BF16, STORE_F32, Team
+from engine.native.library import Team
+from tests.fakes.native_kernels import ADD_F32, GATE_BF16, STORE_BF16, STORE_F32
 from tests.fakes.native_products import Packed
 
 pytestmark = pytest.mark.engine

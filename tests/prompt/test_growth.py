@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from engine.prompt.marks import MarkedDict, to_json_marked
+from engine.prompt.position_marks import MarkedDict, to_json_marked
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
 from engine.prompt.types import Message, Prompt, TextPart, Tool, ToolCallPart

@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prompt.reasoning import (
-    THINK,
-    THINK_BRACKETS,
-    Reasoning,
-    ReasoningSplitter,
-    reasoning_kind,
-)
+from engine.output.reasoning import ReasoningSplitter
+from engine.prompt.reasoning import THINK, THINK_BRACKETS, Reasoning, reasoning_kind
 
 BEGUN = replace(THINK, begun=True)
 

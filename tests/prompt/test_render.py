@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import BadPrompt
-from engine.prompt.marks import PRIVATE
+from engine.prompt.position_marks import PRIVATE
 from engine.prompt.render import Renderer
 from engine.prompt.template import ChatTemplate
 from engine.prompt.tokenizer import HfTokenizer

@@ -75,14 +75,14 @@ def test_a_template_that_does_not_compile_is_unsupported() -> None:
 @pytest.mark.parametrize("name", shipped_names())
 def test_shipped_templates_can_do_everything(name: str) -> None:
     """Tools stand first, and every shape of conversation is rendered as it is."""
-    abilities = template(name).abilities
-    assert template(name).tools_first
-    assert abilities.system
-    assert abilities.late_system
-    assert abilities.assistant_first
-    assert abilities.tools
-    assert abilities.tool_turns
-    assert abilities.user_after_tool
+    features = template(name).features
+    assert template(name).features.tools_first
+    assert features.system
+    assert features.late_system
+    assert features.assistant_first
+    assert features.tools
+    assert features.tool_turns
+    assert features.user_after_tool
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_shipped_templates_can_do_everything(name: str) -> None:
 )
 def test_what_foreign_templates_lack(name: str, lacks: set[str]) -> None:
     """Raising, leaving out and moving are all told apart from rendering."""
-    abilities = template(name).abilities
-    assert {field for field in abilities.__slots__ if not getattr(abilities, field)} == lacks
+    features = template(name).features
+    assert {field for field in features.__slots__ if not getattr(features, field)} == lacks
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_foreign_templates_lack(name: str, lacks: set[str]) -> None:
 def test_how_a_template_writes_calls(name: str, calls: CallFormat) -> None:
     """Found in what it renders, even where it renders only one call at a time; our fallback's where
     it writes none we know."""
-    assert template(name).abilities.calls is calls
+    assert template(name).features.calls is calls
 
 
 def test_calls_in_a_form_nobody_can_read_are_no_ability() -> None:
@@ -144,16 +144,16 @@ def test_calls_in_a_form_nobody_can_read_are_no_ability() -> None:
         "c.function.arguments.argument }}"
         "</function></tool_call>{% endfor %}{% endfor %}"
     )
-    abilities = ChatTemplate(text, name="x", tokens={}).abilities
-    assert not abilities.tools
-    assert not abilities.tool_turns
-    assert abilities.calls is HERMES
+    features = ChatTemplate(text, name="x", tokens={}).features
+    assert not features.tools
+    assert not features.tool_turns
+    assert features.calls is HERMES
 
 
 def test_the_default_model_gets_chatml(default_model: Path, tokenizer: HfTokenizer) -> None:
     """Its own template ignores tools."""
     assert ChatTemplate.load("auto", default_model, tokenizer).name == "chatml"
-    assert not ChatTemplate.load("model", default_model, tokenizer).abilities.tools
+    assert not ChatTemplate.load("model", default_model, tokenizer).features.tools
 
 
 def test_the_clock_is_frozen() -> None:
@@ -171,13 +171,13 @@ def test_a_clock_that_tells_the_day_and_one_that_is_off() -> None:
         "endif %}"
     )
     daily = ChatTemplate(text, name="x", tokens={}, clock="utc_day")
-    assert daily.tells_day
+    assert daily.uses_date
     assert daily.on(DAY).render(HI) == "30 Nov 2026"
     assert daily.on(DAY).fingerprint == daily.fingerprint
     off = ChatTemplate(text, name="x", tokens={}, clock="off")
     assert off.render(HI) == "no clock"
     assert off.fingerprint != daily.fingerprint
-    assert not ChatTemplate("{{ messages }}", name="x", tokens={}, clock="utc_day").tells_day
+    assert not ChatTemplate("{{ messages }}", name="x", tokens={}, clock="utc_day").uses_date
 
 
 def test_fingerprints_follow_what_is_rendered() -> None:

@@ -24,7 +24,8 @@ from tokenizers import (
 )
 
 from engine.errors import ModelDamaged, ModelUnsupported
-from engine.prompt.tokenizer import Detokenizer, HfTokenizer, Tokenizer
+from engine.output.detokenizer import Detokenizer
+from engine.prompt.tokenizer import HfTokenizer, Tokenizer
 from tests.fakes.tokenizer import ByteTokenizer
 
 CORPUS = [

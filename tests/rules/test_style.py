@@ -91,3 +91,16 @@ def test_the_listing_orders_by_size(tmp_path: Path) -> None:
         "engine/a.py:1 one",
     ]
     assert sizes["parameters in a signature"][0].size == 2
+
+
+def test_lines_fit_a_hundred_columns() -> None:
+    """Where no formatter of Python looks: the kernels."""
+    kernels = sorted((ROOT / "engine/native/src").glob("*.[ch]"))
+    assert kernels
+    wide = [
+        f"{shown(path)}:{number}"
+        for path in kernels
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 100
+    ]
+    assert wide == []

@@ -2,9 +2,9 @@
 
 Knows no scheduling and no sampling.
 
-Registered with transformers' `AttentionInterface` under `ATTENTION_NAME`; the pass's `Pass` travels
-through `model.forward(..., pcg_pass=...)` to every layer, so nothing is patched and nothing is
-global. No mask function is registered under that name, and transformers then passes no mask:
+Registered with transformers' `AttentionInterface` under `ATTENTION_NAME`; the pass's `ForwardPass`
+travels through `model.forward(..., pcg_pass=...)` to every layer, so nothing is patched and nothing
+is global. No mask function is registered under that name, and transformers then passes no mask:
 causality and windows are applied here.
 """
 
@@ -17,7 +17,13 @@ import torch
 from transformers import AttentionInterface
 
 from engine.errors import ModelUnsupported
-from engine.model.kernels import attend_masked, attend_part, causal_mask, has_parts, merge_parts
+from engine.model.kernels import (
+    attend_masked,
+    attend_part,
+    can_merge_parts,
+    causal_mask,
+    merge_parts,
+)
 from engine.model.kv_pool import PAD_SLOTS, KvPool, slots_of
 from engine.model.rows import QUERY_ROWS, Group, RowSpan
 from engine.model.runs import SlotRun, cut_runs, skip_runs
@@ -26,9 +32,9 @@ ATTENTION_NAME: Final = "pcg_paged"
 MAX_PARTS: Final = 6
 """More runs than this are copied together rather than attended one by one."""
 
-# Arguments that say nothing about the result: they repeat what the pass already says, or ask for
+# Arguments without an effect on the result: they repeat what the pass already has, or ask for
 # extra outputs.
-_SILENT: Final = frozenset(
+_IGNORED: Final = frozenset(
     {
         "position_ids",
         "cache_position",
@@ -40,7 +46,7 @@ _SILENT: Final = frozenset(
 )
 
 
-class Pass:
+class ForwardPass:
     """One forward pass: its rows, the pool they read and write, and masks shared by layers.
 
     `windows[i]` is layer i's sliding window by the model's configuration, or None. Lives for one
@@ -53,7 +59,7 @@ class Pass:
         self.windows = windows
         self.num_rows = sum(span.num_rows for span in group.spans)
         self.written = slots_of([run for span in group.spans for run in span.written], pool.device)
-        self.seen: dict[int, tuple[int, int, int]] = {}
+        self.kv_shapes: dict[int, tuple[int, int, int]] = {}
         """Layers that attended, with their `(num_kv_heads, head_dim of K, head_dim of V)`."""
         self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
 
@@ -83,7 +89,7 @@ def paged_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    pcg_pass: Pass | None = None,
+    pcg_pass: ForwardPass | None = None,
     sliding_window: int | None = None,
     **arguments: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -99,11 +105,11 @@ def paged_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     window = _window(pcg_pass, layer, sliding_window)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    pcg_pass.seen[layer] = (key.shape[1], key.shape[3], value.shape[3])
+    pcg_pass.kv_shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
     num_rows = pcg_pass.num_rows
     keys, values = key[0, :, :num_rows].transpose(0, 1), value[0, :, :num_rows].transpose(0, 1)
     pcg_pass.pool.write(layer, keys, values, pcg_pass.written)
-    attend = _Layer(pcg_pass, layer, window, scale)
+    attend = _LayerAttention(pcg_pass, layer, window, scale)
     spans = pcg_pass.group.spans
     if len(spans) == 1 and spans[0].num_rows == query.shape[2]:
         return attend(spans[0], query[0], keys, values).transpose(0, 1).unsqueeze(0), None
@@ -114,10 +120,10 @@ def paged_attention(
     return out, None
 
 
-class _Layer:
+class _LayerAttention:
     """One layer's attention within a pass: chooses how a span attends."""
 
-    def __init__(self, context: Pass, layer: int, window: int | None, scale: float) -> None:
+    def __init__(self, context: ForwardPass, layer: int, window: int | None, scale: float) -> None:
         self._pass, self._layer, self._window, self._scale = context, layer, window, scale
 
     def __call__(
@@ -130,7 +136,7 @@ class _Layer:
             return self._fixed(span, query)
         if span.num_rows == 1:
             return self._one_row(span, query, first)
-        if has_parts(query.device) and (self._window is None or span.end <= self._window):
+        if can_merge_parts(query.device) and (self._window is None or span.end <= self._window):
             return self._in_parts(span, query, key, value)
         return self._under_mask(span, query, first)
 
@@ -159,7 +165,7 @@ class _Layer:
         """A single token sees all its keys: no mask. In exact mode one call whatever runs there
         are: bits depend on no run."""
         runs = skip_runs(span.slots, first)
-        if not has_parts(query.device):
+        if not can_merge_parts(query.device):
             return attend_masked(
                 query, *self._pass.pool.read(self._layer, runs, span.end - first), None, self._scale
             )
@@ -204,7 +210,7 @@ def _refuse_unknown(
         if (
             value is None
             or value is False
-            or argument in _SILENT
+            or argument in _IGNORED
             or (argument == "is_causal" and value is True)
         ):
             continue
@@ -213,9 +219,8 @@ def _refuse_unknown(
         )
 
 
-def _window(context: Pass, layer: int, passed: int | None) -> int | None:
-    """The layer's window: what the module passes, which must agree with what the configuration
-    says."""
+def _window(context: ForwardPass, layer: int, passed: int | None) -> int | None:
+    """The layer's window by the configuration; the module must pass the same one or none."""
     configured = context.windows[layer]
     if passed is not None and passed != configured:
         raise ModelUnsupported(

@@ -27,8 +27,8 @@ def fixed_rows_experts(
 
     Called by transformers as the `forward` of an experts module. `hidden_states [num_rows,
     hidden]`, `top_k_index` and `top_k_weights [num_rows, top_k]`; returns `[num_rows, hidden]`.
-    Each linear sees all rows, so its row count is the group's. An expert nobody chose would add
-    exactly zero and is left out.
+    Each linear sees all rows, so its row count is the group's. An expert that no row chose would
+    add exactly zero and is left out.
     """
     num_rows = hidden_states.shape[0]
     weights = torch.zeros(

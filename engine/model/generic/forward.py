@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from engine.model.generic.attention import Pass
+from engine.model.generic.attention import ForwardPass
 from engine.model.kv_pool import KvPool
+from engine.model.page_tables import PageTables
 from engine.model.rows import Group, fixed_groups, one_group
 from engine.model.runner import Identity
-from engine.model.runs import RunTables
 from engine.schedule.sequence import Slice
 
 
@@ -28,13 +28,15 @@ class GenericForward:
         self._model = model
         self._pool = pool
         self._identity = identity
-        self._tables = RunTables(pool.page_size)
+        self._tables = PageTables(pool.page_size, pool.num_pages)
 
     def __call__(self, slices: Seq[Slice]) -> torch.Tensor:
         """See `Forward`."""
         rows: list[list[torch.Tensor]] = [[] for _ in slices]
         for group in self._groups(slices):
-            logits = iter(run_group(self._model, Pass(group, self._pool, self._identity.windows)))
+            logits = iter(
+                run_group(self._model, ForwardPass(group, self._pool, self._identity.windows))
+            )
             for span in group.spans:
                 rows[span.slice_index] += [next(logits) for _ in range(span.num_sampled)]
         found = [row for of_slice in rows for row in of_slice]
@@ -50,7 +52,7 @@ class GenericForward:
         return [one_group(slices, self._tables)]
 
 
-def run_group(model: Any, context: Pass) -> torch.Tensor:
+def run_group(model: Any, context: ForwardPass) -> torch.Tensor:
     """One forward pass of a group, writing its KV; returns fp32 logits `[num_wanted, vocab]` of the
     spans that ask for them."""
     group, device = context.group, context.pool.device

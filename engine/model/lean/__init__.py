@@ -1,1 +1,1 @@
-"""The lean forward pass of Llama-shaped decoders on torch."""
+"""The lean forward pass of Llama-shaped decoders on the CPU."""

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from engine.model.kernels import attend_row, has_parts, merge_parts
+from engine.model.kernels import attend_row, can_merge_parts, merge_parts
 from engine.model.kv_pool import KvPool
 from engine.model.lean.rows import MAX_RUNS, Part, SequenceRows, SharedPrefixRows, plan_parts
 from engine.model.runs import SlotRun, cut_runs, skip_runs
@@ -43,8 +43,9 @@ _Heads: TypeAlias = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys:
-    """What rows attend to: `runs` of slots in the memory behind `key` and `value`."""
+class _VisibleKeys:
+    """The keys and values that rows attend to: `runs` of slots in the memory behind `key` and
+    `value`."""
 
     key: _Heads
     value: _Heads
@@ -61,10 +62,10 @@ class LeanAttention:
         self._head_dim = pool.shape.head_dim
         self._scale = self._head_dim**-0.5
         self._windows = windows
-        self._has_parts = has_parts(pool.device)
+        self._can_merge_parts = can_merge_parts(pool.device)
         self._block_rows = max(16, PRODUCT_ROWS // self._num_group)
-        self._max_together = max(1, WIDE_VALUES // (num_heads * self._num_kv))
-        self._later = self._hidden(self._block_rows).triu_(1)
+        self._max_shared_rows = max(1, WIDE_VALUES // (num_heads * self._num_kv))
+        self._causal_mask = self._all_hidden(self._block_rows).triu_(1)
         self._diagonal = (
             torch.eye(self._num_kv, device=pool.device).view(self._num_kv, 1, self._num_kv, 1)
             * self._scale
@@ -75,7 +76,8 @@ class LeanAttention:
         """All rows of a pass, in order, for `__call__`; single rows whose sequences begin alike
         best stand side by side."""
         return {
-            window: plan_parts(spans, window, self._max_together) for window in set(self._windows)
+            window: plan_parts(spans, window, self._max_shared_rows)
+            for window in set(self._windows)
         }
 
     def __call__(self, layer: int, query: torch.Tensor, plan: Plan) -> torch.Tensor:
@@ -89,18 +91,20 @@ class LeanAttention:
         for part in plan[self._windows[layer]]:
             rows = heads[part.row : part.row + part.num_rows]
             if isinstance(part, SequenceRows):
-                self._several(layer, rows, part, out)
+                self._attend_rows(layer, rows, part, out)
             elif (
                 part.num_rows == 1
-                and self._has_parts
+                and self._can_merge_parts
                 and part.shared.num_slots + part.num_own < MIN_WIDE
             ):
-                out.append(self._in_place(layer, rows, (part.shared, *part.own[0])))
+                out.append(self._attend_fused(layer, rows, (part.shared, *part.own[0])))
             else:
-                out.append(self._wide(layer, rows, part))
+                out.append(self._attend_all_heads(layer, rows, part))
         return (out[0] if len(out) == 1 else torch.cat(out)).reshape(query.shape[0], -1)
 
-    def _in_place(self, layer: int, query: torch.Tensor, runs: tuple[SlotRun, ...]) -> torch.Tensor:
+    def _attend_fused(
+        self, layer: int, query: torch.Tensor, runs: tuple[SlotRun, ...]
+    ) -> torch.Tensor:
         """One row over few keys, in torch's fused kernel: `[1, num_kv_heads, num_group, head_dim]`
         as it comes."""
         query = query.to(self._pool.shape.dtype)
@@ -119,7 +123,9 @@ class LeanAttention:
         ]
         return merge_parts(parts)
 
-    def _wide(self, layer: int, query: torch.Tensor, part: SharedPrefixRows) -> torch.Tensor:
+    def _attend_all_heads(
+        self, layer: int, query: torch.Tensor, part: SharedPrefixRows
+    ) -> torch.Tensor:
         """Single rows, `[num_rows, num_kv_heads, num_group, head_dim]` as they come, over all KV
         heads in one product.
 
@@ -141,27 +147,29 @@ class LeanAttention:
         )
         torch.mul(query.unsqueeze(3), self._diagonal, out=wide)
         wide = wide.view(num_all, -1)
-        torch.mm(wide, _of(key, part.shared).t(), out=scores.narrow(1, 0, num_shared))
+        torch.mm(wide, _run_of(key, part.shared).t(), out=scores.narrow(1, 0, num_shared))
         if part.num_own:
             scores.narrow(1, num_shared, part.num_own).fill_(float("-inf"))
-        own = [(slice(i * num_heads, (i + 1) * num_heads), at, run) for i, at, run in _placed(part)]
+        own = [
+            (slice(i * num_heads, (i + 1) * num_heads), at, run) for i, at, run in _own_runs(part)
+        ]
         for rows, at, run in own:
-            torch.mm(wide[rows], _of(key, run).t(), out=scores[rows, at : at + run.num_slots])
+            torch.mm(wide[rows], _run_of(key, run).t(), out=scores[rows, at : at + run.num_slots])
         torch.softmax(scores, -1, out=weights)
-        out = torch.mm(weights.narrow(1, 0, num_shared), _of(value, part.shared))
+        out = torch.mm(weights.narrow(1, 0, num_shared), _run_of(value, part.shared))
         for rows, at, run in own:
-            out[rows].addmm_(weights[rows, at : at + run.num_slots], _of(value, run))
+            out[rows].addmm_(weights[rows, at : at + run.num_slots], _run_of(value, run))
         return (
             out.view(*query.shape[:3], self._num_kv, self._head_dim)
             .diagonal(0, 1, 3)
             .permute(0, 3, 1, 2)
         )
 
-    def _several(
+    def _attend_rows(
         self, layer: int, query: torch.Tensor, span: SequenceRows, parts: list[torch.Tensor]
     ) -> None:
-        """Append to `parts` what the rows attend to, `[some rows, num_kv_heads, num_group,
-        head_dim]` each."""
+        """Append the rows' attention to `parts`, `[some rows, num_kv_heads, num_group, head_dim]`
+        each."""
         key, value = self._pool.sides(layer)
         runs, window = span.runs, self._windows[layer]
         if len(runs) > MAX_RUNS:
@@ -171,12 +179,14 @@ class LeanAttention:
         for offset in range(0, span.num_rows, self._block_rows):
             start = span.start + offset
             end = min(start + self._block_rows, span.end)
-            first = self._first(layer, start)
-            seen = _Keys(keys, values, skip_runs(cut_runs(runs, end), first))
-            hidden = self._before(start, end, first, window)
-            parts.append(self._block(query[offset : offset + end - start], seen, hidden))
+            first = self._first_visible(layer, start)
+            seen = _VisibleKeys(keys, values, skip_runs(cut_runs(runs, end), first))
+            hidden = self._window_mask(start, end, first, window)
+            parts.append(self._attend_block(query[offset : offset + end - start], seen, hidden))
 
-    def _block(self, query: torch.Tensor, seen: _Keys, hidden: torch.Tensor | None) -> torch.Tensor:
+    def _attend_block(
+        self, query: torch.Tensor, seen: _VisibleKeys, hidden: torch.Tensor | None
+    ) -> torch.Tensor:
         """The rows of `query [num_rows, num_kv_heads, num_group, head_dim]` stand at the last of
         the keys seen.
 
@@ -202,7 +212,7 @@ class LeanAttention:
                 key = seen.key[head].narrow(0, run.first, run.num_slots)
                 torch.mm(heads[head], key.t(), out=scores.narrow(1, at, run.num_slots))
                 at += run.num_slots
-            own.add_(self._later[:num_rows, :num_rows])
+            own.add_(self._causal_mask[:num_rows, :num_rows])
             if hidden is not None:
                 by_row[..., : hidden.shape[1]].add_(hidden)
             torch.softmax(scores, -1, out=weights)
@@ -216,36 +226,38 @@ class LeanAttention:
                 at += run.num_slots
         return out.view(self._num_kv, self._num_group, num_rows, self._head_dim).permute(2, 0, 1, 3)
 
-    def _first(self, layer: int, position: int) -> int:
+    def _first_visible(self, layer: int, position: int) -> int:
         """The first token that a row at `position` sees."""
         window = self._windows[layer]
         return 0 if window is None else max(0, position + 1 - window)
 
-    def _before(self, start: int, end: int, first: int, window: int | None) -> torch.Tensor | None:
-        """What hides the keys from `first` on that have left the window of the rows at `[start,
-        end)`, if any have."""
+    def _window_mask(
+        self, start: int, end: int, first: int, window: int | None
+    ) -> torch.Tensor | None:
+        """The mask of the keys from `first` on that have left the window of the rows at `[start,
+        end)`; None if none have."""
         if window is None or end <= window:
             return None
         # The row at start + i sees keys later than start + i - window; the key in column c is first
         # + c.
-        return self._hidden(end - start).tril_(start - window - first)
+        return self._all_hidden(end - start).tril_(start - window - first)
 
-    def _hidden(self, size: int) -> torch.Tensor:
+    def _all_hidden(self, size: int) -> torch.Tensor:
         return self._pool.empty(size * size).fill_(float("-inf")).view(size, size)
 
     def _buffers(self, shape: tuple[int, int], count: int) -> list[torch.Tensor]:
-        """`count` pieces of scratch memory of that shape, whatever is in them."""
+        """`count` pieces of scratch memory of that shape, not initialised."""
         size = shape[0] * shape[1]
         if self._scratch.shape[0] < count * size:
             self._scratch = self._pool.empty(count * size)
         return [self._scratch[i * size : (i + 1) * size].view(shape) for i in range(count)]
 
 
-def _of(side: torch.Tensor, run: SlotRun) -> torch.Tensor:
+def _run_of(side: torch.Tensor, run: SlotRun) -> torch.Tensor:
     return side.narrow(0, run.first, run.num_slots)
 
 
-def _placed(part: SharedPrefixRows) -> Iterator[tuple[int, int, SlotRun]]:
+def _own_runs(part: SharedPrefixRows) -> Iterator[tuple[int, int, SlotRun]]:
     """Every own run with the number of its row and the column of its first key."""
     for index, runs in enumerate(part.own):
         at = part.shared.num_slots

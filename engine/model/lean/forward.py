@@ -10,12 +10,12 @@ import torch
 
 from engine.model.kv_pool import KvPool, slots_of
 from engine.model.lean.attention import LeanAttention, Plan
-from engine.model.lean.layers import LeanLayers, RowBatch
-from engine.model.lean.linear import Linear
 from engine.model.lean.rows import SequenceRows
-from engine.model.lean.weights import LeanWeights
-from engine.model.runner import Identity
-from engine.model.runs import RunTables, SlotRun
+from engine.model.llama.layers import LlamaLayers, RowBatch
+from engine.model.llama.linear import Linear
+from engine.model.llama.weights import LlamaWeights
+from engine.model.page_tables import PageTables
+from engine.model.runs import SlotRun
 from engine.schedule.sequence import Slice
 
 
@@ -24,11 +24,13 @@ class LeanForward:
 
     name = "lean"
 
-    def __init__(self, weights: LeanWeights[Linear], pool: KvPool, identity: Identity) -> None:
+    def __init__(
+        self, weights: LlamaWeights[Linear], pool: KvPool, windows: Seq[int | None]
+    ) -> None:
         self._device = pool.device
-        self._tables = RunTables(pool.page_size)
-        self._attention = LeanAttention(pool, weights.shape.num_heads, identity.windows)
-        self._layers = LeanLayers(weights, pool, self._attention)
+        self._tables = PageTables(pool.page_size, pool.num_pages)
+        self._attention = LeanAttention(pool, weights.shape.num_heads, windows)
+        self._layers = LlamaLayers(weights, pool, self._attention)
 
     def __call__(self, slices: Seq[Slice]) -> torch.Tensor:
         """See `Forward`."""
@@ -52,14 +54,13 @@ class LeanForward:
         places: dict[int, range] = {}
         for index in sorted(range(len(slices)), key=lambda index: _kind(slices[index])):
             piece = slices[index]
-            runs = tables.cover(piece.sequence, 0, piece.end)
-            spans.append(SequenceRows(len(token_ids), piece.end - piece.start, piece.start, runs))
-            token_ids += piece.sequence.token_ids[piece.start : piece.start + piece.num_tokens]
-            token_ids += piece.draft
+            runs = tables.runs(piece.sequence, 0, piece.end)
+            spans.append(SequenceRows(len(token_ids), piece.num_rows, piece.start, runs))
+            token_ids += piece.token_ids
             positions += range(piece.start, piece.end)
-            written += tables.cover(piece.sequence, piece.start, piece.end)
+            written += tables.runs(piece.sequence, piece.start, piece.end)
             if piece.sample:
-                num_sampled = 1 + len(piece.draft)
+                num_sampled = piece.num_sampled
                 sampled_spans.append(
                     SequenceRows(len(sampled), num_sampled, piece.end - num_sampled, runs)
                 )
@@ -83,4 +84,4 @@ class LeanForward:
 
 def _kind(piece: Slice) -> tuple[bool, int]:
     """Sorts single rows before others, and by the page their sequence begins with."""
-    return piece.end - piece.start > 1, piece.sequence.block_table[0]
+    return piece.num_rows > 1, piece.sequence.block_table[0]

@@ -1,7 +1,6 @@
-"""How the lean attention takes the rows of a pass:
-single rows of sequences that begin alike together.
+"""Parts of the rows of a pass that the lean attention takes one by one.
 
-Knows no tensors.
+Single rows of sequences that begin alike are one part. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -61,23 +60,25 @@ class SharedPrefixRows:
 Part: TypeAlias = SequenceRows | SharedPrefixRows
 
 
-def plan_parts(spans: Seq[SequenceRows], window: int | None, max_together: int) -> tuple[Part, ...]:
+def plan_parts(
+    spans: Seq[SequenceRows], window: int | None, max_shared_rows: int
+) -> tuple[Part, ...]:
     """All rows in order, as parts to attend one by one; what a window hides from a single row is
     left out."""
     parts: list[Part] = []
-    for begins, same in groupby(spans, _begins):
+    for begins, same in groupby(spans, _first_slot):
         group = list(same)
         if begins is None:
             parts += group
         elif len(group) > 1 and (window is None or all(span.end <= window for span in group)):
-            for at in range(0, len(group), max_together):
-                parts += _together(group[at : at + max_together])
+            for at in range(0, len(group), max_shared_rows):
+                parts += _shared_parts(group[at : at + max_shared_rows])
         else:
-            parts += [_alone(span, window) for span in group]
+            parts += [_single_part(span, window) for span in group]
     return tuple(parts)
 
 
-def _begins(span: SequenceRows) -> int | None:
+def _first_slot(span: SequenceRows) -> int | None:
     """Equal for single rows that could be taken together; None for several rows. Slots are never
     negative."""
     if span.num_rows > 1:
@@ -85,10 +86,10 @@ def _begins(span: SequenceRows) -> int | None:
     return span.runs[0].first if len(span.runs) <= MAX_RUNS else -1 - span.row
 
 
-def _together(spans: Seq[SequenceRows]) -> list[Part]:
+def _shared_parts(spans: Seq[SequenceRows]) -> list[Part]:
     num_shared = min(span.runs[0].num_slots for span in spans)
     if num_shared < MIN_SHARED:
-        return [_alone(span, None) for span in spans]
+        return [_single_part(span, None) for span in spans]
     shared = SlotRun(spans[0].runs[0].first, num_shared)
     return [
         SharedPrefixRows(
@@ -97,6 +98,6 @@ def _together(spans: Seq[SequenceRows]) -> list[Part]:
     ]
 
 
-def _alone(span: SequenceRows, window: int | None) -> SharedPrefixRows:
+def _single_part(span: SequenceRows, window: int | None) -> SharedPrefixRows:
     runs = span.runs if window is None else skip_runs(span.runs, max(0, span.end - window))
     return SharedPrefixRows(span.row, runs[0], (runs[1:],))

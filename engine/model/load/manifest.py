@@ -1,4 +1,4 @@
-"""What a prepared model folder holds, so that a truncated or altered file is found at start.
+"""The manifest of a prepared model folder: finds a truncated or altered file at start.
 
 Knows no tensors.
 """

@@ -36,7 +36,7 @@ class PreparedModel:
 
 
 def quiet(stage: Stage, done: int, total: int | None) -> None:
-    """The `StageProgress` that tells nobody."""
+    """A `StageProgress` that ignores it."""
 
 
 def prepare(source: str, home: Path, progress: StageProgress = quiet) -> PreparedModel:

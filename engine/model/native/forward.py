@@ -47,7 +47,6 @@ def why_not_native_model(
     if config.hidden_size % _LANES or config.intermediate_size % (PANEL // 2):
         return (
             f"layers of {config.hidden_size} and {config.intermediate_size} are not multiples "
-            ""
             f"of {_LANES} and {PANEL // 2}"
         )
     if len(set(windows)) > MAX_WINDOWS:
@@ -86,15 +85,13 @@ class NativeForward:
         spans = (SpanStruct * len(slices))()
         self._tables.renew(piece.sequence for piece in slices)
         for index, piece in enumerate(slices):
-            num_rows = piece.end - piece.start
             pages = self._tables.pages(piece.sequence)
             self._check(piece, len(pages))
             spans[index] = SpanStruct(
-                len(token_ids), num_rows, piece.start, len(pages), pages.ctypes.data
+                len(token_ids), piece.num_rows, piece.start, len(pages), pages.ctypes.data
             )
-            token_ids.extend(piece.sequence.token_ids[piece.start : piece.start + piece.num_tokens])
-            token_ids.extend(piece.draft)
-            num_sampled.append(1 + len(piece.draft) if piece.sample else 0)
+            token_ids.extend(piece.token_ids)
+            num_sampled.append(piece.num_sampled)
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._weights.vocabulary:
             raise ValueError("a token is not of the model's vocabulary")
         logits = torch.empty((sum(num_sampled), self._weights.num_logits), dtype=torch.float32)
@@ -118,7 +115,8 @@ class NativeForward:
         self._team.close()
 
     def _check(self, piece: Slice, num_pages: int) -> None:
-        """What the library takes on trust: nothing it is given leads outside of its memory."""
+        """Raise `ValueError` for a slice that would lead outside of memory: the library checks
+        nothing."""
         if (
             not 0
             <= piece.start

@@ -15,7 +15,7 @@ from engine.native.library import Pages, library
 
 
 class NativePages:
-    """Implements `engine.model.runner.Moves` for a pool of bfloat16 on the CPU, its pages in
+    """Implements `engine.model.runner.PageMover` for a pool of bfloat16 on the CPU, its pages in
     multiples of 64 bytes a side."""
 
     def __init__(self, pool: KvPool) -> None:

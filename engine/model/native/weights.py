@@ -13,7 +13,7 @@ import torch
 
 from engine.errors import ModelUnsupported
 from engine.memory import mapping
-from engine.model.lean.weights import LeanLayer, LeanWeights, MatrixFactories
+from engine.model.llama.weights import LlamaLayer, LlamaWeights, MatrixFactories
 from engine.native.library import PANEL, HeadsStruct, Layer, Matrix, Model, library
 
 _HALF: Final = PANEL // 2
@@ -68,7 +68,7 @@ class NativeWeights:
     them on trust.
     """
 
-    def __init__(self, weights: LeanWeights[NativeMatrix], num_positions: int) -> None:
+    def __init__(self, weights: LlamaWeights[NativeMatrix], num_positions: int) -> None:
         _check_sizes(weights)
         self._weights = weights
         self._kept: list[object] = []
@@ -89,7 +89,7 @@ class NativeWeights:
             eps=shape.eps,
         )
 
-    def _layer(self, layer: LeanLayer[NativeMatrix]) -> Layer:
+    def _layer(self, layer: LlamaLayer[NativeMatrix]) -> Layer:
         return Layer(
             qkv=layer.qkv.matrix,
             out=layer.out.matrix,
@@ -108,7 +108,7 @@ class NativeWeights:
         return values.data_ptr()
 
 
-def _check_sizes(weights: LeanWeights[NativeMatrix]) -> None:
+def _check_sizes(weights: LlamaWeights[NativeMatrix]) -> None:
     """Every layer of one shape, and all that is read along a row as long as the row."""
     shape, hidden = weights.shape, weights.embedding.shape[1]
     query, heads = shape.num_heads * shape.head_dim, shape.qk_heads + shape.num_kv_heads
@@ -137,7 +137,7 @@ def _check_sizes(weights: LeanWeights[NativeMatrix]) -> None:
         )
 
 
-def _turns(weights: LeanWeights[NativeMatrix], num_positions: int) -> torch.Tensor:
+def _turns(weights: LlamaWeights[NativeMatrix], num_positions: int) -> torch.Tensor:
     """Cosine and sine of each pair by turns, `[num_positions, head_dim]` fp32, both times what the
     model scales them by."""
     angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * weights.frequencies

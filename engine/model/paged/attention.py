@@ -23,7 +23,7 @@ VarlenAttention: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Which rows are whose, and where their keys are: sequence i has rows `[cu_rows[i], cu_rows[i +
+    """The rows and keys of the sequences of a call: sequence i has rows `[cu_rows[i], cu_rows[i +
     1])`, its last tokens.
 
     `cu_rows`, `cu_keys [num_seqs + 1]` and `num_keys [num_seqs]` count rows and keys, `block_table
@@ -45,9 +45,9 @@ class PagedKernel(Protocol):
     """Causal attention of rows to the pages of their sequences."""
 
     name: str
-    """What it is, all of it that changes bits: part of the fingerprint."""
+    """The kernel and everything of it that changes bits: part of the fingerprint."""
     recordable: bool
-    """Whether it launches the same work for the same shapes, asking the device nothing."""
+    """True if it launches the same work for the same shapes, asking the device nothing."""
 
     def __call__(
         self,
@@ -75,8 +75,8 @@ class VarlenKernel:
         self, attend: VarlenAttention, *, num_splits: int | None, counts_keys: bool
     ) -> None:
         """`num_splits` as in `attend`: 1 keeps a row's bits from depending on the rest of the
-        batch. With `counts_keys` it is told where each sequence's keys would begin if they lay in a
-        row: FlashAttention 2 wants that, 3 refuses it."""
+        batch. With `counts_keys` it gets the places at which each sequence's keys would begin if
+        they lay in a row: FlashAttention 2 wants that, 3 refuses it."""
         self.name = f"varlen/splits={num_splits or 'auto'}/{'cu_keys' if counts_keys else 'paged'}"
         self._attend = attend
         self._options: dict[str, Any] = {} if num_splits is None else {"num_splits": num_splits}
@@ -149,7 +149,7 @@ class GatheredKernel:
 
 
 class PagedAttention:
-    """`engine.model.lean.layers.Attention` over a pool by a kernel."""
+    """`engine.model.llama.layers.AttentionFn` over a pool by a kernel."""
 
     def __init__(self, pool: KvPool, windows: Seq[int | None], kernel: PagedKernel) -> None:
         self._dtype = pool.shape.dtype
@@ -158,7 +158,7 @@ class PagedAttention:
         self._kernel = kernel
 
     def __call__(self, layer: int, query: torch.Tensor, plan: PagedRows) -> torch.Tensor:
-        """See `Attention`."""
+        """See `AttentionFn`."""
         key, value = self._pages[layer]
         return self._kernel(query.to(self._dtype), key, value, plan, self._windows[layer]).flatten(
             1

@@ -1,4 +1,4 @@
-"""What CUDA offers beside tensors: recorded graphs, a queue of copies, pinned memory.
+"""CUDA beside tensors: recorded graphs, a queue of copies, pinned memory.
 
 Everything here needs a device to run.
 
@@ -21,8 +21,8 @@ from engine.model.paged.staging import Copies, CopyEvent
 
 @dataclass(frozen=True, slots=True)
 class DeviceFeatures:
-    """What a device offers to the paged forward pass, None where it does not; and the memory it has
-    of its own."""
+    """The features of a device that the paged forward pass uses, None where it has none; and the
+    memory it has of its own."""
 
     attend: VarlenAttention | None
     recorder: Recorder | None
@@ -31,7 +31,7 @@ class DeviceFeatures:
 
 
 def cuda_features(device: torch.device) -> DeviceFeatures:
-    """Of a CUDA device: all of it."""
+    """All features, of a CUDA device."""
     _, memory_nbytes = torch.cuda.mem_get_info(device)
     return DeviceFeatures(
         getattr(varlen, "varlen_attn", None),
@@ -62,7 +62,7 @@ class CudaRecorder:
             graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"
         ):
             output = work()
-        return _Graph(graph, output)
+        return _RecordedGraph(graph, output)
 
     def free_nbytes(self) -> int:
         """See `Recorder`: what the driver has and what torch keeps for later."""
@@ -74,7 +74,7 @@ class CudaRecorder:
         )
 
 
-class _Graph:
+class _RecordedGraph:
     """Implements `Recorded`."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, output: torch.Tensor) -> None:
@@ -101,10 +101,10 @@ class CudaCopies:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             work()
-        return _CudaMark(self._device, self._stream.record_event())
+        return _CudaEvent(self._device, self._stream.record_event())
 
 
-class _CudaMark:
+class _CudaEvent:
     """Implements `CopyEvent`."""
 
     def __init__(self, device: torch.device, event: torch.cuda.Event) -> None:

@@ -1,10 +1,10 @@
 """Decode steps recorded once and replayed: a step costs one launch, not a few hundred.
 
-Knows no CUDA: that records is given.
+Knows no CUDA: a `Recorder` records.
 
 A graph is of one batch size and reads its rows from memory that never moves. Fewer sequences than
-it has rows are filled up with a dummy of one token in the pool's spare page, which nobody else
-reads.
+it has rows are filled up with a dummy of one token in the pool's spare page, which is never
+read otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.model.kv_pool import KvPool
-from engine.model.lean.layers import LeanLayers, RowBatch
+from engine.model.llama.layers import LlamaLayers, RowBatch
 from engine.model.page_tables import PageTables
 from engine.model.paged.attention import PagedRows
 from engine.schedule.sequence import Slice
@@ -54,21 +54,21 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        layers: LeanLayers[PagedRows],
+        layers: LlamaLayers[PagedRows],
         pool: KvPool,
         context: int,
         max_sequences: int,
         recorder: Recorder,
     ) -> None:
         self._context = context
-        self._sizes: dict[int, _Size] = {}
+        self._sizes: dict[int, _DecodeGraph] = {}
         # The largest first: the memory its intermediate results take serves the others, too.
         for num_rows in reversed(batch_sizes(max_sequences)):
             if recorder.free_nbytes() < FREE_NBYTES:
                 _log.warning("no memory for a decode graph", extra={"fields": {"batch": num_rows}})
                 continue
             try:
-                self._sizes[num_rows] = _Size(layers, pool, context, num_rows, recorder)
+                self._sizes[num_rows] = _DecodeGraph(layers, pool, context, num_rows, recorder)
             except RuntimeError as error:
                 fields = {"batch": num_rows, "error": str(error).splitlines()[0][:200]}
                 _log.warning("a decode graph cannot be recorded", extra={"fields": fields})
@@ -98,13 +98,13 @@ def batch_sizes(max_sequences: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-class _Size:
+class _DecodeGraph:
     """The graph of one batch size, and the memory it reads: all of it in one tensor, so that a step
     is one copy."""
 
     def __init__(
         self,
-        layers: LeanLayers[PagedRows],
+        layers: LlamaLayers[PagedRows],
         pool: KvPool,
         context: int,
         num_rows: int,
@@ -120,10 +120,10 @@ class _Size:
         self._dummy = pool.num_pages
         self._page_size = pool.page_size
         self._context = context
-        self._every = torch.arange(num_rows, device=pool.device)
+        self._all_rows = torch.arange(num_rows, device=pool.device)
         self._cu_rows = torch.arange(num_rows + 1, dtype=torch.int32, device=pool.device)
         self._rows = torch.empty(len(self._host), dtype=torch.int32, device=pool.device)
-        self._fill_up(0)
+        self._pad(0)
         self._upload()
         with torch.inference_mode():
             self._graph = recorder.record(lambda: layers(self._batch()))
@@ -138,12 +138,12 @@ class _Size:
         tables.fill(self._table[:num], sequences)
         pages = self._table[np.arange(num), self._positions[:num] // self._page_size]
         self._written[:num] = pages * self._page_size + self._positions[:num] % self._page_size
-        self._fill_up(num)
+        self._pad(num)
         self._upload()
         self._graph.replay()
         return self._graph.output[:num]
 
-    def _fill_up(self, num: int) -> None:
+    def _pad(self, num: int) -> None:
         """Make every row from `num` on the dummy."""
         self._ids[num:] = self._positions[num:] = 0
         self._written[num:] = self._dummy * self._page_size
@@ -166,4 +166,4 @@ class _Size:
             max_rows=1,
             max_keys=self._context,
         )
-        return RowBatch(ids, positions, written.long(), plan, self._every, plan, self._every)
+        return RowBatch(ids, positions, written.long(), plan, self._all_rows, plan, self._all_rows)

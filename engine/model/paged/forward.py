@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.model.kv_pool import KvPool
-from engine.model.lean.layers import LeanLayers, RowBatch
+from engine.model.llama.layers import LlamaLayers, RowBatch
 from engine.model.page_tables import PageTables
 from engine.model.paged.attention import PagedRows
 from engine.model.paged.decode_graphs import DecodeGraphs
@@ -23,7 +23,7 @@ class PagedForward:
     name = "lean"
 
     def __init__(
-        self, layers: LeanLayers[PagedRows], pool: KvPool, graphs: DecodeGraphs | None = None
+        self, layers: LlamaLayers[PagedRows], pool: KvPool, graphs: DecodeGraphs | None = None
     ) -> None:
         self._layers = layers
         self._device = pool.device
@@ -46,25 +46,23 @@ class PagedForward:
         written: list[NDArray[np.int64]] = []
         sampled: list[int] = []
         for piece in slices:
-            token_ids += piece.sequence.token_ids[piece.start : piece.start + piece.num_tokens]
-            token_ids += piece.draft
+            token_ids += piece.token_ids
             positions.append(np.arange(piece.start, piece.end))
             written.append(self._tables.slots(piece.sequence, piece.start, piece.end))
-            if piece.sample:
-                sampled += range(len(token_ids) - 1 - len(piece.draft), len(token_ids))
+            sampled += range(len(token_ids) - piece.num_sampled, len(token_ids))
         sampling = [piece for piece in slices if piece.sample]
         return RowBatch(
-            token_ids=self._there(np.array(token_ids)),
-            positions=self._there(np.concatenate(positions)),
-            written=self._there(np.concatenate(written)),
+            token_ids=self._upload(np.array(token_ids)),
+            positions=self._upload(np.concatenate(positions)),
+            written=self._upload(np.concatenate(written)),
             plan=self._rows(
                 [piece.sequence for piece in slices],
-                [(piece.end - piece.start, piece.end) for piece in slices],
+                [(piece.num_rows, piece.end) for piece in slices],
             ),
-            sampled=self._there(np.array(sampled, dtype=np.int64)),
+            sampled=self._upload(np.array(sampled, dtype=np.int64)),
             sampled_plan=self._rows(
                 [piece.sequence for piece in sampling],
-                [(1 + len(piece.draft), piece.end) for piece in sampling],
+                [(piece.num_sampled, piece.end) for piece in sampling],
             ),
             answer=torch.arange(len(sampled), device=self._device),
         )
@@ -77,14 +75,14 @@ class PagedForward:
         self._tables.fill(table, sequences)
         cumulative = both.cumsum(axis=0, dtype=np.int32)
         return PagedRows(
-            cu_rows=self._there(np.ascontiguousarray(cumulative[:, 0])),
-            cu_keys=self._there(np.ascontiguousarray(cumulative[:, 1])),
-            num_keys=self._there(np.ascontiguousarray(both[1:, 1])),
-            block_table=self._there(table),
+            cu_rows=self._upload(np.ascontiguousarray(cumulative[:, 0])),
+            cu_keys=self._upload(np.ascontiguousarray(cumulative[:, 1])),
+            num_keys=self._upload(np.ascontiguousarray(both[1:, 1])),
+            block_table=self._upload(table),
             max_rows=max_rows,
             max_keys=max_keys,
             counts=tuple(counts),
         )
 
-    def _there(self, array: NDArray[np.int32] | NDArray[np.int64]) -> torch.Tensor:
+    def _upload(self, array: NDArray[np.int32] | NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -13,11 +13,11 @@ import msgspec
 import torch
 
 from engine.config import EngineConfig
+from engine.model.checks import decode_logits, is_close
 from engine.model.kv_pool import KvPool
-from engine.model.lean.layers import LeanLayers
-from engine.model.lean.linear import Linear
-from engine.model.lean.weights import LeanWeights
-from engine.model.load.check import decode_logits, is_same
+from engine.model.llama.layers import LlamaLayers
+from engine.model.llama.linear import Linear
+from engine.model.llama.weights import LlamaWeights
 from engine.model.paged.attention import PagedAttention, PagedKernel
 from engine.model.paged.cuda import DeviceFeatures
 from engine.model.paged.decode_graphs import DecodeGraphs
@@ -27,33 +27,33 @@ from engine.model.paged.probe import LARGE_PAGE, HeadShape, choose_kernel
 _log = logging.getLogger(__name__)
 
 NUM_SPARE: Final = 1
-"""Pages a pool needs beyond those of sequences: where a recorded step writes for nobody."""
+"""Pages a pool needs beyond those of sequences: a recorded step's unused rows write there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Paged:
-    """How one model's forward pass over pages is made. The pages of `config` are of the size that
-    `kernel` needs."""
+class PagedPlan:
+    """The parts of one model's forward pass over pages, which are of the size that `kernel`
+    needs."""
 
     config: EngineConfig
     kernel: PagedKernel
     windows: tuple[int | None, ...]
-    kit: DeviceFeatures
+    features: DeviceFeatures
 
-    def forward(self, weights: LeanWeights[Linear], pool: KvPool) -> PagedForward:
+    def forward(self, weights: LlamaWeights[Linear], pool: KvPool) -> PagedForward:
         """The forward pass over a pool with `NUM_SPARE` spare pages; decode steps are recorded
         where that can be done and gives the same logits. Overwrites the pool's first pages."""
-        layers = LeanLayers(weights, pool, PagedAttention(pool, self.windows, self.kernel))
+        layers = LlamaLayers(weights, pool, PagedAttention(pool, self.windows, self.kernel))
         plain = PagedForward(layers, pool)
-        if self.kit.recorder is None or not self.kernel.recordable:
+        if self.features.recorder is None or not self.kernel.recordable:
             return plain
         graphs = DecodeGraphs(
-            layers, pool, self.config.context, self.config.max_sequences, self.kit.recorder
+            layers, pool, self.config.context, self.config.max_sequences, self.features.recorder
         )
         recorded = PagedForward(layers, pool, graphs)
         vocabulary = weights.embedding.shape[0]
         ours, theirs = (decode_logits(forward, pool, vocabulary) for forward in (recorded, plain))
-        is_good = is_same(ours, theirs, pool.shape.dtype)
+        is_good = is_close(ours, theirs, pool.shape.dtype)
         fields = {"batches": list(graphs.sizes), "used": is_good}
         _log.log(
             logging.INFO if is_good else logging.WARNING,
@@ -64,8 +64,8 @@ class Paged:
 
 
 def choose_paged(
-    kit: DeviceFeatures, config: EngineConfig, heads: HeadShape, device: torch.device
-) -> Paged:
+    features: DeviceFeatures, config: EngineConfig, heads: HeadShape, device: torch.device
+) -> PagedPlan:
     """The attention kernel for these heads on this device, over pages of `block_size` tokens, if it
     takes those."""
     sizes = [
@@ -73,10 +73,10 @@ def choose_paged(
         for size in dict.fromkeys((config.block_size, LARGE_PAGE))
         if size <= config.max_step_tokens
     ]
-    choice = choose_kernel(kit.attend, heads, sizes, device)
-    return Paged(
+    choice = choose_kernel(features.attend, heads, sizes, device)
+    return PagedPlan(
         msgspec.structs.replace(config, block_size=choice.page_size),
         choice.kernel,
         heads.windows,
-        kit,
+        features,
     )

@@ -1,4 +1,4 @@
-"""Which attention kernel serves on a device: tried out, not looked up.
+"""Chooses the attention kernel for a device by trying the candidates.
 
 What torch offers depends on its version and the device.
 
@@ -42,7 +42,7 @@ among processors."""
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What of a model a kernel may refuse or get wrong."""
+    """The properties of a model that a kernel may refuse or get wrong."""
 
     num_heads: int
     num_kv_heads: int
@@ -70,11 +70,11 @@ def choose_kernel(
     for size, kernel in _candidates(attend, page_sizes):
         reason = why_not(kernel, heads, size, device)
         if reason is None:
-            return _said(KernelChoice(kernel, size, tuple(refused)))
+            return _logged(KernelChoice(kernel, size, tuple(refused)))
         refused.append(f"{kernel.name}, pages of {size}: {reason}")
     if attend is None:
         refused.append("this torch has no varlen_attn")
-    return _said(KernelChoice(GatheredKernel(), page_sizes[0], tuple(refused)))
+    return _logged(KernelChoice(GatheredKernel(), page_sizes[0], tuple(refused)))
 
 
 def why_not(
@@ -105,7 +105,7 @@ def _candidates(
                 yield size, VarlenKernel(attend, num_splits=num_splits, counts_keys=counts_keys)
 
 
-def _said(choice: KernelChoice) -> KernelChoice:
+def _logged(choice: KernelChoice) -> KernelChoice:
     fields = {
         "kernel": choice.kernel.name,
         "page_size": choice.page_size,

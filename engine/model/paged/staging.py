@@ -55,23 +55,23 @@ class Copies(Protocol):
 
 @dataclass(slots=True)
 class _Buffer:
-    """Pinned memory for one piece and the numbers of its pages, the device's copy of both, and who
-    used it last."""
+    """Pinned memory for one piece and the numbers of its pages, the device's copy of both, and the
+    event that ends its last use."""
 
     host: torch.Tensor
     host_pages: torch.Tensor
-    there: torch.Tensor
+    values: torch.Tensor
     pages: torch.Tensor
-    mark: CopyEvent | None = None
+    event: CopyEvent | None = None
 
     def wait(self) -> None:
-        """Return when nobody uses it any more."""
-        if self.mark is not None:
-            self.mark.wait()
+        """Return when it is not in use any more."""
+        if self.event is not None:
+            self.event.wait()
 
 
 class StagedPages:
-    """Implements `engine.model.runner.Moves`, in the layout of `KvPool.read_pages`. One
+    """Implements `engine.model.runner.PageMover`, in the layout of `KvPool.read_pages`. One
     thread's."""
 
     def __init__(self, pool: KvPool, copies: Copies, piece_nbytes: int = PIECE_NBYTES) -> None:
@@ -88,17 +88,17 @@ class StagedPages:
     def write_pages(self, pages: Seq[int], body: memoryview) -> None:
         """As `KvPool.write_pages`, but nothing may read or write the pages before `settle`."""
         self._pool.check_pages(pages, len(body))
-        self._forget()
+        self._drop_done()
         source = np.frombuffer(body, np.uint8)
         for at in range(0, len(pages), self._num_pages):
             piece = pages[at : at + self._num_pages]
-            one = self._next(piece)
+            one = self._next_buffer(piece)
             nbytes = len(piece) * self._pool.page_nbytes
             one.host[:nbytes].numpy()[:] = source[at * self._pool.page_nbytes :][:nbytes]
-            one.mark = self._copies.launch(partial(self._put, one, len(piece)))
+            one.event = self._copies.launch(partial(self._copy_in, one, len(piece)))
             for page in piece:
                 self._pending.pop(page, None)
-                self._pending[page] = one.mark
+                self._pending[page] = one.event
 
     def read_pages(self, pages: Seq[int]) -> memoryview:
         """As `KvPool.read_pages`."""
@@ -108,13 +108,13 @@ class StagedPages:
         waiting: list[tuple[_Buffer, int, int]] = []
         for at in range(0, len(pages), self._num_pages):
             piece = pages[at : at + self._num_pages]
-            one = self._next(piece)
-            one.mark = self._copies.launch(partial(self._take, one, len(piece)))
+            one = self._next_buffer(piece)
+            one.event = self._copies.launch(partial(self._copy_out, one, len(piece)))
             waiting.append((one, at, len(piece)))
             if len(waiting) == len(self._buffers):
-                self._deliver(target, *waiting.pop(0))
+                self._receive(target, *waiting.pop(0))
         for arrival in waiting:
-            self._deliver(target, *arrival)
+            self._receive(target, *arrival)
         return body.toreadonly()
 
     def close(self) -> None:
@@ -130,33 +130,34 @@ class StagedPages:
         touched = self._pending.keys() & set(pages)
         if not touched:
             return
-        marks = list(dict.fromkeys(self._pending.values()))
-        latest = max(marks.index(self._pending[page]) for page in touched)
-        marks[latest].hold_compute()
+        events = list(dict.fromkeys(self._pending.values()))
+        latest = max(events.index(self._pending[page]) for page in touched)
+        events[latest].hold_compute()
         # Copies are done in order: what came before is done then, too.
-        held = set(map(id, marks[: latest + 1]))
-        self._pending = {page: mark for page, mark in self._pending.items() if id(mark) not in held}
+        held = set(map(id, events[: latest + 1]))
+        self._pending = {
+            page: event for page, event in self._pending.items() if id(event) not in held
+        }
 
-    def _forget(self) -> None:
+    def _drop_done(self) -> None:
         """Drop pages whose copies are done."""
         if self._pending:
-            done = {id(mark): mark.is_done() for mark in self._pending.values()}
+            done = {id(event): event.is_done() for event in self._pending.values()}
             self._pending = {
-                page: mark for page, mark in self._pending.items() if not done[id(mark)]
+                page: event for page, event in self._pending.items() if not done[id(event)]
             }
 
-    def _next(self, pages: Seq[int]) -> _Buffer:
-        """The buffer whose turn it is, when nobody uses it any more, with the numbers of these
-        pages."""
+    def _next_buffer(self, pages: Seq[int]) -> _Buffer:
+        """The next buffer, once it is not in use any more, with the numbers of these pages."""
         one = self._buffers[self._turn]
         self._turn = 1 - self._turn
         one.wait()
         one.host_pages[: len(pages)] = torch.tensor(pages, dtype=torch.int64)
         return one
 
-    def _put(self, one: _Buffer, num_pages: int) -> None:
+    def _copy_in(self, one: _Buffer, num_pages: int) -> None:
         """From pinned memory into the pool: on the device, in the copies' queue."""
-        values = one.there[:num_pages]
+        values = one.values[:num_pages]
         one.pages.copy_(one.host_pages, non_blocking=True)
         values.copy_(
             one.host[: values.nbytes].view(values.dtype).view(values.shape), non_blocking=True
@@ -164,16 +165,16 @@ class StagedPages:
         finite = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
         self._whole.index_copy_(1, one.pages[:num_pages], finite.transpose(0, 1))
 
-    def _take(self, one: _Buffer, num_pages: int) -> None:
+    def _copy_out(self, one: _Buffer, num_pages: int) -> None:
         """From the pool into pinned memory."""
-        values = one.there[:num_pages]
+        values = one.values[:num_pages]
         one.pages.copy_(one.host_pages, non_blocking=True)
         values.copy_(self._whole.index_select(1, one.pages[:num_pages]).transpose(0, 1))
         one.host[: values.nbytes].view(values.dtype).view(values.shape).copy_(
             values, non_blocking=True
         )
 
-    def _deliver(
+    def _receive(
         self, target: np.typing.NDArray[np.uint8], one: _Buffer, at: int, num_pages: int
     ) -> None:
         one.wait()
@@ -186,7 +187,7 @@ class StagedPages:
         return _Buffer(
             host=self._copies.pinned(nbytes),
             host_pages=self._copies.pinned(8 * self._num_pages).view(torch.int64),
-            there=torch.empty(
+            values=torch.empty(
                 (self._num_pages, planes, items), dtype=self._whole.dtype, device=device
             ),
             pages=torch.empty(self._num_pages, dtype=torch.int64, device=device),

@@ -1,5 +1,4 @@
-"""Which tokens a sequence has, and how often it said them: counted once per token,
-kept between steps.
+"""Counts of a sequence's tokens, kept between steps.
 
 Knows no penalties.
 """
@@ -35,36 +34,37 @@ class TokenHistory:
     """The running counts of one sequence, which only grows: a token costs the same however long the
     sequence is."""
 
-    __slots__ = ("_counts", "_ids", "_num_taken", "_places")
+    __slots__ = ("_counts", "_ids", "_num_counted", "_places")
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
         self._ids: Ids = np.empty(_CAPACITY, dtype=np.int64)
         self._counts: Counts = np.zeros(_CAPACITY, dtype=np.float32)
-        self._num_taken = 0
+        self._num_counted = 0
 
-    def take(self, token_ids: Seq[int], num_prompt: int) -> None:
+    def update(self, token_ids: Seq[int], num_prompt: int) -> None:
         """Count the tokens that came since the last call."""
-        for i in range(self._num_taken, num_prompt):
+        for i in range(self._num_counted, num_prompt):
             self._place(token_ids[i])
-        for i in range(max(self._num_taken, num_prompt), len(token_ids)):
+        for i in range(max(self._num_counted, num_prompt), len(token_ids)):
             place = self._place(token_ids[i])  # which may move the counts
             self._counts[place] += 1.0
-        self._num_taken = len(token_ids)
+        self._num_counted = len(token_ids)
 
-    def after(self, guesses: Iterable[int]) -> TokenCounts:
-        """The counts as they would be after these tokens too; to be read before the next `take`."""
+    def after(self, draft: Iterable[int]) -> TokenCounts:
+        """The counts as they would be after these tokens too; to be read before the next
+        `update`."""
         num = len(self._places)
-        said = TokenCounts(self._ids[:num], self._counts[:num])
-        guesses = tuple(guesses)
-        if not guesses:
-            return said
-        fresh = [guess for guess in dict.fromkeys(guesses) if guess not in self._places]
-        places = {guess: num + i for i, guess in enumerate(fresh)}
-        counts = np.concatenate((said.counts, np.zeros(len(fresh), dtype=np.float32)))
-        for guess in guesses:
-            counts[places[guess] if guess in places else self._places[guess]] += 1.0
-        return TokenCounts(np.concatenate((said.ids, np.array(fresh, dtype=np.int64))), counts)
+        counted = TokenCounts(self._ids[:num], self._counts[:num])
+        draft = tuple(draft)
+        if not draft:
+            return counted
+        fresh = [token for token in dict.fromkeys(draft) if token not in self._places]
+        places = {token: num + i for i, token in enumerate(fresh)}
+        counts = np.concatenate((counted.counts, np.zeros(len(fresh), dtype=np.float32)))
+        for token in draft:
+            counts[places[token] if token in places else self._places[token]] += 1.0
+        return TokenCounts(np.concatenate((counted.ids, np.array(fresh, dtype=np.int64))), counts)
 
     def _place(self, token_id: int) -> int:
         place = self._places.get(token_id)
@@ -84,5 +84,5 @@ def history_of(sequence: Sequence) -> TokenHistory:
     if history is None:
         history = sequence.history = TokenHistory()
     assert isinstance(history, TokenHistory)
-    history.take(sequence.token_ids, sequence.num_prompt)
+    history.update(sequence.token_ids, sequence.num_prompt)
     return history

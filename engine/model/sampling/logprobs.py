@@ -1,4 +1,4 @@
-"""How probable the model itself found the tokens that were chosen. Knows no sampling parameters."""
+"""The model's own log-probabilities of the chosen tokens. Knows no sampling parameters."""
 
 from __future__ import annotations
 

@@ -30,17 +30,17 @@ _BLOCK: Final = 256
 
 
 def sample(logits: torch.Tensor, slices: Seq[Slice]) -> list[Sampled]:
-    """What each slice samples: `logits [num_rows, vocab]` has a row for it and one for each of its
-    draft's tokens, in order.
+    """The tokens sampled for each slice: `logits [num_rows, vocab]` has a row for it and one for
+    each of its draft's tokens, in order.
 
     In order: the constraint's mask, penalties, bias, temperature, top-k, top-p, min-p. A draft is
-    accepted as long as what is sampled equals it, so it changes no token. Log-probabilities are the
-    model's own, before all of that. The logits are left as they are.
+    accepted as long as the sampled tokens equal it, so it changes no token. Log-probabilities are
+    the model's own, before all of that. The logits are not changed.
     """
     rows = [
         SamplingRow(piece.sequence, piece.draft[:i])
         for piece in slices
-        for i in range(len(piece.draft) + 1)
+        for i in range(piece.num_sampled)
     ]
     with torch.inference_mode():
         logits = logits.float()
@@ -61,8 +61,8 @@ def uniform(seed: int | None, index: int) -> float:
 
 
 def probabilities(logits: torch.Tensor, samplings: Seq[Sampling]) -> torch.Tensor:
-    """What rows `[n, vocab]` fp32 with these parameters draw from: `[n, vocab]` fp32, zero where
-    nothing may be drawn.
+    """The weights that rows `[n, vocab]` fp32 with these parameters draw from: `[n, vocab]` fp32,
+    zero where nothing may be drawn.
 
     The rest keeps the weight it had before the filters, so a row needn't sum to one.
     """
@@ -91,8 +91,8 @@ def draw(weights: torch.Tensor, points: Seq[float]) -> list[int]:
 
 
 class _Found(NamedTuple):
-    """Where points lie: `place [n]` int64, and `share [n]` fp64 in [0, 1], how far into that
-    item."""
+    """The items in which points lie, `place [n]` int64, and how far into the item, `share [n]` fp64
+    in [0, 1]."""
 
     place: NDArray[np.int64]
     share: NDArray[np.float64]
@@ -111,8 +111,8 @@ def _find(weights: NDArray[np.float32], shares: NDArray[np.float64]) -> _Found:
 
 
 def is_greedy(sampling: Sampling) -> bool:
-    """Whether there is nothing to draw: the most probable token is taken, the first of equally
-    probable ones."""
+    """True if nothing is drawn: the most probable token is taken, the first of equally probable
+    ones."""
     return sampling.temperature < MIN_TEMPERATURE or sampling.top_k == 1
 
 
@@ -147,4 +147,4 @@ def _verify(
         yield Sampled(
             tuple(tokens[start:end]), tuple(one for one in logprobs[start:end] if one is not None)
         )
-        start += len(piece.draft) + 1
+        start += piece.num_sampled

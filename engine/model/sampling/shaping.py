@@ -1,8 +1,8 @@
-"""What sampling parameters do to logits and probabilities, for rows with mixed parameters.
+"""The effect of sampling parameters on logits and probabilities, for rows with mixed parameters.
 
 Knows no randomness.
 
-Nothing here grows with the context: what was said is counted once per token
+Nothing here grows with the context: the output is counted once per token
 (`engine.model.sampling.history`).
 """
 
@@ -44,7 +44,7 @@ class SamplingRow:
 
     @property
     def output_index(self) -> int:
-        """How many tokens the answer has before this one."""
+        """Number of tokens that the answer has before this one."""
         return self.sequence.num_output + len(self.before)
 
 
@@ -63,7 +63,7 @@ def shape_logits(logits: torch.Tensor, rows: Seq[SamplingRow]) -> torch.Tensor:
 
 
 def has_penalties(sampling: Sampling) -> bool:
-    """Whether what was said before matters."""
+    """True if the earlier tokens matter."""
     return bool(
         sampling.repetition_penalty != 1.0
         or sampling.presence_penalty
@@ -90,11 +90,11 @@ def _penalize(logits: torch.Tensor, rows: Seq[SamplingRow], chosen: Seq[int]) ->
     output only (https://platform.openai.com/docs/api-reference/chat, 2026-11)."""
     if not chosen:
         return
-    said = [history_of(rows[i].sequence).after(rows[i].before) for i in chosen]
-    places, ids = _places(chosen, [one.ids for one in said], logits.device)
-    counts = _to(logits.device, np.concatenate([one.counts for one in said]))
+    counted = [history_of(rows[i].sequence).after(rows[i].before) for i in chosen]
+    places, ids = _places(chosen, [one.ids for one in counted], logits.device)
+    counts = _to(logits.device, np.concatenate([one.counts for one in counted]))
     samplings = [rows[i].sampling for i in chosen]
-    lengths = [len(one.ids) for one in said]
+    lengths = [len(one.ids) for one in counted]
     factor, presence, frequency = (
         _to(logits.device, np.repeat(np.array(values, dtype=np.float32), lengths))
         for values in (
@@ -219,8 +219,8 @@ def most_probable(probs: torch.Tensor, size: int) -> Array:
 
 
 def _num_kept(sums: Array, sampling: Sampling, vocab: int) -> int | None:
-    """How many tokens stay, by the running sums `[size]` of the most probable; None if that takes
-    more of them."""
+    """Number of tokens that stay, by the running sums `[size]` of the most probable; None if it
+    takes more of them."""
     size = len(sums)
     top_k = sampling.top_k if 0 < sampling.top_k < vocab else vocab
     if sampling.top_p >= 1.0:

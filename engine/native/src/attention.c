@@ -1,28 +1,14 @@
-/* Attends by a plan: each thread takes items, packs the keys and values they see, and goes over them in tiles of rows. */
+/* Attends by a plan: each thread takes items, packs the keys and values they see, and goes over
+   them in tiles of rows. */
 #include "attention.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "attention_kernels.h"
-#include "attention_plan.h"
+#include "attention_memory.h"
 
-enum {
-  NUM_BLOCKS = PCG_SEGMENT / PCG_KEYS, /* of keys in a segment */
-  AHEAD = 4,                           /* blocks that are on their way from memory while one is packed */
-};
-
-/* A thread's memory: the segment as it is packed, the item's query rows, and what they have seen so far. */
-typedef struct {
-  uint16_t *keys, *values; /* [NUM_BLOCKS] packed blocks */
-  uint16_t *query;         /* [query rows][head_dim] */
-  float *scores;           /* [PCG_TILE][PCG_SCORES] */
-  uint16_t *weights;       /* [PCG_TILE][PCG_WEIGHTS] */
-  float *new_sums;         /* [PCG_TILE][head_dim] */
-  float *partials;         /* [query rows], as partial_floats says */
-  int32_t *positions;      /* [query rows] */
-  int64_t slots[NUM_BLOCKS]; /* the first slot of each block that is packed, or -1 */
-} memory;
+enum { AHEAD = 4 }; /* blocks that are on their way from memory while one is packed */
 
 /* What a thread works on. */
 typedef struct {
@@ -32,52 +18,13 @@ typedef struct {
   const pcg_item *item;
   float *shared; /* the partial sums of all split blocks */
   float scale;   /* from products of queries and keys to exponents of 2 */
-  memory own;
+  pcg_memory own;
 } work;
-
-static size_t place(size_t *nbytes, size_t size) {
-  size_t at = *nbytes;
-  *nbytes += (size + 63) / 64 * 64;
-  return at;
-}
-
-/* The bytes that a thread needs; with a `base`, also where in them its memory lies. */
-static size_t lay_out(const pcg_plan *plan, char *base, memory *own) {
-  size_t dim = (size_t)plan->heads.head_dim, num_rows = (size_t)plan->block_rows, nbytes = 0;
-  size_t packed = dim * PCG_SEGMENT * sizeof(uint16_t);
-  size_t keys = place(&nbytes, packed), values = place(&nbytes, packed);
-  size_t query = place(&nbytes, num_rows * dim * sizeof(uint16_t));
-  size_t scores = place(&nbytes, PCG_TILE * PCG_SCORES * sizeof(float));
-  size_t weights = place(&nbytes, PCG_TILE * PCG_WEIGHTS * sizeof(uint16_t));
-  size_t new_sums = place(&nbytes, PCG_TILE * dim * sizeof(float));
-  size_t partials = place(&nbytes, num_rows * pcg_partial_floats(&plan->heads) * sizeof(float));
-  size_t positions = place(&nbytes, num_rows * sizeof(int32_t));
-  if (base != NULL) {
-    own->keys = (uint16_t *)(base + keys);
-    own->values = (uint16_t *)(base + values);
-    own->query = (uint16_t *)(base + query);
-    own->scores = (float *)(base + scores);
-    own->weights = (uint16_t *)(base + weights);
-    own->new_sums = (float *)(base + new_sums);
-    own->partials = (float *)(base + partials);
-    own->positions = (int32_t *)(base + positions);
-  }
-  return nbytes;
-}
-
-int pcg_reserve(const pcg_plan *plan, pcg_team *team) {
-  size_t nbytes = lay_out(plan, NULL, NULL);
-  for (int thread = 0; thread < pcg_team_size(team); thread++) {
-    if (pcg_scratch(team, thread, nbytes) == NULL) {
-      return 0;
-    }
-  }
-  return plan->num_partials == 0 || pcg_shared(team, PCG_ATTENTION, plan->num_partials * sizeof(float)) != NULL;
-}
 
 /* The first slot of a block of keys of a sequence, or -1 where it has no page. */
 static int64_t slot_of(const work *at, const pcg_span *piece, int32_t segment, int32_t block) {
-  int64_t token = (int64_t)segment * PCG_SEGMENT + block * PCG_KEYS, page_size = at->plan->heads.page_size;
+  int64_t token = (int64_t)segment * PCG_SEGMENT + block * PCG_KEYS,
+          page_size = at->plan->heads.page_size;
   int64_t page = token / page_size;
   return page < piece->num_pages ? piece->pages[page] * page_size + token % page_size : -1;
 }
@@ -97,8 +44,10 @@ static pcg_seen together(pcg_seen a, pcg_seen b) {
   return (pcg_seen){pcg_least(a.first, b.first), pcg_greatest(a.end, b.end)};
 }
 
-/* Have the second cache fetch a block of keys or values: it takes more requests at a time than the first does. */
-static inline __attribute__((always_inline)) void fetch(const uint16_t *rows, size_t stride, size_t dim) {
+/* Have the second cache fetch a block of keys or values: it takes more requests at a time than the
+   first does. */
+static inline __attribute__((always_inline)) void fetch(const uint16_t *rows, size_t stride,
+                                                        size_t dim) {
   for (size_t key = 0; key < PCG_KEYS; key++) {
     for (size_t place = key * stride; place < key * stride + dim; place += 32) {
       _mm_prefetch((const char *)(rows + place), _MM_HINT_T1);
@@ -110,13 +59,15 @@ static inline __attribute__((always_inline)) void fetch(const uint16_t *rows, si
 static void pack(work *at, const pcg_span *piece, int32_t segment, pcg_seen blocks) {
   const pcg_heads *heads = &at->plan->heads;
   size_t dim = (size_t)heads->head_dim, stride = dim * (size_t)heads->num_kv_heads;
-  const uint16_t *key = at->layer->key + (size_t)at->item->kv_head * dim, *value = at->layer->value + (size_t)at->item->kv_head * dim;
+  const uint16_t *key = at->layer->key + (size_t)at->item->kv_head * dim,
+                 *value = at->layer->value + (size_t)at->item->kv_head * dim;
   for (int32_t block = blocks.first, fetched = block; block < blocks.end; block++) {
     size_t from = (size_t)slot_of(at, piece, segment, block), to = (size_t)block * dim * PCG_KEYS;
     if (at->own.slots[block] == (int64_t)from) {
       continue;
     }
-    for (fetched = pcg_greatest(fetched, block + 1); fetched < pcg_least(blocks.end, block + AHEAD); fetched++) {
+    for (fetched = pcg_greatest(fetched, block + 1); fetched < pcg_least(blocks.end, block + AHEAD);
+         fetched++) {
       size_t later = (size_t)slot_of(at, piece, segment, fetched) * stride;
       fetch(key + later, stride, dim);
       fetch(value + later, stride, dim);
@@ -128,13 +79,17 @@ static void pack(work *at, const pcg_span *piece, int32_t segment, pcg_seen bloc
 }
 
 static float *most_of(const work *at, float *partial) { return partial + at->plan->heads.head_dim; }
-static float *total_of(const work *at, float *partial) { return partial + at->plan->heads.head_dim + 1; }
+static float *total_of(const work *at, float *partial) {
+  return partial + at->plan->heads.head_dim + 1;
+}
 
-/* The partial sums of a split block, a KV head, and a segment: one after the other for each query row. */
+/* The partial sums of a split block, a KV head, and a segment: one after the other for each query
+   row. */
 static float *split_partials(const work *at, int32_t segment) {
   size_t num_rows = (size_t)at->block->num_rows * (size_t)at->plan->num_group;
   size_t num_segments = (size_t)(at->block->end_segment - at->block->first_segment);
-  size_t index = (size_t)at->item->kv_head * num_segments + (size_t)(segment - at->block->first_segment);
+  size_t index =
+      (size_t)at->item->kv_head * num_segments + (size_t)(segment - at->block->first_segment);
   return at->shared + at->block->partials + index * num_rows * pcg_partial_floats(&at->plan->heads);
 }
 
@@ -152,14 +107,18 @@ static void attend_tile(work *at, int32_t segment, int32_t row, int32_t num_rows
   }
   pcg_seen blocks = blocks_of(all);
   int is_split = at->block->num_parts > 1;
-  float *partials = (is_split ? split_partials(at, segment) : at->own.partials) + (size_t)row * floats;
+  float *partials =
+      (is_split ? split_partials(at, segment) : at->own.partials) + (size_t)row * floats;
   float *sums = is_split ? partials : at->own.new_sums;
   size_t stride = is_split ? floats : (size_t)dim;
   float most[PCG_TILE], total[PCG_TILE];
-  pcg_score(at->own.query + (size_t)row * (size_t)dim, num_rows, dim, at->own.keys, blocks, at->own.scores);
+  pcg_score(at->own.query + (size_t)row * (size_t)dim, num_rows, dim, at->own.keys, blocks,
+            at->own.scores);
   for (int32_t index = 0; index < num_rows; index++) {
     const float *scores = at->own.scores + (size_t)index * PCG_SCORES;
-    most[index] = seen[index].first < seen[index].end ? pcg_greatest_score(scores, seen[index]) * at->scale : PCG_NOTHING;
+    most[index] = seen[index].first < seen[index].end
+                      ? pcg_greatest_score(scores, seen[index]) * at->scale
+                      : PCG_NOTHING;
   }
   for (int32_t index = 0; index < num_rows; index++) {
     const float *scores = at->own.scores + (size_t)index * PCG_SCORES;
@@ -173,13 +132,15 @@ static void attend_tile(work *at, int32_t segment, int32_t row, int32_t num_rows
       *most_of(at, partial) = most[index];
       *total_of(at, partial) = total[index];
     } else {
-      pcg_merge(partial, most_of(at, partial), total_of(at, partial), sums + (size_t)index * stride, most[index], total[index], dim);
+      pcg_merge(partial, most_of(at, partial), total_of(at, partial), sums + (size_t)index * stride,
+                most[index], total[index], dim);
     }
   }
 }
 
 /* Whether two pieces see the same slots in some blocks. */
-static int is_same(const work *at, const pcg_span *a, const pcg_span *b, int32_t segment, pcg_seen blocks) {
+static int is_same(const work *at, const pcg_span *a, const pcg_span *b, int32_t segment,
+                   pcg_seen blocks) {
   for (int32_t block = blocks.first; block < blocks.end; block++) {
     int64_t slot = slot_of(at, a, segment, block);
     if (slot < 0 || slot != slot_of(at, b, segment, block)) {
@@ -197,7 +158,8 @@ static void attend_segment(work *at, int32_t segment) {
     pcg_seen blocks = blocks_of(pcg_seen_by(&pieces[index], segment, at->plan->window));
     int32_t num_rows = pieces[index].num_rows;
     for (next = index + 1; next < at->block->num_pieces; next++) {
-      pcg_seen more = together(blocks, blocks_of(pcg_seen_by(&pieces[next], segment, at->plan->window)));
+      pcg_seen more =
+          together(blocks, blocks_of(pcg_seen_by(&pieces[next], segment, at->plan->window)));
       if (!is_same(at, &pieces[index], &pieces[next], segment, more)) {
         break;
       }
@@ -213,11 +175,13 @@ static void attend_segment(work *at, int32_t segment) {
   }
 }
 
-/* Where a query row of the item lies among the step's: `rows + query_place`, for queries and for what they attend to. */
+/* Where a query row of the item lies among the step's: `rows + query_place`, for queries and for
+   what they attend to. */
 static size_t place_of(const work *at, const pcg_span *piece, int32_t row, int32_t head) {
   const pcg_heads *heads = &at->plan->heads;
   size_t query_head = (size_t)at->item->kv_head * (size_t)at->plan->num_group + (size_t)head;
-  return ((size_t)(piece->row + row) * (size_t)heads->num_heads + query_head) * (size_t)heads->head_dim;
+  return ((size_t)(piece->row + row) * (size_t)heads->num_heads + query_head) *
+         (size_t)heads->head_dim;
 }
 
 static void take_queries(work *at) {
@@ -227,7 +191,8 @@ static void take_queries(work *at) {
     const pcg_span *piece = at->plan->pieces + at->block->first_piece + index;
     for (int32_t row = 0; row < piece->num_rows; row++) {
       const uint16_t *from = at->layer->query + place_of(at, piece, row, 0);
-      memcpy(at->own.query + (size_t)to * dim, from, (size_t)at->plan->num_group * dim * sizeof(uint16_t));
+      memcpy(at->own.query + (size_t)to * dim, from,
+             (size_t)at->plan->num_group * dim * sizeof(uint16_t));
       for (int32_t head = 0; head < at->plan->num_group; head++) {
         at->own.positions[to++] = piece->start + row;
       }
@@ -252,9 +217,11 @@ static void merge_parts(work *at, int32_t num_rows) {
   for (int32_t segment = at->block->first_segment; segment < at->block->end_segment; segment++) {
     float *parts = split_partials(at, segment);
     for (int32_t row = 0; row < num_rows; row++) {
-      float *partial = at->own.partials + (size_t)row * floats, *part = parts + (size_t)row * floats;
+      float *partial = at->own.partials + (size_t)row * floats,
+            *part = parts + (size_t)row * floats;
       float *most = most_of(at, partial), *total = total_of(at, partial);
-      pcg_merge(partial, most, total, part, *most_of(at, part), *total_of(at, part), at->plan->heads.head_dim);
+      pcg_merge(partial, most, total, part, *most_of(at, part), *total_of(at, part),
+                at->plan->heads.head_dim);
     }
   }
 }
@@ -288,7 +255,8 @@ static void run_item(work *at) {
     attend_segment(at, segment);
   }
   if (is_split) {
-    atomic_int *unfinished = &at->plan->unfinished[at->item->block * at->plan->heads.num_kv_heads + at->item->kv_head];
+    atomic_int *unfinished =
+        &at->plan->unfinished[at->item->block * at->plan->heads.num_kv_heads + at->item->kv_head];
     if (atomic_fetch_sub_explicit(unfinished, 1, memory_order_acq_rel) > 1) {
       return;
     }
@@ -299,9 +267,12 @@ static void run_item(work *at) {
 }
 
 void pcg_attend(const pcg_plan *plan, const pcg_attention *layer, pcg_team *team, int thread) {
-  work at = {.plan = plan, .layer = layer, .scale = 1.44269504f / sqrtf((float)plan->heads.head_dim)};
-  lay_out(plan, pcg_scratch(team, thread, lay_out(plan, NULL, NULL)), &at.own);
-  at.shared = plan->num_partials == 0 ? NULL : pcg_shared(team, PCG_ATTENTION, plan->num_partials * sizeof(float));
+  work at = {
+      .plan = plan, .layer = layer, .scale = 1.44269504f / sqrtf((float)plan->heads.head_dim)};
+  pcg_lay_out(plan, pcg_scratch(team, thread, pcg_lay_out(plan, NULL, NULL)), &at.own);
+  at.shared = plan->num_partials == 0
+                  ? NULL
+                  : pcg_shared(team, PCG_ATTENTION, plan->num_partials * sizeof(float));
   for (int index = pcg_next(team); index < plan->num_items; index = pcg_next(team)) {
     at.item = &plan->items[index];
     at.block = &plan->blocks[at.item->block];

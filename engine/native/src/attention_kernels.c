@@ -5,8 +5,10 @@
 
 /* Transposes 4 x 4 pairs in each lane. */
 ALWAYS void transpose_lanes(__m512i *rows) {
-  __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]), high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
-  __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]), high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
+  __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]),
+          high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
+  __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]),
+          high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
   rows[0] = _mm512_unpacklo_epi64(low01, low23);
   rows[1] = _mm512_unpackhi_epi64(low01, low23);
   rows[2] = _mm512_unpacklo_epi64(high01, high23);
@@ -15,14 +17,16 @@ ALWAYS void transpose_lanes(__m512i *rows) {
 
 void pcg_pack_keys(const uint16_t *keys, size_t stride, int32_t num_dims, uint16_t *packed) {
   /* Of two vectors, lanes 0 and 2 of both, and lanes 1 and 3, so that keys come in order. */
-  const __m512i even = _mm512_set_epi64(13, 12, 5, 4, 9, 8, 1, 0), odd = _mm512_set_epi64(15, 14, 7, 6, 11, 10, 3, 2);
+  const __m512i even = _mm512_set_epi64(13, 12, 5, 4, 9, 8, 1, 0),
+                odd = _mm512_set_epi64(15, 14, 7, 6, 11, 10, 3, 2);
   for (int32_t dim = 0; dim < num_dims; dim += 16) {
     __m512i rows[8]; /* sixteen dimensions of keys 0 and 8, 1 and 9, ... */
 #pragma GCC unroll 8
     for (int32_t index = 0; index < 8; index++) {
       const uint16_t *from = keys + (size_t)index * stride + dim;
       __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)from));
-      rows[index] = _mm512_inserti64x4(both, _mm256_loadu_si256((const __m256i *)(from + 8 * stride)), 1);
+      rows[index] =
+          _mm512_inserti64x4(both, _mm256_loadu_si256((const __m256i *)(from + 8 * stride)), 1);
     }
     transpose_lanes(rows);
     transpose_lanes(rows + 4);
@@ -38,19 +42,22 @@ void pcg_pack_keys(const uint16_t *keys, size_t stride, int32_t num_dims, uint16
 void pcg_pack_values(const uint16_t *values, size_t stride, int32_t num_dims, uint16_t *packed) {
   /* Words 0, 16, 1, 17, ... */
   __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  __m512i order = _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
+  __m512i order =
+      _mm512_or_si512(lanes, _mm512_slli_epi32(_mm512_add_epi32(lanes, _mm512_set1_epi32(16)), 16));
   for (int32_t key = 0; key < PCG_KEYS; key += 2) {
     const uint16_t *even = values + (size_t)key * stride, *odd = even + stride;
     for (int32_t dim = 0; dim < num_dims; dim += 16) {
       __m512i both = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)(even + dim)));
       both = _mm512_inserti64x4(both, _mm256_loadu_si256((const __m256i *)(odd + dim)), 1);
-      _mm512_store_si512(packed + ((size_t)key * num_dims + 2 * (size_t)dim), _mm512_permutexvar_epi16(order, both));
+      _mm512_store_si512(packed + ((size_t)key * num_dims + 2 * (size_t)dim),
+                         _mm512_permutexvar_epi16(order, both));
     }
   }
 }
 
-/* The operands of a product in tiles: pairs of bf16 of `a` are spread to all lanes, vectors of `b` lie `step` apart from one
-   pair to the next and `jump` apart side by side. In numbers of bf16, of floats for `c`. */
+/* The operands of a product in tiles: pairs of bf16 of `a` are spread to all lanes, vectors of `b`
+   lie `step` apart from one pair to the next and `jump` apart side by side. In numbers of bf16, of
+   floats for `c`. */
 typedef struct {
   const uint16_t *a;
   size_t a_stride;
@@ -103,7 +110,7 @@ ALWAYS void multiply(const product *p, const int num_rows, const int num_vectors
   }
 }
 
-#define MULTIPLY(rows, vectors) \
+#define MULTIPLY(rows, vectors)                                                                    \
   static void multiply_##rows##_##vectors(const product *p) { multiply(p, rows, vectors); }
 #define MULTIPLY_ROWS(rows) MULTIPLY(rows, 1) MULTIPLY(rows, 2) MULTIPLY(rows, 3) MULTIPLY(rows, 4)
 MULTIPLY_ROWS(1)
@@ -114,15 +121,24 @@ MULTIPLY_ROWS(5)
 MULTIPLY_ROWS(6)
 
 static void multiply_tile(const product *p, int32_t num_rows, int32_t num_vectors) {
-#define ROWS(rows) {multiply_##rows##_1, multiply_##rows##_2, multiply_##rows##_3, multiply_##rows##_4}
-  static void (*const kernels[PCG_TILE][PCG_SIDE])(const product *) = {ROWS(1), ROWS(2), ROWS(3), ROWS(4), ROWS(5), ROWS(6)};
+#define ROWS(rows)                                                                                 \
+  {                                                                                                \
+    multiply_##rows##_1, multiply_##rows##_2, multiply_##rows##_3, multiply_##rows##_4             \
+  }
+  static void (*const kernels[PCG_TILE][PCG_SIDE])(const product *) = {ROWS(1), ROWS(2), ROWS(3),
+                                                                       ROWS(4), ROWS(5), ROWS(6)};
 #undef ROWS
   kernels[num_rows - 1][num_vectors - 1](p);
 }
 
-void pcg_score(const uint16_t *query, int32_t num_rows, int32_t num_dims, const uint16_t *packed, pcg_seen blocks, float *scores) {
+void pcg_score(const uint16_t *query, int32_t num_rows, int32_t num_dims, const uint16_t *packed,
+               pcg_seen blocks, float *scores) {
   size_t jump = (size_t)num_dims * PCG_KEYS;
-  product p = {.a = query, .a_stride = (size_t)num_dims, .step = 2 * PCG_KEYS, .jump = jump, .num_pairs = (size_t)num_dims / 2};
+  product p = {.a = query,
+               .a_stride = (size_t)num_dims,
+               .step = 2 * PCG_KEYS,
+               .jump = jump,
+               .num_pairs = (size_t)num_dims / 2};
   p.c_stride = PCG_SCORES;
   for (int32_t block = blocks.first; block < blocks.end; block += PCG_SIDE) {
     p.b = packed + (size_t)block * jump;
@@ -131,10 +147,13 @@ void pcg_score(const uint16_t *query, int32_t num_rows, int32_t num_dims, const 
   }
 }
 
-void pcg_sum_values(
-    const uint16_t *weights, int32_t num_rows, int32_t num_dims, const uint16_t *packed, pcg_seen blocks, float *sums, size_t stride) {
+void pcg_sum_values(const uint16_t *weights, int32_t num_rows, int32_t num_dims,
+                    const uint16_t *packed, pcg_seen blocks, float *sums, size_t stride) {
   size_t step = 2 * (size_t)num_dims;
-  product p = {.a = weights + (size_t)blocks.first * PCG_KEYS, .a_stride = PCG_WEIGHTS, .step = step, .jump = 2 * PCG_KEYS};
+  product p = {.a = weights + (size_t)blocks.first * PCG_KEYS,
+               .a_stride = PCG_WEIGHTS,
+               .step = step,
+               .jump = 2 * PCG_KEYS};
   p.num_pairs = (size_t)(blocks.end - blocks.first) * PCG_KEYS / 2;
   p.c_stride = stride;
   const uint16_t *values = packed + (size_t)blocks.first * PCG_KEYS / 2 * step;
@@ -145,13 +164,16 @@ void pcg_sum_values(
   }
 }
 
-enum { CHAINS = 4 }; /* vectors whose powers are computed in step: one alone waits for its own steps */
+enum {
+  CHAINS = 4
+}; /* vectors whose powers are computed in step: one alone waits for its own steps */
 
-/* 2^x with a relative error under 2e-7, exactly 1 of 0; x is at most a little above 0, and below -125 counts as -125.
-   Minimax polynomial on [-1/2, 1/2]. Rounds by an addition, and scales by one to the exponent: the units that multiply have
-   enough to do. */
+/* 2^x with a relative error under 2e-7, exactly 1 of 0; x is at most a little above 0, and below
+   -125 counts as -125. Minimax polynomial on [-1/2, 1/2]. Rounds by an addition, and scales by one
+   to the exponent: the units that multiply have enough to do. */
 ALWAYS void powers_of_2(__m512 *x, const int count) {
-  static const float factors[] = {0.009671512991189957f, 0.05550733581185341f, 0.24022242426872253f, 0.6931470036506653f, 1.0f};
+  static const float factors[] = {0.009671512991189957f, 0.05550733581185341f, 0.24022242426872253f,
+                                  0.6931470036506653f, 1.0f};
   const __m512 magic = _mm512_set1_ps(12582912.0f); /* 1.5 * 2^23 */
   __m512 shifted[CHAINS], rest[CHAINS], sum[CHAINS];
 #pragma GCC unroll 4
@@ -180,7 +202,8 @@ ALWAYS void powers_of_2(__m512 *x, const int count) {
 
 /* Which lanes of the sixteen keys from `key` on a row sees. */
 ALWAYS __mmask16 seen_lanes(pcg_seen seen, int32_t key) {
-  int32_t first = pcg_least(pcg_greatest(seen.first - key, 0), 16), end = pcg_least(pcg_greatest(seen.end - key, 0), 16);
+  int32_t first = pcg_least(pcg_greatest(seen.first - key, 0), 16),
+          end = pcg_least(pcg_greatest(seen.end - key, 0), 16);
   return (__mmask16)(((1u << end) - 1u) & ~((1u << first) - 1u));
 }
 
@@ -210,12 +233,15 @@ ALWAYS float total_of(__m512 values) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/* The weights of the keys from `key` on, as many as `chains` vectors hold, stored and added to two sums. */
-ALWAYS void weigh(const float *scores, float scale, float most, uint16_t *weights, __m512 *sums, const int chains, const __mmask16 *lanes) {
+/* The weights of the keys from `key` on, as many as `chains` vectors hold, stored and added to two
+   sums. */
+ALWAYS void weigh(const float *scores, float scale, float most, uint16_t *weights, __m512 *sums,
+                  const int chains, const __mmask16 *lanes) {
   __m512 power[CHAINS];
 #pragma GCC unroll 4
   for (int index = 0; index < chains; index++) {
-    power[index] = _mm512_fmsub_ps(_mm512_load_ps(scores + index * PCG_KEYS), _mm512_set1_ps(scale), _mm512_set1_ps(most));
+    power[index] = _mm512_fmsub_ps(_mm512_load_ps(scores + index * PCG_KEYS), _mm512_set1_ps(scale),
+                                   _mm512_set1_ps(most));
   }
   powers_of_2(power, chains);
 #pragma GCC unroll 4
@@ -227,11 +253,13 @@ ALWAYS void weigh(const float *scores, float scale, float most, uint16_t *weight
   }
 #pragma GCC unroll 2
   for (int index = 0; index < chains; index += 2) {
-    _mm512_store_si512(weights + index * PCG_KEYS, (__m512i)_mm512_cvtne2ps_pbh(power[index + 1], power[index]));
+    _mm512_store_si512(weights + index * PCG_KEYS,
+                       (__m512i)_mm512_cvtne2ps_pbh(power[index + 1], power[index]));
   }
 }
 
-float pcg_weigh(const float *scores, float scale, float most, pcg_seen seen, pcg_seen blocks, uint16_t *weights) {
+float pcg_weigh(const float *scores, float scale, float most, pcg_seen seen, pcg_seen blocks,
+                uint16_t *weights) {
   __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   int32_t key = blocks.first * PCG_KEYS & ~(2 * PCG_KEYS - 1), end = blocks.end * PCG_KEYS;
   while (key < end) {
@@ -247,15 +275,18 @@ float pcg_weigh(const float *scores, float scale, float most, pcg_seen seen, pcg
   return total_of(_mm512_add_ps(sums[0], sums[1]));
 }
 
-void pcg_merge(float *sums, float *most, float *total, const float *new_sums, float new_most, float new_total, int32_t num_dims) {
+void pcg_merge(float *sums, float *most, float *total, const float *new_sums, float new_most,
+               float new_total, int32_t num_dims) {
   if (new_total == 0.0f) {
     return;
   }
   float now = *most > new_most ? *most : new_most;
-  __m512 powers = _mm512_mask_mov_ps(_mm512_set1_ps(*most - now), 2, _mm512_set1_ps(new_most - now));
+  __m512 powers =
+      _mm512_mask_mov_ps(_mm512_set1_ps(*most - now), 2, _mm512_set1_ps(new_most - now));
   powers_of_2(&powers, 1);
   __m128 factors = _mm512_castps512_ps128(powers);
-  __m512 keep = _mm512_broadcastss_ps(factors), add = _mm512_broadcastss_ps(_mm_movehdup_ps(factors));
+  __m512 keep = _mm512_broadcastss_ps(factors),
+         add = _mm512_broadcastss_ps(_mm_movehdup_ps(factors));
   for (int32_t dim = 0; dim < num_dims; dim += 16) {
     __m512 added = _mm512_mul_ps(_mm512_load_ps(new_sums + dim), add);
     _mm512_store_ps(sums + dim, _mm512_fmadd_ps(_mm512_load_ps(sums + dim), keep, added));
@@ -268,6 +299,7 @@ void pcg_merge(float *sums, float *most, float *total, const float *new_sums, fl
 void pcg_finish(const float *sums, float total, int32_t num_dims, uint16_t *out) {
   __m512 factor = _mm512_set1_ps(1.0f / total);
   for (int32_t dim = 0; dim < num_dims; dim += 16) {
-    _mm256_storeu_si256((__m256i *)(out + dim), pcg_narrow(_mm512_mul_ps(_mm512_load_ps(sums + dim), factor)));
+    _mm256_storeu_si256((__m256i *)(out + dim),
+                        pcg_narrow(_mm512_mul_ps(_mm512_load_ps(sums + dim), factor)));
   }
 }

@@ -1,4 +1,5 @@
-/* Packed products: one accumulator for each output, over the inputs in ascending order whatever the number of rows. */
+/* Packed products: one accumulator for each output, over the inputs in ascending order whatever the
+   number of rows. */
 #include "matmul.h"
 
 #include "vector.h"
@@ -6,7 +7,8 @@
 #include <string.h>
 
 enum {
-  TILE = 6,         /* rows computed side by side: 24 accumulators, 4 vectors of weights and one of inputs fill the registers */
+  TILE = 6, /* rows computed side by side: 24 accumulators, 4 vectors of weights and one of inputs
+               fill the registers */
   BLOCK = 16 * TILE /* rows of an item: while they are computed, a panel stays in the cache */
 };
 
@@ -25,8 +27,9 @@ void pcg_pack(const uint16_t *weight, int32_t num_out, int32_t num_in, uint16_t 
 }
 
 /* `count` is known where this is inlined, so that the sums are registers. */
-static inline __attribute__((always_inline)) void sum_tile(
-    int count, const uint16_t *rows, size_t num_in, const uint16_t *panel, __m512 sums[TILE][4]) {
+static inline __attribute__((always_inline)) void sum_tile(int count, const uint16_t *rows,
+                                                           size_t num_in, const uint16_t *panel,
+                                                           __m512 sums[TILE][4]) {
 #pragma GCC unroll 6
   for (int row = 0; row < count; row++) {
 #pragma GCC unroll 4
@@ -57,19 +60,22 @@ static inline __mmask16 columns(int32_t num_left) {
   return num_left >= 16 ? (__mmask16)0xffff : num_left <= 0 ? 0 : (__mmask16)((1u << num_left) - 1);
 }
 
-static inline void store_row(const pcg_matrix *matrix, const pcg_product *product, int32_t row, int32_t first, __m512 sums[4]) {
+static inline void store_row(const pcg_matrix *matrix, const pcg_product *product, int32_t row,
+                             int32_t first, __m512 sums[4]) {
   size_t place = (size_t)row * product->stride;
   if (matrix->bias != NULL) {
     for (int part = 0; part < 4; part++) {
       __mmask16 kept = columns(matrix->num_out - first - 16 * part);
-      sums[part] = _mm512_add_ps(sums[part], _mm512_maskz_loadu_ps(kept, matrix->bias + first + 16 * part));
+      sums[part] =
+          _mm512_add_ps(sums[part], _mm512_maskz_loadu_ps(kept, matrix->bias + first + 16 * part));
     }
   }
   if (product->kind == PCG_GATE_BF16) {
     uint16_t *out = (uint16_t *)product->out + place + first / 2;
     for (int part = 0; part < 2; part++) {
       __m512 gated = _mm512_mul_ps(pcg_silu(sums[part]), sums[part + 2]);
-      _mm256_mask_storeu_epi16(out + 16 * part, columns((matrix->num_out - first) / 2 - 16 * part), pcg_narrow(gated));
+      _mm256_mask_storeu_epi16(out + 16 * part, columns((matrix->num_out - first) / 2 - 16 * part),
+                               pcg_narrow(gated));
     }
     return;
   }
@@ -80,20 +86,24 @@ static inline void store_row(const pcg_matrix *matrix, const pcg_product *produc
       _mm256_mask_storeu_epi16((uint16_t *)product->out + at, kept, pcg_narrow(sums[part]));
     } else {
       float *out = (float *)product->out + at;
-      __m512 value = product->kind == PCG_STORE_F32 ? sums[part] : _mm512_add_ps(_mm512_maskz_loadu_ps(kept, out), sums[part]);
+      __m512 value = product->kind == PCG_STORE_F32
+                         ? sums[part]
+                         : _mm512_add_ps(_mm512_maskz_loadu_ps(kept, out), sums[part]);
       _mm512_mask_storeu_ps(out, kept, value);
     }
   }
 }
 
-#define TILE_OF(count)                                                                                         \
-  static void tile_##count(const pcg_matrix *matrix, const pcg_product *product, int32_t row, int32_t panel) { \
-    __m512 sums[TILE][4];                                                                                      \
-    size_t num_in = (size_t)matrix->num_in;                                                                    \
-    sum_tile(count, product->rows + row * num_in, num_in, matrix->panels + panel * num_in * PCG_PANEL, sums);  \
-    for (int index = 0; index < count; index++) {                                                              \
-      store_row(matrix, product, row + index, panel *PCG_PANEL, sums[index]);                                  \
-    }                                                                                                          \
+#define TILE_OF(count)                                                                             \
+  static void tile_##count(const pcg_matrix *matrix, const pcg_product *product, int32_t row,      \
+                           int32_t panel) {                                                        \
+    __m512 sums[TILE][4];                                                                          \
+    size_t num_in = (size_t)matrix->num_in;                                                        \
+    sum_tile(count, product->rows + row * num_in, num_in,                                          \
+             matrix->panels + panel * num_in * PCG_PANEL, sums);                                   \
+    for (int index = 0; index < count; index++) {                                                  \
+      store_row(matrix, product, row + index, panel * PCG_PANEL, sums[index]);                     \
+    }                                                                                              \
   }
 
 TILE_OF(1)

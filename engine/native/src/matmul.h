@@ -1,4 +1,5 @@
-/* Products with weights packed once: a row's values depend on that row alone, in bits. Knows no model. */
+/* Products with weights packed once: a row's values depend on that row alone, in bits. Knows no
+   model. */
 #ifndef PCG_MATMUL_H
 #define PCG_MATMUL_H
 
@@ -7,16 +8,18 @@
 /* Outputs that are computed side by side. */
 #define PCG_PANEL 64
 
-/* A weight `[num_out][num_in]` bf16 as panels `[ceil(num_out / 64)][num_in / 2][64][2]`, zeros where there is no output.
-   `bias [num_out]` fp32 in the order of the panels, or NULL. `num_in` is even. */
+/* A weight `[num_out][num_in]` bf16 as panels `[ceil(num_out / 64)][num_in / 2][64][2]`, zeros
+   where there is no output. `bias [num_out]` fp32 in the order of the panels, or NULL. `num_in` is
+   even. */
 typedef struct {
   const uint16_t *panels;
   const float *bias;
   int32_t num_in, num_out;
 } pcg_matrix;
 
-/* What becomes of a product: stored as bf16 or fp32, added to fp32 that is there, or, of panels that hold 32 outputs of the
-   gate and 32 of what it gates, silu(gate) * up as bf16 (half as many columns as outputs). */
+/* What becomes of a product: stored as bf16 or fp32, added to fp32 that is there, or, of panels
+   that hold 32 outputs of the gate and 32 of what it gates, silu(gate) * up as bf16 (half as many
+   columns as outputs). */
 enum { PCG_STORE_BF16 = 0, PCG_STORE_F32 = 1, PCG_ADD_F32 = 2, PCG_GATE_BF16 = 3 };
 
 typedef struct {

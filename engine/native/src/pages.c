@@ -1,13 +1,16 @@
-/* By one thread, which waits for no other. What it writes goes past its cache: nobody reads it soon enough, and half of the
-   time of a copy is reading what it is about to write over. Each way goes through what it reads in order. */
+/* By one thread, which waits for no other. What it writes goes past its cache: nobody reads it soon
+   enough, and half of the time of a copy is reading what it is about to write over. Each way goes
+   through what it reads in order. */
 #include "pages.h"
 
 static __m512i finite(__m512i values) {
   __m512i exponent = _mm512_set1_epi16(0x7f80);
-  return _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(_mm512_and_si512(values, exponent), exponent), values);
+  return _mm512_maskz_mov_epi16(
+      _mm512_cmpneq_epi16_mask(_mm512_and_si512(values, exponent), exponent), values);
 }
 
-void pcg_put_pages(const pcg_pages *pool, const int32_t *pages, int32_t num_pages, const uint8_t *body) {
+void pcg_put_pages(const pcg_pages *pool, const int32_t *pages, int32_t num_pages,
+                   const uint8_t *body) {
   for (int32_t page = 0; page < num_pages; page++) {
     for (int32_t plane = 0; plane < pool->num_planes; plane++) {
       const uint8_t *from = body + ((int64_t)page * pool->num_planes + plane) * pool->part;

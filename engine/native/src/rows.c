@@ -15,10 +15,13 @@ static __m512 scale_of(float squares, int32_t size, float eps) {
 
 static __m256i finite(__m256i values) {
   __m256i exponent = _mm256_set1_epi16(0x7f80);
-  return _mm256_maskz_mov_epi16(_mm256_cmpneq_epi16_mask(_mm256_and_si256(values, exponent), exponent), values);
+  return _mm256_maskz_mov_epi16(
+      _mm256_cmpneq_epi16_mask(_mm256_and_si256(values, exponent), exponent), values);
 }
 
-static __m512 widened(const uint16_t *values) { return pcg_widen(_mm256_loadu_si256((const __m256i *)values)); }
+static __m512 widened(const uint16_t *values) {
+  return pcg_widen(_mm256_loadu_si256((const __m256i *)values));
+}
 
 void pcg_norm(const float *row, const float *weight, int32_t size, float eps, uint16_t *out) {
   __m512 squares = _mm512_setzero_ps();
@@ -28,7 +31,8 @@ void pcg_norm(const float *row, const float *weight, int32_t size, float eps, ui
   }
   __m512 scale = scale_of(sum_of(squares), size, eps);
   for (int32_t at = 0; at < size; at += 16) {
-    __m512 value = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(row + at), scale), _mm512_loadu_ps(weight + at));
+    __m512 value = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(row + at), scale),
+                                 _mm512_loadu_ps(weight + at));
     _mm256_storeu_si256((__m256i *)(out + at), pcg_narrow(value));
   }
 }
@@ -39,7 +43,8 @@ void pcg_widen_row(const uint16_t *row, int32_t size, float *out) {
   }
 }
 
-void pcg_turn_head(const uint16_t *head, const float *weight, const float *turn, int32_t size, float eps, uint16_t *out) {
+void pcg_turn_head(const uint16_t *head, const float *weight, const float *turn, int32_t size,
+                   float eps, uint16_t *out) {
   __m512 scale = _mm512_set1_ps(1.0f);
   if (weight != NULL) {
     __m512 squares = _mm512_setzero_ps();
@@ -62,6 +67,7 @@ void pcg_turn_head(const uint16_t *head, const float *weight, const float *turn,
 
 void pcg_copy_finite(const uint16_t *values, int32_t size, uint16_t *out) {
   for (int32_t at = 0; at < size; at += 16) {
-    _mm256_storeu_si256((__m256i *)(out + at), finite(_mm256_loadu_si256((const __m256i *)(values + at))));
+    _mm256_storeu_si256((__m256i *)(out + at),
+                        finite(_mm256_loadu_si256((const __m256i *)(values + at))));
   }
 }

@@ -4,9 +4,10 @@
 
 #include "attention.h"
 #include "matmul.h"
+#include "plan.h"
 
-/* One layer: matrices as `engine/model/native/weights.py` makes them, norms fp32, its planes of the pool. `qk_norm [num_heads +
-   num_kv_heads][head_dim]` fp32 or NULL; `window` 0 for none. */
+/* One layer: matrices as `engine/model/native/weights.py` makes them, norms fp32, its planes of the
+   pool. `qk_norm [num_heads + num_kv_heads][head_dim]` fp32 or NULL; `window` 0 for none. */
 typedef struct {
   pcg_matrix qkv, out, gate_up, down;
   const float *attention_norm, *mlp_norm, *qk_norm;
@@ -14,7 +15,8 @@ typedef struct {
   int32_t window;
 } pcg_layer;
 
-/* `embedding [vocabulary][hidden]` bf16, `turns [num_positions][head_dim]` fp32: cos and sin of each pair by turns. */
+/* `embedding [vocabulary][hidden]` bf16, `turns [num_positions][head_dim]` fp32: cos and sin of
+   each pair by turns. */
 typedef struct {
   const pcg_layer *layers;
   const uint16_t *embedding;
@@ -25,7 +27,8 @@ typedef struct {
   float eps;
 } pcg_model;
 
-/* Rows in the order of `spans`, whose `row` says where each begins. Of span i the last `num_sampled[i]` rows get logits
+/* Rows in the order of `spans`, whose `row` says where each begins. Of span i the last
+   `num_sampled[i]` rows get logits
    `[sum of num_sampled][vocabulary]` fp32, in order. */
 typedef struct {
   const int32_t *token_ids, *num_sampled;

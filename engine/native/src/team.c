@@ -1,4 +1,5 @@
-/* The team of threads: they spin for a moment between two pieces of work, then sleep. Knows nothing of what they do. */
+/* The team of threads: they spin for a moment between two pieces of work, then sleep. Knows nothing
+   of what they do. */
 #define _GNU_SOURCE
 #include "pcg.h"
 
@@ -12,8 +13,9 @@
 #include <unistd.h>
 
 enum {
-  SPINS = 20000,      /* pauses, some 400 microseconds, before a waiting thread lets others have its core */
-  IDLE_SPINS = 30000, /* before a worker without work sleeps: longer than what is between two steps, for who sleeps must wake */
+  SPINS = 20000, /* pauses, some 400 microseconds, before a waiting thread lets others run */
+  IDLE_SPINS = 30000, /* before a worker without work sleeps: longer than what is between two steps,
+                         for who sleeps must wake */
 };
 
 typedef struct {
@@ -63,7 +65,9 @@ void pcg_barrier(pcg_team *team) {
   }
 }
 
-int pcg_next(pcg_team *team) { return atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed); }
+int pcg_next(pcg_team *team) {
+  return atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
+}
 
 int pcg_team_size(const pcg_team *team) { return team->num_threads; }
 
@@ -79,9 +83,13 @@ static void *grow(scratch *memory, size_t nbytes) {
   return memory->memory;
 }
 
-void *pcg_scratch(pcg_team *team, int thread, size_t nbytes) { return grow(&team->scratches[thread], nbytes); }
+void *pcg_scratch(pcg_team *team, int thread, size_t nbytes) {
+  return grow(&team->scratches[thread], nbytes);
+}
 
-void *pcg_shared(pcg_team *team, pcg_purpose purpose, size_t nbytes) { return grow(&team->shared[purpose], nbytes); }
+void *pcg_shared(pcg_team *team, pcg_purpose purpose, size_t nbytes) {
+  return grow(&team->shared[purpose], nbytes);
+}
 
 static void await_turn(pcg_team *team, unsigned turn) {
   for (int spins = 0; spins < IDLE_SPINS; spins++) {

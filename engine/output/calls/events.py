@@ -1,4 +1,4 @@
-"""What a parser finds in an answer. Knows no format."""
+"""The events a call parser finds in an answer. Knows no format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A call of `name` begins, whatever comes. What follows up to `CallEnd` is its arguments."""
+    """A call of `name` begins; its arguments follow."""
 
     name: str
 
@@ -27,9 +27,4 @@ class CallArguments:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnd:
-    """The call is over; its arguments are whole unless the model broke off or wrote no JSON."""
-
-
-CallEvent: TypeAlias = Text | CallBegin | CallArguments | CallEnd
+CallEvent: TypeAlias = Text | CallBegin | CallArguments

@@ -1,9 +1,9 @@
 """Follows JSON as it streams: where a value ends, and the name and the arguments in an object.
 Knows no tags.
 
-A scan reads as much of a text as belongs to it and says where it stopped. It is lenient about what
-is inside a value, which is passed on as the model wrote it, and strict about what tells a call from
-other text.
+A scan reads as much of a text as belongs to it and returns where it stopped. It is lenient about
+the inside of a value, which is passed on as the model wrote it, and strict about everything that
+distinguishes a call from other text.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Container
 from enum import Enum, auto
 from typing import Final
 
-from engine.output.calls.events import CallArguments, CallBegin, CallEnd, CallEvent
+from engine.output.calls.events import CallArguments, CallBegin, CallEvent
 
 
 class ScanState(Enum):
-    """How far a scan is. BROKEN: what comes next cannot belong to it."""
+    """Progress of a scan. BROKEN: the next character cannot belong to it."""
 
     OPEN = auto()
     DONE = auto()
@@ -44,11 +44,11 @@ class ValueScan:
 
     @property
     def is_container(self) -> bool:
-        """Whether the value is an object or a list; known from its first character on."""
+        """True for an object or a list; known from the first character on."""
         return self.first in ("{", "[")
 
     def feed(self, text: str, start: int) -> int:
-        """The index behind what belongs to the value of `text[start:]`."""
+        """The index behind the value's part of `text[start:]`."""
         at = start
         if not self.first and at < len(text):
             self.first = text[at]
@@ -130,8 +130,7 @@ class ObjectScan:
         self._has_arguments = False
 
     def feed(self, text: str, start: int, out: list[CallEvent]) -> int:
-        """The index behind what belongs to the object of `text[start:]`; what it says of the call
-        goes to `out`."""
+        """The index behind the object's part of `text[start:]`; events of the call go to `out`."""
         at = start
         while at < len(text) and self.progress is ScanState.OPEN:
             if self._value is not None:
@@ -163,13 +162,13 @@ class ObjectScan:
         end = value.feed(text, at)
         piece = text[at:end]
         if self._is_streamed(value):
-            self._say(piece, out)
+            self._emit_arguments(piece, out)
         else:
             self._read += piece
         if value.progress is ScanState.BROKEN:
             self.progress = ScanState.BROKEN
         elif value.progress is ScanState.DONE:
-            self._take(value, out)
+            self._end_value(value, out)
             self._value = None
         return end
 
@@ -181,7 +180,7 @@ class ObjectScan:
             and value.is_container
         )
 
-    def _take(self, value: ValueScan, out: list[CallEvent]) -> None:
+    def _end_value(self, value: ValueScan, out: list[CallEvent]) -> None:
         """A whole value has been read: a member's key, or its value."""
         if self._expected != "value":
             self._key, self._expected = _string(self._read) or "", ":"
@@ -194,7 +193,7 @@ class ObjectScan:
         elif self._key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
             if not value.is_container:
-                self._say(_unpacked(self._read), out)
+                self._emit_arguments(_unpacked(self._read), out)
 
     def _name(self, name: str | None, out: list[CallEvent]) -> None:
         if not name:
@@ -205,9 +204,9 @@ class ObjectScan:
         self.begun = True
         out.append(CallBegin(name))
         waiting, self._arguments = self._arguments, ""
-        self._say(waiting, out)
+        self._emit_arguments(waiting, out)
 
-    def _say(self, arguments: str, out: list[CallEvent]) -> None:
+    def _emit_arguments(self, arguments: str, out: list[CallEvent]) -> None:
         if not self.begun:
             self._arguments += arguments
         elif arguments:
@@ -219,8 +218,7 @@ class ObjectScan:
             return
         self.progress = ScanState.DONE
         if not self._has_arguments:
-            self._say("{}", out)
-        out.append(CallEnd())
+            self._emit_arguments("{}", out)
 
 
 def _string(text: str) -> str | None:

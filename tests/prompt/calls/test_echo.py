@@ -47,7 +47,7 @@ CALLS = st.lists(
 
 def written(renderer: Renderer, calls: Calls, text: str = "") -> str:
     """An answer in the model's own format and the usual JSON style."""
-    form = renderer.render(ASKED).speech.calls
+    form = renderer.render(ASKED).syntax.calls
     assert form is not None
     syntax = form.text(
         [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]

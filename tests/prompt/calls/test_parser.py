@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.output.calls.events import CallArguments, CallBegin, CallEnd, CallEvent, Text
+from engine.output.calls.events import CallArguments, CallBegin, CallEvent, Text
 from engine.output.calls.parser import CallParser
-from engine.prompt.call_format import FORMATS, HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat
+from engine.prompt.call_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, CallFormat
+from tests.fakes.call_formats import FORMATS
 
 TOOLS = ("f", "g")
 Found = list[str | tuple[str, str]]
@@ -24,32 +25,22 @@ Found = list[str | tuple[str, str]]
 
 
 def joined(events: Iterable[CallEvent]) -> Found:
-    """Events as what they say. Checks their order on the way: arguments and ends only in a call,
-    text only outside."""
+    """Texts and calls in their order. Arguments may only come in a call."""
     found: Found = []
-    name: str | None = None
-    arguments = ""
     for event in events:
         match event:
             case Text():
-                assert name is None
                 assert event.text
                 if found and isinstance(found[-1], str):
                     found[-1] += event.text
                 else:
                     found.append(event.text)
             case CallBegin():
-                assert name is None
-                name, arguments = event.name, ""
+                found.append((event.name, ""))
             case CallArguments():
-                assert name is not None
                 assert event.text
-                arguments += event.text
-            case CallEnd():
-                assert name is not None
-                found.append((name, arguments))
-                name = None
-    assert name is None
+                name, arguments = found[-1]
+                found[-1] = (name, arguments + event.text)
     return found
 
 
@@ -347,7 +338,7 @@ def test_text_and_arguments_are_shown_as_soon_as_they_are_certain() -> None:
     assert parser.push('"') == [CallBegin("f")]
     assert parser.push(', "arguments": {"x') == [CallArguments('{"x')]
     assert parser.push('": 1}') == [CallArguments('": 1}')]
-    assert parser.push("}") == [CallEnd()]
+    assert parser.push("}") == []
     assert parser.push("\n</tool_call>\nNow.") == [Text("Now.")]
 
 

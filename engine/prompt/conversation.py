@@ -2,7 +2,7 @@
 
 Knows what a template can do, not how it looks.
 
-Parts become strings. Neighbouring parts of one role become one message, whoever split them: an
+Parts become strings. Neighbouring parts of one role become one message, whatever API split them: an
 Anthropic user message with results and text and OpenAI's tool message followed by a user message
 give the same list. What a template cannot render is written as text in the same place, never
 elsewhere.
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.prompt import canonical
-from engine.prompt.abilities import Abilities
-from engine.prompt.marks import Marks, to_json_marked
+from engine.prompt.position_marks import Marks, to_json_marked
+from engine.prompt.template_features import TemplateFeatures
 from engine.prompt.types import (
     Position,
     Prompt,
@@ -30,7 +30,7 @@ TAGS: Final = (
     "<system> </system> <assistant> </assistant> <tool_call> </tool_call> "
     "<tool_response> </tool_response> <tools> </tools>"
 )
-"""What encloses text that a template has no form for."""
+"""Tags around text that a template has no form for."""
 
 _JOINT: Final = "\n"
 
@@ -56,12 +56,12 @@ class _Turn:
     name: str = ""
 
 
-def shape(prompt: Prompt, abilities: Abilities, marks: Marks) -> Conversation:
-    """`prompt` for a template with `abilities`, content marked by `marks`. Equal prompts give equal
+def build_conversation(prompt: Prompt, features: TemplateFeatures, marks: Marks) -> Conversation:
+    """`prompt` for a template with `features`, content marked by `marks`. Equal prompts give equal
     conversations."""
-    turns = _Turns(abilities, marks)
+    turns = _Turns(features, marks)
     tools = None
-    if prompt.tools and abilities.tools:
+    if prompt.tools and features.tools:
         tools = [
             _tool(canonical.tool_data(tool), Position("tools", i), marks)
             for i, tool in enumerate(prompt.tools)
@@ -73,7 +73,7 @@ def shape(prompt: Prompt, abilities: Abilities, marks: Marks) -> Conversation:
     for i, message in enumerate(prompt.messages):
         for j, part in enumerate(message.parts):
             turns.add(message.role, part, Position("messages", i, j))
-    return Conversation(_Messages(abilities).build(turns.turns), tools)
+    return Conversation(_Messages(features).build(turns.turns), tools)
 
 
 class _Turns:
@@ -83,8 +83,8 @@ class _Turns:
     nothing to a model, and some templates insist on nine letters or digits.
     """
 
-    def __init__(self, abilities: Abilities, marks: Marks) -> None:
-        self._abilities = abilities
+    def __init__(self, features: TemplateFeatures, marks: Marks) -> None:
+        self._features = features
         self._marks = marks
         self._call_ids: dict[str, str] = {}
         self._names: dict[str, str] = {}
@@ -134,18 +134,18 @@ class _Turns:
     def _call(self, part: ToolCallPart, position: Position) -> None:
         turn = self._turn("assistant")
         self._names[part.call_id] = part.name
-        if self._abilities.tool_turns:
+        if self._features.tool_turns:
             turn.calls.append(
                 _call(canonical.call_data(part, self._call_id(part.call_id)), position, self._marks)
             )
         else:
             turn.texts.append(
-                self._marks.text(position, canonical.call_text(part, self._abilities.calls))
+                self._marks.text(position, canonical.call_text(part, self._features.calls))
             )
 
     def _result(self, part: ToolResultPart, position: Position) -> None:
         text = self._marks.text(position, canonical.result_text(part))
-        if self._abilities.tool_turns:
+        if self._features.tool_turns:
             name = self._names.get(part.call_id, "")
             self.turns.append(_Turn("tool", [text], call_id=self._call_id(part.call_id), name=name))
         else:
@@ -158,8 +158,8 @@ class _Turns:
 class _Messages:
     """Turns as messages, roles a template refuses as wrapped user text in their place."""
 
-    def __init__(self, abilities: Abilities) -> None:
-        self._abilities = abilities
+    def __init__(self, features: TemplateFeatures) -> None:
+        self._features = features
 
     def build(self, turns: list[_Turn]) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
@@ -183,10 +183,10 @@ class _Messages:
         content, after = _JOINT.join(turn.texts), before[-1]["role"] if before else None
         opens = all(message["role"] == "system" for message in before)
         if turn.role == "system" and not (
-            self._abilities.late_system if before else self._abilities.system
+            self._features.late_system if before else self._features.system
         ):
             return self._user(_enclose("system", content), after)
-        if turn.role == "assistant" and opens and not self._abilities.assistant_first:
+        if turn.role == "assistant" and opens and not self._features.assistant_first:
             calls = [
                 _enclose("tool_call", to_json_marked(call["function"], ensure_ascii=False))
                 for call in turn.calls
@@ -200,7 +200,7 @@ class _Messages:
         """User text; right behind a result that must be answered first, it belongs to that
         result."""
         return (
-            "tool" if after == "tool" and not self._abilities.user_after_tool else "user"
+            "tool" if after == "tool" and not self._features.user_after_tool else "user"
         ), content
 
     @staticmethod

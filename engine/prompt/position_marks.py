@@ -114,7 +114,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The marked text says something else than the text, next to content of `owners`."""
+    """The marked text differs from the text, next to content of `owners`."""
 
     owners: frozenset[Owner]
 
@@ -124,8 +124,8 @@ def owner(position: Position) -> Owner:
 
 
 def locate(text: str, marked: str, marks: PrivateMarks) -> Located | Mismatch:
-    """Where the marks of `marked` lie in `text`, if removing them (and whitespace the template
-    trims) gives `text`."""
+    """The places of `marked`'s marks in `text`; a `Mismatch` unless removing them (and whitespace
+    the template trims) gives `text`."""
     pieces, found = _split(marked, marks)
     located = Located()
     cursor = 0
@@ -188,8 +188,8 @@ def _split(marked: str, marks: PrivateMarks) -> tuple[list[str], list[tuple[Posi
 
 
 def _match(text: str, cursor: int, piece: str, following: str, inside: bool) -> int | None:
-    """How many characters of `text` at `cursor` are `piece`, or `piece` trimmed if it is `inside`
-    content; None if neither."""
+    """Number of characters of `text` at `cursor` that are `piece`, or `piece` trimmed if it is
+    `inside` content; None if neither."""
     if text.startswith(piece, cursor) and text.startswith(following, cursor + len(piece)):
         return len(piece)
     if inside:

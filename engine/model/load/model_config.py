@@ -1,13 +1,16 @@
-"""What of a model's configuration this engine implements.
+"""A model's configuration: reads it and refuses what this engine does not implement.
 
-Refuses by name everything else; loads no weights.
+Refuses by name; loads no weights.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from engine.errors import ModelUnsupported
 
@@ -15,7 +18,7 @@ _LAYER_TYPES: Final = frozenset({"full_attention", "sliding_attention"})
 
 # Attributes that change what attention computes or what a layer remembers, and what to call them in
 # an error.
-_FOREIGN: Final[dict[str, str]] = {
+_UNIMPLEMENTED: Final[dict[str, str]] = {
     "kv_lora_rank": "multi-head latent attention",
     "attn_logit_softcapping": "soft-capped attention scores",
     "alibi": "ALiBi position biases",
@@ -34,11 +37,27 @@ _FOREIGN: Final[dict[str, str]] = {
 }
 
 
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The configuration in a model folder. Raises `ModelUnsupported` for one that transformers
+    cannot use."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (ValueError, KeyError, OSError, TypeError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ModelUnsupported(
+            f"{folder / 'config.json'}: transformers {transformers.__version__} cannot use it: "
+            f"{reason}"
+        ) from error
+    return config
+
+
 def check_supported(config: PreTrainedConfig) -> None:
     """Raise `ModelUnsupported` naming the first thing that is not implemented.
 
-    What a configuration does not tell is refused later: unknown attention arguments when they
-    arrive, layers without attention by the check after loading.
+    What the configuration leaves open is checked later: unknown attention arguments when they
+    arrive, layers without attention after loading.
     """
     name = _name(config)
     if getattr(config, "is_encoder_decoder", False):
@@ -51,7 +70,7 @@ def check_supported(config: PreTrainedConfig) -> None:
         ("ForCausalLM", "LMHeadModel")
     ):
         raise ModelUnsupported(f"{name} is not a decoder-only language model")
-    for attribute, what in _FOREIGN.items():
+    for attribute, what in _UNIMPLEMENTED.items():
         if getattr(config, attribute, None):
             raise ModelUnsupported(f"{name} has {what} ({attribute}), which is not implemented")
     for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):

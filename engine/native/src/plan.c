@@ -1,19 +1,24 @@
-/* Cuts rows into blocks, and blocks into items of about the same cost. No choice made here changes bits. */
-#include "attention_plan.h"
+/* Cuts rows into blocks, and blocks into items of about the same cost. No choice made here changes
+   bits. */
+#include "plan.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention_memory.h"
+
 enum {
-  QUERY_ROWS = 384,     /* of a block at most: enough to make packing cheap, */
-  QUERY_VALUES = 24576, /* and what they have in all: few enough that their sums stay in the cache */
-  FEW_ROWS = 16,        /* rows of a sequence that may share a block with those of others */
-  PACKED_ROWS = 2,      /* query rows that cost as much as packing the keys they see */
-  ITEMS = 12,           /* wanted of each thread, so that all end at about the same time */
+  QUERY_ROWS = 384, /* of a block at most: enough to make packing cheap, */
+  QUERY_VALUES =
+      24576,       /* and what they have in all: few enough that their sums stay in the cache */
+  FEW_ROWS = 16,   /* rows of a sequence that may share a block with those of others */
+  PACKED_ROWS = 2, /* query rows that cost as much as packing the keys they see */
+  ITEMS = 12,      /* wanted of each thread, so that all end at about the same time */
   LEAST_COST = 512 * 2, /* of a part: below, sharing costs more than it gains */
 };
 
-/* Most floats of partial sums, 64 MiB: rows beyond are not split, and there are enough of them to keep threads busy. */
+/* Most floats of partial sums, 64 MiB: rows beyond are not split, and there are enough of them to
+   keep threads busy. */
 static const size_t MAX_PARTIALS = (size_t)16 << 20;
 
 static int32_t block_rows(const pcg_heads *heads) {
@@ -21,8 +26,9 @@ static int32_t block_rows(const pcg_heads *heads) {
   return pcg_greatest(1, num_query / (heads->num_heads / heads->num_kv_heads));
 }
 
-/* Sequences with few rows first, those that begin with the same pages side by side, the shorter of them before the longer:
-   without that their order would be none, as two that go on differently may stand on either side of one that does not. */
+/* Sequences with few rows first, those that begin with the same pages side by side, the shorter of
+   them before the longer: without that their order would be none, as two that go on differently may
+   stand on either side of one that does not. */
 static int by_pages(const void *left, const void *right) {
   const pcg_span *a = left, *b = right;
   if ((a->num_rows > FEW_ROWS) != (b->num_rows > FEW_ROWS)) {
@@ -65,11 +71,16 @@ static void make_blocks(pcg_plan *plan) {
   for (int32_t index = 0; index < plan->num_pieces; index++) {
     const pcg_span *piece = &plan->pieces[index];
     int32_t end = piece->start + piece->num_rows;
-    int32_t first_segment = plan->window > 0 ? pcg_greatest(0, piece->start + 1 - plan->window) / PCG_SEGMENT : 0;
+    int32_t first_segment =
+        plan->window > 0 ? pcg_greatest(0, piece->start + 1 - plan->window) / PCG_SEGMENT : 0;
     int32_t end_segment = (end + PCG_SEGMENT - 1) / PCG_SEGMENT;
-    if (block == NULL || block->num_rows + piece->num_rows > most || !begin_alike(piece - 1, piece)) {
+    if (block == NULL || block->num_rows + piece->num_rows > most ||
+        !begin_alike(piece - 1, piece)) {
       block = &plan->blocks[plan->num_blocks++];
-      *block = (pcg_block){.first_piece = index, .first_segment = first_segment, .end_segment = end_segment, .num_parts = 1};
+      *block = (pcg_block){.first_piece = index,
+                           .first_segment = first_segment,
+                           .end_segment = end_segment,
+                           .num_parts = 1};
     }
     block->num_pieces++;
     block->num_rows += piece->num_rows;
@@ -105,7 +116,8 @@ static int64_t total_cost(const pcg_plan *plan) {
 static size_t partials_of(const pcg_plan *plan, const pcg_block *block) {
   size_t num_rows = (size_t)block->num_rows * (size_t)plan->num_group;
   size_t num_segments = (size_t)(block->end_segment - block->first_segment);
-  return num_rows * num_segments * (size_t)plan->heads.num_kv_heads * pcg_partial_floats(&plan->heads);
+  return num_rows * num_segments * (size_t)plan->heads.num_kv_heads *
+         pcg_partial_floats(&plan->heads);
 }
 
 /* Parts of a block that cost `wanted` or more, but the last. */
@@ -148,7 +160,8 @@ static int make_items(pcg_plan *plan, int num_threads) {
     wanted = wanted < LEAST_COST ? LEAST_COST : wanted;
   }
   size_t num_kv = (size_t)plan->heads.num_kv_heads, num_blocks = (size_t)plan->num_blocks;
-  plan->items = malloc(sizeof(pcg_item) * (num_kv * (num_blocks + 1) + (size_t)num_threads * ITEMS));
+  plan->items =
+      malloc(sizeof(pcg_item) * (num_kv * (num_blocks + 1) + (size_t)num_threads * ITEMS));
   plan->unfinished = malloc(sizeof(atomic_int) * (num_kv * num_blocks + 1));
   if (plan->items == NULL || plan->unfinished == NULL) {
     return 0;
@@ -175,7 +188,8 @@ static int make_plan(pcg_plan *plan, const pcg_span *spans, int32_t num_spans, p
   return make_items(plan, pcg_team_size(team)) && pcg_reserve(plan, team);
 }
 
-pcg_plan *pcg_plan_new(const pcg_span *spans, int32_t num_spans, const pcg_heads *heads, int32_t window, pcg_team *team) {
+pcg_plan *pcg_plan_new(const pcg_span *spans, int32_t num_spans, const pcg_heads *heads,
+                       int32_t window, pcg_team *team) {
   pcg_plan *plan = calloc(1, sizeof(pcg_plan));
   if (plan == NULL) {
     return NULL;

@@ -1,4 +1,4 @@
-"""Which shapes of conversation a template can render, found by rendering samples.
+"""The shapes of conversation that a template can render, found by rendering samples.
 
 Knows no template by name.
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from engine.errors import BadPrompt
-from engine.prompt.call_format import HERMES, CallFormat, recognise
+from engine.prompt.call_format import HERMES, CallFormat, detect_format
 
 _TOOL: Final = {
     "type": "function",
@@ -36,16 +36,16 @@ class Render(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
-    """What survives a template unharmed.
+class TemplateFeatures:
+    """The parts of a conversation that a template renders completely and in their place.
 
     `system`: system text before the first turn. `late_system`: a system message between turns, in
     its place. `assistant_first`: a conversation the assistant opens, behind system text too.
-    `tools`: tool definitions; `tools_first`: they stand before the system text. `tool_turns`: calls
+    `tools`: tool definitions; `tools_first`: they stand before the system text, so they stay
+    cached when the system text changes. `tool_turns`: calls
     in assistant messages and results in tool messages, several at once. `user_after_tool`: a user
-    message right after a result. `calls`: how the template writes calls. One that writes them as
-    none of our formats counts as unable to write tools and calls: a call that nobody can read back
-    is no ability.
+    message right after a result. `calls`: the format in which the template writes calls. A template
+    with another format counts as unable to write tools and calls, as its calls cannot be parsed.
     """
 
     system: bool
@@ -58,18 +58,24 @@ class Abilities:
     calls: CallFormat = HERMES
 
 
-def probe(render: Render) -> Abilities:
-    """The abilities of a template. Never raises `BadPrompt`: what raises is not an ability."""
-    asked = [_say("user", "zqa"), _calls("zqb"), _result("zqc", 1), _result("zqd", 2)]
-    answered = [*asked, _say("assistant", "zqe"), _say("user", "zqf")]
-    chat = [_say("user", "zqb"), _say("assistant", "zqc"), _say("user", "zqd")]
-    system = _in_order(render, [_say("system", "zqa"), *chat], "zqa zqb zqc zqd")
+def probe_features(render: Render) -> TemplateFeatures:
+    """The features of a template. A sample that raises `BadPrompt` counts as not rendered."""
+    asked = [
+        _message("user", "zqa"),
+        _call_message("zqb"),
+        _result_message("zqc", 1),
+        _result_message("zqd", 2),
+    ]
+    answered = [*asked, _message("assistant", "zqe"), _message("user", "zqf")]
+    chat = [_message("user", "zqb"), _message("assistant", "zqc"), _message("user", "zqd")]
+    system = _in_order(render, [_message("system", "zqa"), *chat], "zqa zqb zqc zqd")
     tool_words = ("probetool", "probedescription", "probeargument")
-    head = [_say("system", "zqa"), *chat] if system else chat
+    head = [_message("system", "zqa"), *chat] if system else chat
     with_tools = _try(render, head, [_TOOL])
-    single = [asked[0], _calls("zqb", 1), asked[2], *answered[-2:]]
+    single = [asked[0], _call_message("zqb", 1), asked[2], *answered[-2:]]
     native = next(
-        filter(None, (recognise(_try(render, some, [_TOOL])) for some in (answered, single))), None
+        filter(None, (detect_format(_try(render, some, [_TOOL])) for some in (answered, single))),
+        None,
     )
     tools = (
         native is not None
@@ -77,27 +83,29 @@ def probe(render: Render) -> Abilities:
         and "zqb" in with_tools
     )
     calls = native if tools and native is not None else HERMES
-    return Abilities(
+    return TemplateFeatures(
         system=system,
         late_system=_in_order(
             render,
             [
-                _say("user", "zqa"),
-                _say("assistant", "zqb"),
-                _say("system", "zqc"),
-                _say("user", "zqd"),
+                _message("user", "zqa"),
+                _message("assistant", "zqb"),
+                _message("system", "zqc"),
+                _message("user", "zqd"),
             ],
             "zqa zqb zqc zqd",
         ),
         assistant_first=_in_order(render, chat[1:], "zqc zqd")
-        and (not system or _in_order(render, [_say("system", "zqa"), *chat[1:]], "zqa zqc zqd")),
+        and (
+            not system or _in_order(render, [_message("system", "zqa"), *chat[1:]], "zqa zqc zqd")
+        ),
         tools=tools,
         tools_first=tools and system and with_tools.rindex(tool_words[0]) < with_tools.index("zqa"),
         tool_turns=native is calls
         and _in_order(render, answered, "zqa probecall zqb probecall zqb zqc zqd zqe zqf", [_TOOL]),
         user_after_tool=_in_order(
             render,
-            [*asked, _say("user", "zqe")],
+            [*asked, _message("user", "zqe")],
             "zqa probecall zqb probecall zqb zqc zqd zqe",
             [_TOOL],
         ),
@@ -105,11 +113,11 @@ def probe(render: Render) -> Abilities:
     )
 
 
-def _say(role: str, word: str) -> dict[str, Any]:
+def _message(role: str, word: str) -> dict[str, Any]:
     return {"role": role, "content": word}
 
 
-def _calls(word: str, num_calls: int = 2) -> dict[str, Any]:
+def _call_message(word: str, num_calls: int = 2) -> dict[str, Any]:
     function = {"name": "probecall", "arguments": {"argument": word}}
     calls = [
         {"type": "function", "id": f"call0000{i + 1}", "function": function}
@@ -118,7 +126,7 @@ def _calls(word: str, num_calls: int = 2) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _result(word: str, number: int) -> dict[str, Any]:
+def _result_message(word: str, number: int) -> dict[str, Any]:
     return {
         "role": "tool",
         "content": word,

@@ -1,4 +1,4 @@
-"""What to look for in the answer to one prompt: calls of its tools, and reasoning.
+"""The syntax of the answer to one prompt: calls of its tools, and reasoning.
 
 Knows no tokens.
 """
@@ -14,8 +14,7 @@ from engine.prompt.reasoning import Reasoning
 
 @dataclass(frozen=True, slots=True)
 class OutputSyntax:
-    """`calls` is how the model writes calls of `tools`; None where the prompt offers none.
-    `reasoning`: if it reasons."""
+    """The formats of calls of `tools` and of `reasoning` in an answer; None where there is none."""
 
     calls: CallFormat | None = None
     tools: frozenset[str] = frozenset()

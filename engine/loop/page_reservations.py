@@ -30,7 +30,7 @@ class PageReservations:
 
     def num_first(self, sequence: Sequence) -> int:
         """Tokens to reserve pages for when a sequence is admitted, for the first time or again."""
-        return min(sequence.num_most, len(sequence.token_ids) + self._limits.answer_tokens)
+        return min(sequence.max_kv_tokens, len(sequence.token_ids) + self._limits.answer_tokens)
 
     def spare_pages(self) -> int:
         """Pages that running sequences are about to ask for: a request that is admitted leaves as
@@ -38,7 +38,7 @@ class PageReservations:
         size, ahead = self._limits.block_size, self._limits.answer_tokens
         running = [(s, self._requests[s.request_id].pages) for s in self._scheduler.running]
         return sum(
-            min(-(-sequence.num_most // size) - lease.num_pages, -(-ahead // size))
+            min(-(-sequence.max_kv_tokens // size) - lease.num_pages, -(-ahead // size))
             for sequence, lease in running
         )
 
@@ -74,7 +74,9 @@ class PageReservations:
     def num_drafts(self, part: Slice) -> int:
         """The number of tokens beyond the slice that could be written without asking for pages."""
         lease = self._requests[part.sequence.request_id].pages
-        return min(lease.num_pages * self._limits.block_size, part.sequence.num_most) - part.end
+        return (
+            min(lease.num_pages * self._limits.block_size, part.sequence.max_kv_tokens) - part.end
+        )
 
     def cover(self, slices: list[Slice]) -> None:
         """Afterwards the block tables reach over everything the slices write."""
@@ -90,7 +92,7 @@ class PageReservations:
         request = self._requests[sequence.request_id]
         if request.lease is None:  # preempted for an older one in this very step
             return False
-        ahead = min(sequence.num_most, part.end + self._limits.answer_tokens)
+        ahead = min(sequence.max_kv_tokens, part.end + self._limits.answer_tokens)
         if part.end <= request.lease.num_pages * self._limits.block_size or self._cache.reserve(
             request.lease, ahead
         ):

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.prompt.abilities import Abilities
-from engine.prompt.marks import NoMarks
-from engine.prompt.shape import shape
+from engine.prompt.conversation import build_conversation
+from engine.prompt.position_marks import NoMarks
+from engine.prompt.template_features import TemplateFeatures
 from engine.prompt.types import Message, Prompt, TextPart, ThinkingPart, ToolResultPart
 from tests.prompt.kit import AGENT, RENDERERS, TEMPLATES, call, message, result, say, tool
 
-ALL = Abilities(
+ALL = TemplateFeatures(
     system=True,
     late_system=True,
     assistant_first=True,
@@ -38,9 +38,12 @@ OPENAI_AGENT = msgspec.structs.replace(
 )
 
 
-def shown(prompt: Prompt, abilities: Abilities = ALL) -> list[tuple[str, str]]:
+def shown(prompt: Prompt, features: TemplateFeatures = ALL) -> list[tuple[str, str]]:
     """Role and content of each message."""
-    return [(one["role"], one["content"]) for one in shape(prompt, abilities, NoMarks()).messages]
+    return [
+        (one["role"], one["content"])
+        for one in build_conversation(prompt, features, NoMarks()).messages
+    ]
 
 
 def asked(*messages: Message) -> Prompt:
@@ -50,7 +53,9 @@ def asked(*messages: Message) -> Prompt:
 
 def test_both_providers_shapes_are_one() -> None:
     """System text and tool results, wherever the wire format put them, become the same messages."""
-    assert shape(AGENT, ALL, NoMarks()) == shape(OPENAI_AGENT, ALL, NoMarks())
+    assert build_conversation(AGENT, ALL, NoMarks()) == build_conversation(
+        OPENAI_AGENT, ALL, NoMarks()
+    )
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -77,13 +82,13 @@ def test_call_ids_do_not_show() -> None:
             )
         messages.append(Message(one.role, tuple(parts)))
     other = msgspec.structs.replace(AGENT, messages=tuple(messages))
-    assert shape(other, ALL, NoMarks()) == shape(AGENT, ALL, NoMarks())
+    assert build_conversation(other, ALL, NoMarks()) == build_conversation(AGENT, ALL, NoMarks())
 
 
 def test_the_messages_of_an_agent() -> None:
     """One message per turn and per result, calls as objects, ids of nine characters, results with
     their tool's name."""
-    made = shape(AGENT, ALL, NoMarks())
+    made = build_conversation(AGENT, ALL, NoMarks())
     assert [one["role"] for one in made.messages] == [
         "system",
         "user",
@@ -141,7 +146,7 @@ def test_turns(prompt: Prompt, messages: list[tuple[str, str]]) -> None:
 def test_reasoning_has_a_field_of_its_own() -> None:
     """Reasoning is never part of the content."""
     prompt = asked(Message("assistant", (ThinkingPart("hm"), ThinkingPart("so"), TextPart("a"))))
-    (made,) = shape(prompt, ALL, NoMarks()).messages
+    (made,) = build_conversation(prompt, ALL, NoMarks()).messages
     assert made == {"role": "assistant", "content": "a", "reasoning_content": "hm\nso"}
 
 
@@ -217,7 +222,7 @@ def test_what_a_template_lacks_is_written_as_text_in_place(
 
 def test_tools_without_a_place_become_system_text() -> None:
     """They stand before the system text, as in the shipped templates."""
-    made = shape(
+    made = build_conversation(
         msgspec.structs.replace(AGENT, tools=(tool("f"),)), replace(ALL, tools=False), NoMarks()
     )
     assert made.tools is None

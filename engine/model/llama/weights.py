@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from engine.errors import ModelUnsupported
-from engine.model.lean.linear import Int4Linear, Linear, can_quantize, int4_values, make_linear
+from engine.model.llama.linear import Int4Linear, Linear, can_quantize, int4_values, make_linear
 
 ARCHITECTURES: Final = frozenset(
     {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -22,7 +22,7 @@ ROPE_TYPES: Final = frozenset({"default", "linear", "llama3", "yarn"})
 
 
 M = TypeVar("M")
-"""What a forward pass multiplies with: a `Linear`, or a matrix in a layout of its own."""
+"""A matrix of a forward pass: a `Linear`, or one in a layout of its own."""
 M_co = TypeVar("M_co", covariant=True)
 
 
@@ -34,16 +34,16 @@ class MatrixFactory(Protocol[M_co]):
 
 @dataclass(frozen=True, slots=True)
 class MatrixFactories(Generic[M]):
-    """How the matrices of a model are made: those of its layers, of them the one of gate and up,
-    and the head."""
+    """Factories of a model's matrices: those of its layers, of them the one of gate and up, and the
+    head."""
 
     layer: MatrixFactory[M]
     gate_up: MatrixFactory[M]
     head: MatrixFactory[M]
 
 
-LEAN: Final[MatrixFactories[Linear]] = MatrixFactories(make_linear, make_linear, make_linear)
-LEAN_INT4: Final[MatrixFactories[Linear]] = MatrixFactories(Int4Linear, Int4Linear, make_linear)
+LINEARS: Final[MatrixFactories[Linear]] = MatrixFactories(make_linear, make_linear, make_linear)
+INT4_LINEARS: Final[MatrixFactories[Linear]] = MatrixFactories(Int4Linear, Int4Linear, make_linear)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class LeanLayer(Generic[M]):
+class LlamaLayer(Generic[M]):
     """One layer. `qkv` gives the heads of queries, keys and values in that order; `gate_up` the
     gate, then what it gates.
 
@@ -81,22 +81,22 @@ class LeanLayer(Generic[M]):
 
 
 @dataclass(frozen=True, slots=True)
-class LeanWeights(Generic[M]):
+class LlamaWeights(Generic[M]):
     """A whole model. `frequencies [head_dim / 2]` fp32 in radians per token; `rope_scale`
     multiplies what is rotated."""
 
     shape: Shape
     embedding: torch.Tensor
-    layers: tuple[LeanLayer[M], ...]
+    layers: tuple[LlamaLayer[M], ...]
     norm: torch.Tensor
     head: M
     frequencies: torch.Tensor
     rope_scale: float
 
 
-def why_not_lean(config: PreTrainedConfig) -> str | None:
-    """The first thing of a configuration that the lean forward pass does not implement, or None
-    where it does all."""
+def why_not_llama(config: PreTrainedConfig) -> str | None:
+    """The first thing of a configuration that makes a model no Llama-shaped one, or None if it is
+    one."""
     name = (getattr(config, "architectures", None) or [config.model_type])[0]
     if name not in ARCHITECTURES:
         return f"{name} is not one of {', '.join(sorted(ARCHITECTURES))}"
@@ -111,8 +111,8 @@ def why_not_lean(config: PreTrainedConfig) -> str | None:
     return None
 
 
-def take_weights(model: Any, makes: MatrixFactories[M]) -> LeanWeights[M]:
-    """The weights of a transformers model that `why_not_lean` has nothing against; the model is of
+def fuse_weights(model: Any, factories: MatrixFactories[M]) -> LlamaWeights[M]:
+    """The weights of a transformers model that `why_not_llama` has nothing against; the model is of
     no use afterwards.
 
     Each layer's own matrices are let go as soon as they are fused, so that the model is never in
@@ -128,15 +128,15 @@ def take_weights(model: Any, makes: MatrixFactories[M]) -> LeanWeights[M]:
     layers = []
     with torch.inference_mode():
         for index in range(len(body.layers)):
-            layers.append(_fused(body.layers[index], shape, makes))
+            layers.append(_fused(body.layers[index], shape, factories))
             body.layers[index] = torch.nn.Identity()
         rotary = body.rotary_emb
-        return LeanWeights(
+        return LlamaWeights(
             shape=shape,
             embedding=body.embed_tokens.weight.detach(),
             layers=tuple(layers),
             norm=body.norm.weight.detach(),
-            head=makes.head(
+            head=factories.head(
                 model.lm_head.weight.detach(),
                 None if model.lm_head.bias is None else model.lm_head.bias.detach(),
             ),
@@ -163,7 +163,7 @@ def round_to_int4(model: Any) -> None:
                     module.weight.data = int4_values(module.weight)
 
 
-def _fused(layer: Any, shape: Shape, makes: MatrixFactories[M]) -> LeanLayer[M]:
+def _fused(layer: Any, shape: Shape, factories: MatrixFactories[M]) -> LlamaLayer[M]:
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     qk_norm = None
@@ -172,14 +172,14 @@ def _fused(layer: Any, shape: Shape, makes: MatrixFactories[M]) -> LeanLayer[M]:
         k_norm = _paired(attention.k_norm.weight.detach(), 1).expand(shape.num_kv_heads, -1)
         qk_norm = torch.cat([q_norm, k_norm])
     heads = [shape.num_heads, shape.num_kv_heads, 0]
-    return LeanLayer(
+    return LlamaLayer(
         attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=_joined(makes.layer, projections, heads),
+        qkv=_joined(factories.layer, projections, heads),
         qk_norm=qk_norm,
-        out=_joined(makes.layer, [attention.o_proj], [0]),
+        out=_joined(factories.layer, [attention.o_proj], [0]),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_joined(makes.gate_up, [mlp.gate_proj, mlp.up_proj], [0, 0]),
-        down=_joined(makes.layer, [mlp.down_proj], [0]),
+        gate_up=_joined(factories.gate_up, [mlp.gate_proj, mlp.up_proj], [0, 0]),
+        down=_joined(factories.layer, [mlp.down_proj], [0]),
     )
 
 

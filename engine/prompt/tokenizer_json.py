@@ -4,7 +4,7 @@ Pure data in, data out; knows no files.
 
 Many tokenizers treat the start of their input as the start of a sentence: they put a space before
 it, strip it, or add BOS. Here an input is a piece out of the middle of a prompt, and a split must
-not show in the ids' text. What is taken away: prefix spaces (`Prepend`, `Metaspace`, `ByteLevel`),
+not show in the ids' text. Removed are prefix spaces (`Prepend`, `Metaspace`, `ByteLevel`),
 `Strip`, post-processors, truncation and padding.
 """
 
@@ -20,9 +20,9 @@ SPACE_MARK: Final = "▁"
 _CHILDREN: Final = ("normalizers", "pretokenizers", "decoders")
 
 
-def neutralise(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same tokenizer without anything that depends on where its input starts or ends. `spec` is
-    left as it was."""
+def position_independent(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same tokenizer with nothing that depends on where its input starts or ends. `spec` itself
+    is not changed."""
     return {
         **spec,
         "normalizer": _rewrite(spec.get("normalizer"), _plain_step),

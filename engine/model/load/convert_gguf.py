@@ -1,5 +1,6 @@
-"""GGUF to a model folder: `python -m engine.model.load.convert FILE.gguf OUT`. Runs once per model,
-in a process of its own.
+"""Converts a GGUF file to a model folder: `python -m engine.model.load.convert_gguf FILE.gguf OUT`.
+
+Runs once per model, in a process of its own.
 
 Exit status: 0 converted, 3 the file is damaged, 4 the architecture is not supported; the last line
 on stderr says why.

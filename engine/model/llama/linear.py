@@ -105,7 +105,7 @@ def _values(codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> t
 
 
 def can_quantize(num_in: int, num_out: int) -> bool:
-    """Whether torch's kernel for 4-bit weights takes a matrix of these sizes."""
+    """True if torch's kernel for 4-bit weights takes a matrix of these sizes."""
     return num_in % INT4_GROUP == 0 and num_out % 16 == 0
 
 
@@ -115,7 +115,7 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether `PackedLinear` works for this weight here: bf16 on a CPU whose oneDNN multiplies
+    """True if `PackedLinear` works for this weight here: bf16 on a CPU whose oneDNN multiplies
     it."""
     if (
         weight.device.type != "cpu"

@@ -1,7 +1,7 @@
 """The layers of a Llama-shaped decoder over fused weights: tensors in, logits out.
 
-Knows no sequences and no kernel of attention: what attends is given, and finds the rows' keys by a
-plan of its own.
+Knows no sequences and no kernel of attention: an `AttentionFn` finds the rows' keys by a plan of
+its own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.model.kv_pool import KvPool
-from engine.model.lean.linear import Linear
-from engine.model.lean.weights import LeanLayer, LeanWeights
+from engine.model.llama.linear import Linear
+from engine.model.llama.weights import LlamaLayer, LlamaWeights
 
 PlanT = TypeVar("PlanT")
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
@@ -51,12 +51,12 @@ class RowBatch(Generic[PlanT]):
     answer: torch.Tensor
 
 
-class LeanLayers(Generic[PlanT]):
+class LlamaLayers(Generic[PlanT]):
     """Embedding, layers and head. What it launches depends on shapes alone, so on a device it can
     be recorded."""
 
     def __init__(
-        self, weights: LeanWeights[Linear], pool: KvPool, attention: AttentionFn[PlanT]
+        self, weights: LlamaWeights[Linear], pool: KvPool, attention: AttentionFn[PlanT]
     ) -> None:
         self._weights = weights
         self._pool = pool
@@ -74,7 +74,7 @@ class LeanLayers(Generic[PlanT]):
             if index < last:
                 rows = self._finish(layer, rows, self._attention(index, query, batch.plan))
             elif len(batch.sampled):
-                # Of the last layer nobody needs more than KV and the sampled rows.
+                # Of the last layer only KV and the sampled rows are needed.
                 query = query[batch.sampled]
                 rows = self._finish(
                     layer, rows[batch.sampled], self._attention(index, query, batch.sampled_plan)
@@ -94,7 +94,7 @@ class LeanLayers(Generic[PlanT]):
     def _project(
         self,
         index: int,
-        layer: LeanLayer[Linear],
+        layer: LlamaLayer[Linear],
         rows: torch.Tensor,
         turns: torch.Tensor,
         written: slice | torch.Tensor,
@@ -110,11 +110,13 @@ class LeanLayers(Generic[PlanT]):
             turned = F.rms_norm(turned, (shape.head_dim,), None, shape.eps) * layer.qk_norm
         pairs = torch.view_as_complex(turned.float().view(rows.shape[0], shape.qk_heads, -1, 2))
         turned = torch.view_as_real(pairs * turns).flatten(2)
-        self._pool.put(index, turned[:, shape.num_heads :], heads[:, shape.qk_heads :], written)
+        self._pool.write_unchecked(
+            index, turned[:, shape.num_heads :], heads[:, shape.qk_heads :], written
+        )
         return turned[:, : shape.num_heads]
 
     def _finish(
-        self, layer: LeanLayer[Linear], rows: torch.Tensor, attended: torch.Tensor
+        self, layer: LlamaLayer[Linear], rows: torch.Tensor, attended: torch.Tensor
     ) -> torch.Tensor:
         """The rest of a layer: output projection, MLP, and their residuals."""
         rows = layer.out(attended).add_(rows)

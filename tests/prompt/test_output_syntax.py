@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from engine.prompt.call_format import HERMES
+from engine.prompt.output_syntax import PLAIN, OutputSyntax
 from engine.prompt.render import Renderer
-from engine.prompt.speech import PLAIN, OutputSyntax
 from engine.prompt.template import ChatTemplate
 from engine.prompt.types import Prompt
 from tests.fakes.tokenizer import ByteTokenizer
@@ -30,8 +30,8 @@ def test_calls_of_the_tools_that_are_offered() -> None:
     there is only text."""
     plain = ByteTokenizer()
     renderer = Renderer(plain, ChatTemplate.load("chatml", Path(), plain))
-    assert renderer.render(ASKED).speech == OutputSyntax(HERMES, frozenset({"weather", "clock"}))
-    assert renderer.render(msgspec.structs.replace(ASKED, tools=())).speech == PLAIN
+    assert renderer.render(ASKED).syntax == OutputSyntax(HERMES, frozenset({"weather", "clock"}))
+    assert renderer.render(msgspec.structs.replace(ASKED, tools=())).syntax == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,6 @@ def test_calls_of_the_tools_that_are_offered() -> None:
 def test_whether_reasoning_has_begun(renderer: Renderer, prompt: Prompt, begun: bool) -> None:
     """Only where the template ends behind an opening tag that it does not close; what a client
     writes decides nothing."""
-    reasoning = renderer.render(prompt).speech.reasoning
+    reasoning = renderer.render(prompt).syntax.reasoning
     assert reasoning is not None
     assert reasoning.begun is begun

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from engine.prompt.marks import Located, MarkedDict, Mismatch, PrivateMarks, locate, to_json_marked
+from engine.prompt.position_marks import (
+    Located,
+    MarkedDict,
+    Mismatch,
+    PrivateMarks,
+    locate,
+    to_json_marked,
+)
 from engine.prompt.types import Position
 
 A, B = Position("messages", 0), Position("messages", 1)

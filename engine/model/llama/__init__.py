@@ -1,0 +1,1 @@
+"""Llama-shaped decoders: their weights, fused, and their layers on torch."""
