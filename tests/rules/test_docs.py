@@ -100,3 +100,24 @@ def test_generated_part_is_replaced_and_nothing_else() -> None:
     ]
     with pytest.raises(ValueError, match="lacks"):
         with_generated("no comments", "new")
+
+
+def test_the_places_named_in_the_architecture_exist() -> None:
+    """Every "`NAME` in `FILE`" of docs/architecture.md is a definition of that file."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w.]+)` in\s+`([\w/]+\.py)`", text)
+    assert len(named) >= 8
+    for name, path in named:
+        scope: ast.AST = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        for part in name.split("."):
+            scope = next(
+                (node for node in ast.iter_child_nodes(scope) if defines(node, part)), scope
+            )
+            assert defines(scope, part), f"{path} has no {name}"
+
+
+def defines(node: ast.AST, name: str) -> bool:
+    """Whether a statement defines a class, function or constant of that name."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return node.name == name
+    return isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name
