@@ -51,7 +51,6 @@ def lengths_section(arguments: argparse.Namespace) -> Outcome:
     good = show_pairs(console, pairs)
     told = (
         f"a warm request of {max(arguments.lengths)} tokens spends {1000 * overhead_s:.1f} ms "
-        ""
         "besides computing tokens"
     )
     console.print(f"{told}\n")

@@ -17,7 +17,6 @@ _SCHEMES: Final = frozenset(
 )
 _EXPECTED: Final = (
     "must be a URL such as redis://host:6379/0, rediss://user:password@host:6380, "
-    ""
     "redis+cluster://host or unix:///path"
 )
 

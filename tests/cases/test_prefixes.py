@@ -220,7 +220,6 @@ async def test_case_27_a_template_that_prints_the_date() -> None:
     once."""
     source = (
         "Today is {{ strftime_now('%d %b %Y') }}. {% for m in messages %}{{ m.content }}{% "
-        ""
         "endfor %}"
     )
     frozen, daily, off = (

@@ -256,7 +256,6 @@ def test_all_problems_are_found_at_once_and_in_order() -> None:
     """Duplicates, missing variables and wrong values do not hide each other."""
     text = (
         "server:\n  port: x\n  port: 2\n  hots: a\n  host: ${ENV:NOPE}\ntiers:\n  ssd: {size: "
-        ""
         "1}\ncaching:\n  usage_mode: exact"
     )
     assert [line.split(": ")[0] + " " + line.split(": ")[1] for line in problems(text)] == [

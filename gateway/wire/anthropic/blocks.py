@@ -236,7 +236,6 @@ class Blocks:
         if self._referenced_room < 0:
             message = (
                 f"the definitions of all referenced tools together exceed {MAX_REFERENCED} "
-                ""
                 "characters"
             )
             raise invalid(node.at("tool_name"), message)
