@@ -220,9 +220,12 @@ class Engine:
         self._inbox.tick(message.now_s)
 
     def ask(self, message: Flush | Pin | Snapshot) -> None:
-        """Flush cached blocks (answered by `Flushed`, or by `Failed` where a tier does not answer),
-        pin or unpin an entry (`Pinned`), or take statistics (`EngineStats`, names in
-        `engine/stats.py`). Raises `Overloaded` or `EngineError`."""
+        """Run a command of an operator.
+
+        A flush of cached blocks is answered by `Flushed`, or by `Failed` if a tier does not answer;
+        a pin or unpin of an entry by `Pinned`; a request for statistics by `EngineStats` (names in
+        `engine/stats.py`). Raises `Overloaded` or `EngineError`.
+        """
         self._inbox.ask(message)
 
     def close(self) -> None:

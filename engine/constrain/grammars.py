@@ -33,10 +33,10 @@ NUM_KEPT: Final = 64
 """Compiled grammars that are kept, the least recently used goes first."""
 
 KEPT_NBYTES: Final = 128 * 1024**2
-"""What they may take together."""
+"""The memory that the kept grammars may take together."""
 
 LIVE_NBYTES: Final = 512 * 1024**2
-"""What compiled grammars may take together with those that requests in flight hold."""
+"""The memory of all compiled grammars, including those that requests in flight hold."""
 
 MAX_QUOTED: Final = 300
 """Characters of the compiler's message that a client is told."""
@@ -67,9 +67,10 @@ class Grammars:
     def form(
         self, sampling: Sampling, tools: Sequence[Tool] = (), syntax: OutputSyntax = PLAIN
     ) -> GrammarForm | None:
-        """The form that `sampling` asks for: calls of `tools` where they are forced, else the
-        output format; None where it asks for neither. `syntax` is how this model writes calls, and
-        whether it reasons before an answer. Compiles nothing.
+        """The form that `sampling` asks for; None if it asks for none.
+
+        It is calls of `tools` if they are forced, else the output format. `syntax` is how this
+        model writes calls, and whether it reasons before an answer. Compiles nothing.
 
         Raises `BadFormat` for what is no grammar, cannot be kept or is too large, `BadTools` where
         that is of tools.
