@@ -281,7 +281,7 @@ class Engine:
 
     def _render_one(self, job: Job) -> None:
         begin_s, request = time.perf_counter(), job.request
-        with self._told(job.request_id):
+        with self._reporting_failures(job.request_id):
             rendered = self._parts.renderer.render(request.prompt, request.started_at_s)
             if isinstance(request, Count):
                 self._emit(Counted(job.request_id, len(rendered.token_ids)))
@@ -298,8 +298,8 @@ class Engine:
                 self._to_compile.put(request.tenant, formed)
 
     @contextmanager
-    def _told(self, request_id: str) -> Iterator[None]:
-        """Whatever goes wrong in the block is the request's last event."""
+    def _reporting_failures(self, request_id: str) -> Iterator[None]:
+        """Sends an error in the block to the request as its last event."""
         try:
             yield
         except BadPrompt as error:
@@ -339,7 +339,7 @@ class Engine:
     def _compile(self) -> None:
         while (formed := self._to_compile.take()) is not None:
             if self._inbox.is_open(formed.job):
-                with self._told(formed.job.request_id):
+                with self._reporting_failures(formed.job.request_id):
                     self._compile_one(formed)
 
     def _compile_one(self, formed: FormedJob) -> None:

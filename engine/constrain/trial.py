@@ -200,8 +200,8 @@ def _allocator() -> Callable[[], int]:
     mallinfo.restype = _Allocated
 
     def count() -> int:
-        told = mallinfo()
-        return int(told.uordblks + told.hblkhd)
+        usage = mallinfo()
+        return int(usage.uordblks + usage.hblkhd)
 
     return count
 
@@ -231,17 +231,17 @@ def _confine() -> None:
 def main() -> None:
     """Answer requests on standard output until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asked, told = sys.stdin.buffer, sys.stdout.buffer
-    payload = read_frame(asked)
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    payload = read_frame(requests)
     if payload is None:
         return
     known = TokenTable(**json.loads(payload))
     vocabulary = LLTokenizer(TokenizerWrapper(_TokenSource(known)), eos_token=known.stop_ids)
     threading.stack_size(STACK_NBYTES)
     _confine()
-    write_frame(told, b"ready")
-    while (payload := read_frame(asked)) is not None:
-        write_frame(told, json.dumps(asdict(_verdict(vocabulary, payload.decode()))).encode())
+    write_frame(replies, b"ready")
+    while (payload := read_frame(requests)) is not None:
+        write_frame(replies, json.dumps(asdict(_verdict(vocabulary, payload.decode()))).encode())
 
 
 if __name__ == "__main__":

@@ -86,11 +86,11 @@ class EventMailbox:
             await self._arrived.wait()
         reply = self._waiting.popleft()
         if isinstance(reply, Failed):
-            raise told(reply)
+            raise as_gateway_error(reply)
         return reply
 
 
-def told(failure: Failed) -> GatewayError:
+def as_gateway_error(failure: Failed) -> GatewayError:
     """The gateway's error for a failure of the engine."""
     match failure.kind:
         case "overloaded":
