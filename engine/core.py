@@ -220,9 +220,12 @@ class Engine:
         self._inbox.tick(message.now_s)
 
     def ask(self, message: Flush | Pin | Snapshot) -> None:
-        """Flush cached blocks (answered by `Flushed`, or by `Failed` where a tier does not answer),
-        pin or unpin an entry (`Pinned`), or take statistics (`EngineStats`, names in
-        `engine/stats.py`). Raises `Overloaded` or `EngineError`."""
+        """Run a command of an operator.
+
+        A flush of cached blocks is answered by `Flushed`, or by `Failed` if a tier does not answer;
+        a pin or unpin of an entry by `Pinned`; a request for statistics by `EngineStats` (names in
+        `engine/stats.py`). Raises `Overloaded` or `EngineError`.
+        """
         self._inbox.ask(message)
 
     def close(self) -> None:
@@ -278,7 +281,7 @@ class Engine:
 
     def _render_one(self, job: Job) -> None:
         begin_s, request = time.perf_counter(), job.request
-        with self._told(job.request_id):
+        with self._reporting_failures(job.request_id):
             rendered = self._parts.renderer.render(request.prompt, request.started_at_s)
             if isinstance(request, Count):
                 self._emit(Counted(job.request_id, len(rendered.token_ids)))
@@ -295,8 +298,8 @@ class Engine:
                 self._to_compile.put(request.tenant, formed)
 
     @contextmanager
-    def _told(self, request_id: str) -> Iterator[None]:
-        """Whatever goes wrong in the block is the request's last event."""
+    def _reporting_failures(self, request_id: str) -> Iterator[None]:
+        """Sends an error in the block to the request as its last event."""
         try:
             yield
         except BadPrompt as error:
@@ -336,7 +339,7 @@ class Engine:
     def _compile(self) -> None:
         while (formed := self._to_compile.take()) is not None:
             if self._inbox.is_open(formed.job):
-                with self._told(formed.job.request_id):
+                with self._reporting_failures(formed.job.request_id):
                     self._compile_one(formed)
 
     def _compile_one(self, formed: FormedJob) -> None:

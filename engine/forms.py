@@ -1,7 +1,7 @@
-"""What has to be compiled before an answer can begin, tenant by tenant. Knows no grammar.
+"""Forms of answers, which are compiled before an answer begins. Knows no grammar.
 
-One thread compiles, since a form may take seconds, and nobody who asks for none waits for it.
-Tenants take turns, so whoever asks for many forms waits behind himself.
+One thread compiles, since a form may take seconds; requests without a form do not wait for it.
+Tenants take turns, so a tenant that asks for many forms only delays itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Form(Protocol):
-    """What an answer has to look like."""
+    """The form that an answer must have."""
 
     @property
     def is_at_hand(self) -> bool:
@@ -28,14 +28,18 @@ class Form(Protocol):
         ...
 
     def constraint(self) -> Constraint:
-        """What keeps one answer in this form; may take seconds. Raises `BadFormat` or
-        `Overloaded`."""
+        """The constraint that keeps one answer in this form; may take seconds.
+
+        Raises `BadFormat` or `Overloaded`.
+        """
         ...
 
 
 class Forms(Protocol):
-    """Whatever turns what a request asks of its answer into a form, at once; raises `BadFormat`
-    where that cannot be kept."""
+    """Derives the form of an answer from its request, at once.
+
+    Raises `BadFormat` for a form that cannot be kept.
+    """
 
     def form(
         self, sampling: Sampling, tools: Sequence[Tool], syntax: OutputSyntax

@@ -24,7 +24,7 @@ FailureKind: TypeAlias = Literal[
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What the loaded model and template can do; part of `/v1/models`."""
+    """The abilities of the loaded model and template; part of `/v1/models`."""
 
     tools_first: bool
     exact: bool
@@ -180,7 +180,7 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pinned(msgspec.Struct, frozen=True, tag=True):
-    """What became of a `Pin`, and the KV under pinned entries now."""
+    """The outcome of a `Pin`, and the KV under pinned entries now."""
 
     request_id: str
     outcome: PinOutcome

@@ -1,5 +1,6 @@
-"""What crosses the border of the engine besides the prompt: the plan that goes in,
-the report that comes out.
+"""Types of the engine's interface: the cache plan that it takes and the report that it returns.
+
+The types of the prompt are in `engine.prompt.types`.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ class Miss(msgspec.Struct, frozen=True):
 
 
 class CacheReport(msgspec.Struct, frozen=True):
-    """What the cache did for one request. Offsets in tokens, never sums: the arithmetic of billing
-    lives in the dialects.
+    """The use of the cache by one request.
+
+    Offsets are in tokens and never sums: the arithmetic of billing lives in the dialects.
 
     `skipped` tokens were not prefilled; `skipped <= num_prompt - 1`. `hit.offset <= skipped`.
     `boundaries` are in wire order with offsets that never decrease, at least `min_tokens` and at
@@ -123,8 +125,10 @@ class CacheReport(msgspec.Struct, frozen=True):
 
 
 PinOutcome: TypeAlias = Literal["done", "unknown", "absent", "over_budget"]
-"""What became of a pin or unpin. `absent`: the entry's KV is not on the device now; `unknown`: no
-live entry has the key."""
+"""The outcome of a pin or unpin.
+
+`absent`: the entry's KV is not on the device now. `unknown`: no live entry has the key.
+"""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -168,8 +172,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen. `temperature == 0` is greedy. `seed` makes a request reproducible,
-    alone or in a batch.
+    """The parameters by which tokens are chosen.
+
+    `temperature == 0` is greedy. `seed` makes a request reproducible, alone or in a batch.
 
     `num_logprobs` asks for the probability of every token and of that many others; None asks for
     nothing.

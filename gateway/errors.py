@@ -127,8 +127,7 @@ class Poisonous(EngineFailed):
 
 
 class UpstreamFailed(GatewayError):
-    """Whoever was to answer instead of us could not be reached, broke off, or does not take our
-    key."""
+    """The upstream could not be reached, broke off, or does not take our key."""
 
 
 class TimedOut(GatewayError):

@@ -28,8 +28,11 @@ class OffloadThread:
         self._thread = ThreadPoolExecutor(1, "aside")
 
     async def run(self, nbytes: int, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; `nbytes` tells how large what it is about is. Work whose
-        caller is cancelled is not begun, and not ended either once it was."""
+        """Do `work` here if it is small, else in the thread; returns or raises what it does.
+
+        `nbytes` is the size of its input. Once its caller is cancelled, work is not begun any
+        more, but work in progress runs to its end.
+        """
         if nbytes <= SMALL_NBYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, _uncollected, work)

@@ -1,5 +1,6 @@
-"""Which requests a client says belong together, as a hash: where they go by it,
-nobody learns who asked.
+"""The client's session of a request, as a hash.
+
+Requests of one session go to one engine, and the hash does not reveal who asked.
 
 Pure.
 
@@ -20,8 +21,10 @@ SESSION_HEADERS: Final = (
     "session_id",
     "x-claude-code-session-id",
 )
-"""What clients send (opencode, Codex, Claude Code, and conventions of gateways); the first that is
-there counts."""
+"""The headers that clients send (opencode, Codex, Claude Code, and conventions of gateways).
+
+The first one that is present counts.
+"""
 
 
 def routing_key(tenant: str, headers: Mapping[str, str], parameters: Mapping[str, Any]) -> bytes:

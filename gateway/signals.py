@@ -1,4 +1,4 @@
-"""The operator's wish to end, as events of the loop. A hangup is none."""
+"""Signals to end, as events of the loop. A hangup is none."""
 
 from __future__ import annotations
 

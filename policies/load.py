@@ -108,8 +108,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if isinstance(value, Mapping):
-            below = merged.get(key)
-            merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
+            former = merged.get(key)
+            merged[key] = merge(former if isinstance(former, Mapping) else {}, value)
         else:
             merged[key] = _filled(value)
     return merged

@@ -58,9 +58,11 @@ class Loader:
             at = end
 
     def restore(self, lease: Lease, max_nbytes: int) -> int:
-        """Write up to `max_nbytes` (at least a page) of the arrived spans into pages of the lease,
-        and let others match them. Returns the bytes written; afterwards `lease.arrivals` is
-        empty or `max_nbytes` were."""
+        """Write arrived spans into pages of the lease, where others can match them.
+
+        Writes up to `max_nbytes`, but at least a page, and returns the bytes written. Afterwards
+        `lease.arrivals` is empty or `max_nbytes` were written.
+        """
         size, nbytes = self._geometry.block_size, 0
         while lease.arrivals and (not nbytes or nbytes + self._geometry.page_nbytes <= max_nbytes):
             span = lease.arrivals[0]

@@ -82,16 +82,20 @@ class PrefixCache:
         self._geometry = geometry = Geometry(
             block_size, page_nbytes, max(span_tokens - span_tokens % block_size, block_size)
         )
-        self.tiers = below = Tiers(TierClients() if tiers is None else tiers, geometry, counters)
-        self.write_back = WriteBack(below, device, geometry, counters, lambda: self.now_s)
+        self.tiers = lower_tiers = Tiers(
+            TierClients() if tiers is None else tiers, geometry, counters
+        )
+        self.write_back = WriteBack(lower_tiers, device, geometry, counters, lambda: self.now_s)
         self._allocator = allocator = PageAllocator(
             index, self._pool, EvictionQueue(eviction), counters, self.write_back.rescue
         )
         self._inserter = inserter = TreeInserter(index, allocator, counters)
         self._loader = Loader(geometry, allocator, inserter, device, counters)
-        self._fetches = Fetches(below, geometry)
-        self._promises = Promises(index, allocator, inserter, counters, below, self.write_back)
-        self._pins = Pins(allocator, geometry, below, self.write_back, pin_nbytes)
+        self._fetches = Fetches(lower_tiers, geometry)
+        self._promises = Promises(
+            index, allocator, inserter, counters, lower_tiers, self.write_back
+        )
+        self._pins = Pins(allocator, geometry, lower_tiers, self.write_back, pin_nbytes)
         self._tenants = TenantCaches(root_secret, fingerprint, block_size)
         self._leases: dict[Lease, None] = {}
 

@@ -1,4 +1,6 @@
-"""What a schema may cost to compile: refused before, because the compiler cannot be stopped.
+"""Bounds on the cost of compiling a schema.
+
+They are checked before the compiler starts, because it cannot be stopped.
 
 Knows no vocabulary.
 
@@ -36,7 +38,7 @@ _EMBEDDED: Final = re.compile(r"%json\s*")
 
 @dataclass(slots=True)
 class Budget:
-    """What the schemas of one grammar have taken together."""
+    """The cost of all schemas of one grammar so far."""
 
     num_states: int = 0
     multiple: int = 1
@@ -44,8 +46,10 @@ class Budget:
     num_members: int = 0
 
     def excess(self, schema: Any) -> str | None:
-        """What of a schema is too much, in words for the client; None, and its cost is taken, where
-        nothing is."""
+        """The part of a schema that costs too much, in words for the client.
+
+        None: the schema is within the bounds, and its cost is added.
+        """
         before = astuple(self)
         for node in _objects(schema):
             problem = self._take(node)

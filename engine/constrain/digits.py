@@ -110,7 +110,7 @@ class _Walk:
 
 
 def _targets(schema: Any) -> Iterator[Any]:
-    """What is referred to within the document: `#/components/schemas/a`."""
+    """The values that references within the document (`#/components/schemas/a`) point to."""
     left = [schema]
     while left:
         value = left.pop()
@@ -124,7 +124,7 @@ def _targets(schema: Any) -> Iterator[Any]:
 
 
 def _found(schema: Any, reference: str) -> Any:
-    """Where a JSON pointer (RFC 6901) leads; None for nowhere."""
+    """The value at a JSON pointer (RFC 6901); None if there is none."""
     target = schema
     for step in reference[2:].split("/"):
         name = unquote(step).replace("~1", "/").replace("~0", "~")

@@ -1,4 +1,4 @@
-"""What an answer must look like, as the text of a grammar in llguidance's words.
+"""The form of an answer as the text of a grammar for llguidance.
 
 Knows no vocabulary.
 

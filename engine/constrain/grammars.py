@@ -33,13 +33,13 @@ NUM_KEPT: Final = 64
 """Compiled grammars that are kept, the least recently used goes first."""
 
 KEPT_NBYTES: Final = 128 * 1024**2
-"""What they may take together."""
+"""The memory that the kept grammars may take together."""
 
 LIVE_NBYTES: Final = 512 * 1024**2
-"""What compiled grammars may take together with those that requests in flight hold."""
+"""The memory of all compiled grammars, including those that requests in flight hold."""
 
 MAX_QUOTED: Final = 300
-"""Characters of the compiler's message that a client is told."""
+"""Characters of the compiler's message that a client receives."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -67,9 +67,10 @@ class Grammars:
     def form(
         self, sampling: Sampling, tools: Sequence[Tool] = (), syntax: OutputSyntax = PLAIN
     ) -> GrammarForm | None:
-        """The form that `sampling` asks for: calls of `tools` where they are forced, else the
-        output format; None where it asks for neither. `syntax` is how this model writes calls, and
-        whether it reasons before an answer. Compiles nothing.
+        """The form that `sampling` asks for; None if it asks for none.
+
+        It is calls of `tools` if they are forced, else the output format. `syntax` is how this
+        model writes calls, and whether it reasons before an answer. Compiles nothing.
 
         Raises `BadFormat` for what is no grammar, cannot be kept or is too large, `BadTools` where
         that is of tools.
@@ -128,14 +129,14 @@ class Grammars:
         try:
             nbytes = self._trials.nbytes(grammar)
         except BadFormat as error:
-            raise BadFormat(_told(str(error))) from None
+            raise BadFormat(_client_message(str(error))) from None
         with self._lock:
             if sum(compiled.nbytes for compiled in self._live) + nbytes > LIVE_NBYTES:
                 self._kept.clear()
                 raise Overloaded("answers in too many different forms are in flight")
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits())
         if matcher.is_error():
-            raise BadFormat(_told(matcher.get_error()))
+            raise BadFormat(_client_message(matcher.get_error()))
         compiled = CompiledGrammar(matcher, nbytes)
         with self._lock:
             self._live.add(compiled)
@@ -212,9 +213,11 @@ class GrammarConstraint:
             self._matcher.consume_token(token_id)
 
 
-def _told(error: str) -> str:
-    """The compiler's message, cut where it gets long. A panic's is about the compiler, and not
-    about the grammar."""
+def _client_message(error: str) -> str:
+    """The compiler's message, cut after `MAX_QUOTED` characters.
+
+    The message of a panic is about the compiler, not about the grammar.
+    """
     if error.startswith("panic"):
         return "the grammar is too large"
     text = " ".join(error.replace("<non-verbose/>", "").split())

@@ -79,8 +79,10 @@ def _fractions(limit: Any) -> list[Fraction]:
 
 
 def _above(limit: Fraction) -> Fraction:
-    """Where integers above a limit begin; of a small limit a little above it, as fractions are
-    there."""
+    """The smallest number above a limit: the next integer, or the next float of a small limit.
+
+    Fractions count below `MOST_NUMBER`.
+    """
     if abs(limit) > MOST_NUMBER:
         return Fraction(math.floor(limit) + 1)
     return Fraction(math.nextafter(float(limit), math.inf))

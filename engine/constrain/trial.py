@@ -35,10 +35,10 @@ STACK_NBYTES: Final = 4 * 1024**2
 """Of the thread that compiles; a worker's have several times as much."""
 
 MEMORY_NBYTES: Final = 256 * 1024**2
-"""What compiling one grammar may take for a moment, besides the vocabulary."""
+"""The peak memory of compiling one grammar, besides the vocabulary."""
 
 KEPT_NBYTES: Final = 32 * 1024**2
-"""What a compiled grammar may go on taking."""
+"""The memory that a compiled grammar may keep."""
 
 CPU_S: Final = 2.0
 """Of compiling and following one grammar."""
@@ -54,8 +54,10 @@ MAX_LEXER_STATES: Final = 50_000
 
 
 def limits() -> LLParserLimits:
-    """What the compiler itself holds to, here as in a worker. Verbose errors would quote what was
-    generated."""
+    """The compiler's own limits, the same here and in a worker.
+
+    Verbose errors would quote the generated text.
+    """
     return LLParserLimits(verbose_errors=False, max_lexer_states=MAX_LEXER_STATES)
 
 
@@ -71,16 +73,21 @@ class TokenTable:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is wrong with a grammar in the compiler's words, or None; and what it takes, compiled
-    and followed."""
+    """The result of trying out one grammar.
+
+    `error` is the compiler's message, None for a sound grammar. `nbytes` is the memory that the
+    grammar takes after it was compiled and followed.
+    """
 
     error: str | None
     nbytes: int
 
 
 class _TokenSource:
-    """What `TokenizerWrapper` asks for. Forced text stays untokenized: only masks are asked for
-    here."""
+    """The tokenizer interface that `TokenizerWrapper` expects.
+
+    It does not tokenize forced text, because a trial only computes masks.
+    """
 
     def __init__(self, vocabulary: TokenTable) -> None:
         self.eos_token_id: Final = min(vocabulary.stop_ids)
@@ -185,7 +192,7 @@ class _Allocated(ctypes.Structure):
 
 
 def _allocator() -> Callable[[], int]:
-    """How the bytes in use are counted: exactly by glibc, else by the pages of this process."""
+    """A counter of the bytes in use: exact with glibc, else the pages of this process."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except AttributeError:
@@ -193,8 +200,8 @@ def _allocator() -> Callable[[], int]:
     mallinfo.restype = _Allocated
 
     def count() -> int:
-        told = mallinfo()
-        return int(told.uordblks + told.hblkhd)
+        usage = mallinfo()
+        return int(usage.uordblks + usage.hblkhd)
 
     return count
 
@@ -222,19 +229,19 @@ def _confine() -> None:
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Answer requests on standard output until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asked, told = sys.stdin.buffer, sys.stdout.buffer
-    payload = read_frame(asked)
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    payload = read_frame(requests)
     if payload is None:
         return
     known = TokenTable(**json.loads(payload))
     vocabulary = LLTokenizer(TokenizerWrapper(_TokenSource(known)), eos_token=known.stop_ids)
     threading.stack_size(STACK_NBYTES)
     _confine()
-    write_frame(told, b"ready")
-    while (payload := read_frame(asked)) is not None:
-        write_frame(told, json.dumps(asdict(_verdict(vocabulary, payload.decode()))).encode())
+    write_frame(replies, b"ready")
+    while (payload := read_frame(requests)) is not None:
+        write_frame(replies, json.dumps(asdict(_verdict(vocabulary, payload.decode()))).encode())
 
 
 if __name__ == "__main__":

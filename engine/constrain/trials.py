@@ -71,9 +71,11 @@ class Trials:
         return self._refused.get(_digest(grammar))
 
     def nbytes(self, grammar: str) -> int:
-        """What a grammar takes once it is compiled. Raises `BadFormat`, in the compiler's words or
-        ours, for one that is none or would do harm, and `Overloaded` where it cannot be tried out
-        now."""
+        """The memory that a grammar takes once it is compiled.
+
+        Raises `BadFormat`, in the compiler's words or ours, for a text that is no grammar or one
+        that would do harm, and `Overloaded` if it cannot be tried out now.
+        """
         with self._lock:
             refusal = self.refusal(grammar)
             verdict = Verdict(refusal, 0) if refusal is not None else self._tried(grammar)
@@ -131,7 +133,7 @@ class Trials:
         return self._process
 
     def _death(self) -> str:
-        """What a process that broke off has died of, in words for the client."""
+        """The cause of death of a process that broke off, in words for the client."""
         process, self._process = self._process, None
         self._running.clear()
         assert process is not None

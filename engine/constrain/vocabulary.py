@@ -32,7 +32,7 @@ def described(tokenizer: Tokenizer) -> TokenTable:
 
 
 class _Source:
-    """What `TokenizerWrapper` asks for."""
+    """The tokenizer interface that `TokenizerWrapper` expects."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.eos_token_id: Final = min(tokenizer.stop_ids)

@@ -1,4 +1,4 @@
-"""How long a text may be before it cannot fit, whatever its tokens are.
+"""A bound on the length of a text that can fit, for any tokens it may have.
 
 Knows no template and tokenizes nothing.
 """

@@ -74,12 +74,18 @@ class PrivateMarks:
     content nor in the template."""
 
     def __init__(
-        self, positions: Iterable[Position], alphabet: str, given_up: frozenset[Owner] = frozenset()
+        self,
+        positions: Iterable[Position],
+        alphabet: str,
+        unmarked_owners: frozenset[Owner] = frozenset(),
     ) -> None:
-        """Positions of owners in `given_up`, and those for which the alphabet has no pair left,
-        stay unmarked."""
+        """Makes the marks of all positions that can be marked.
+
+        Positions of `unmarked_owners`, and those for which the alphabet has no pair left, stay
+        unmarked.
+        """
         pairs = zip(alphabet[::2], alphabet[1::2], strict=False)
-        wanted = (position for position in positions if owner(position) not in given_up)
+        wanted = (position for position in positions if owner(position) not in unmarked_owners)
         self._pairs = dict(zip(wanted, pairs, strict=False))
         self.meaning = {
             mark: (position, is_end)

@@ -178,21 +178,21 @@ class Renderer:
         """Marks first; content that a template treats otherwise when marked is given up and sought
         by rendering prefixes."""
         positions = [position for position, _ in guarded.prompt.positions()]
-        given_up: frozenset[Owner] = frozenset()
+        unmarked_owners: frozenset[Owner] = frozenset()
         for _ in range(_MAX_MARKED_RENDERS):
             found = self._locate_by_marks(
-                guarded, text, PrivateMarks(positions, guarded.alphabet, given_up)
+                guarded, text, PrivateMarks(positions, guarded.alphabet, unmarked_owners)
             )
             if isinstance(found, Located):
                 located = found
                 break
-            given_up |= found.owners
+            unmarked_owners |= found.owners
         else:
-            given_up = frozenset(map(owner, positions))
+            unmarked_owners = frozenset(map(owner, positions))
             located = Located()
-        if given_up:
+        if unmarked_owners:
             located.complete = False
-            self._locate_by_prefixes(guarded, text, located, given_up)
+            self._locate_by_prefixes(guarded, text, located, unmarked_owners)
         return located
 
     def _locate_by_marks(

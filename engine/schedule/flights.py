@@ -73,9 +73,11 @@ class Flights:
         return len(self._followed)
 
     def find(self, beginning: Beginning, num_known: int, limit: int) -> tuple[Flight, int] | None:
-        """The flight that computes at least a block of what comes after the first `num_known`
-        tokens of a prompt, and how many of the prompt's first `limit` tokens it will have
-        computed."""
+        """The flight worth waiting for, and how many tokens of the prompt it will have computed.
+
+        It computes at least a block after the first `num_known` tokens of the prompt. Only the
+        prompt's first `limit` tokens count.
+        """
         depth = num_known // self._block_size
         flight = self._by_mark.get(beginning.marks[depth]) if depth < len(beginning.marks) else None
         if flight is None:

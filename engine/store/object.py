@@ -36,11 +36,11 @@ _CHECKSUM: Final = struct.Struct("<Q")
 _EXPIRY: Final = struct.Struct("<d")
 
 PAYLOAD_NBYTES_AT: Final = 16
-"""Where the payload's length begins."""
+"""Offset of the payload's length."""
 EXPIRY_AT: Final = _FIXED.size + _CHECKSUM.size
-"""Where the expiry slot begins."""
+"""Offset of the expiry slot."""
 HEADER_NBYTES: Final = EXPIRY_AT + _EXPIRY.size + _CHECKSUM.size
-"""Where the payload begins."""
+"""Offset of the payload."""
 
 
 @dataclass(frozen=True, slots=True)

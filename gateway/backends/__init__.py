@@ -1,1 +1,1 @@
-"""Where a request is generated: the local engine, or (later) an upstream."""
+"""The places that answer requests: the local engines, and the contract of upstreams."""

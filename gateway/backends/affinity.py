@@ -33,8 +33,10 @@ LOAD_NBYTES: Final = 512
 tokens, does."""
 
 PROMISED: Final = 2
-"""What was promised is worth so many times its bytes: computed elsewhere, it is billed as written
-once more."""
+"""The weight of a promised prefix, as a multiple of its bytes.
+
+Computed elsewhere, it is billed as written once more.
+"""
 
 
 @dataclass(frozen=True, slots=True)

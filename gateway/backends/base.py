@@ -61,8 +61,7 @@ class WorkerInfo:
 
 
 def workers_of(backends: Mapping[str, Backend]) -> list[WorkerInfo]:
-    """Who does the work for each model: whoever its backend hands requests to, else the backend
-    itself."""
+    """The workers of each model: those that its backend hands requests to, else the backend."""
     return [
         WorkerInfo(model, number, worker)
         for model, backend in backends.items()

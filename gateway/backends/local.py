@@ -54,7 +54,7 @@ WORKER: Final[tuple[str, ...]] = (sys.executable, "-m", "engine.worker")
 
 @dataclass(frozen=True, slots=True)
 class WorkerTimeouts:
-    """How long things may take, in seconds."""
+    """The time limits of a worker's life, in seconds."""
 
     ready_s: float = 30.0
     """A request waits this long for a worker that is loading."""
@@ -111,7 +111,7 @@ class LocalBackend:
 
     @property
     def life(self) -> int:
-        """How many workers have served so far: what one had on its device ends with it."""
+        """The number of workers that have served so far; each begins with an empty device."""
         return self._life
 
     @property

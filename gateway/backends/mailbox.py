@@ -1,4 +1,4 @@
-"""What the engine said to one request and the request has not read yet.
+"""The events of one request that came from the engine and are not read yet.
 
 Knows no sockets and no processes.
 
@@ -75,8 +75,10 @@ class EventMailbox:
         self._arrived.set()
 
     async def get(self) -> Reply:
-        """The next frame, in order. Raises the failure the engine reported, as the client is to be
-        told of it."""
+        """The next frame, in order.
+
+        Raises the failure that the engine reported, as the gateway's error.
+        """
         while not self._waiting:
             if self._closed is not None:
                 raise EngineLost(self._closed, retry_after_s=RETRY_AFTER_S)
@@ -84,11 +86,11 @@ class EventMailbox:
             await self._arrived.wait()
         reply = self._waiting.popleft()
         if isinstance(reply, Failed):
-            raise told(reply)
+            raise as_gateway_error(reply)
         return reply
 
 
-def told(failure: Failed) -> GatewayError:
+def as_gateway_error(failure: Failed) -> GatewayError:
     """The gateway's error for a failure of the engine."""
     match failure.kind:
         case "overloaded":

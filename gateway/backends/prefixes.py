@@ -1,5 +1,6 @@
-"""How a prompt begins, as hashes of ever longer prefixes of it:
-to tell who has computed most of it before.
+"""The beginning of a prompt as hashes of ever longer prefixes.
+
+They tell which engine has computed most of the prompt before.
 
 Pure; knows no tokens, no engines and no provider. Cache marks are no part of a hash, as they move
 from turn to turn. Two prompts with a hash in common begin with the same content; whether an engine
@@ -28,8 +29,11 @@ MAX_PREFIXES: Final = 64
 """Of one prompt: the shortest, which many prompts share, and the longest."""
 
 Where: TypeAlias = Literal["inside", "marked", "head", "messages"]
-"""Where a prefix ends: before the end of tools and system text, at a mark there, with them, or in
-the conversation."""
+"""The place where a prefix ends.
+
+`inside` and `marked`: within the tools and system text, and at a cache mark there. `head`: at their
+end. `messages`: in the conversation.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class PrefixTrace:
 
     @property
     def digests(self) -> tuple[bytes, ...]:
-        """All that whoever serves the prompt holds afterwards."""
+        """All digests that the engine holds after it has served the prompt."""
         return (self.home, *(prefix.digest for prefix in self.prefixes))
 
 

@@ -26,8 +26,10 @@ from gateway.backends.link import Link, ProtocolError, read_frame
 from gateway.waits import first_of
 
 _WORKER_ENVIRON: Final = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""What a worker gets where the gateway's own environment says nothing else: huge pages, as it
-streams through its weights."""
+"""A worker's variables that the gateway's own environment may override.
+
+Huge pages, as a worker streams through its weights.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class Router:
 
 
 def _kept_s(request: Request) -> float:
-    """How long some of the prompt's KV stays, at most."""
+    """The longest time that some of the prompt's KV stays, in seconds."""
     plan = request.plan
     return (
         max([plan.unmarked_ttl_s, *(entry.ttl_s for entry in plan.writable)]) if plan.store else 0.0

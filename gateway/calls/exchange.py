@@ -70,8 +70,10 @@ class Client(Protocol):
         ...
 
     def hand_over(self) -> AbstractContextManager[object]:
-        """What the request holds of the byte budget, held from now on until the end of that block
-        instead of its own."""
+        """The request's share of the byte budget, held until the end of the returned block.
+
+        The request itself holds nothing from then on.
+        """
         ...
 
     async def send(self, reply: Reply) -> None:

@@ -98,9 +98,11 @@ class Remote:
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """An opener that reaches this machine without the proxy that the environment may name: for a
-    proxy the same address is its own machine, and it would see the key. Raises `ValueError` where
-    `url` is no URL."""
+    """An opener that reaches this machine without the proxy that the environment may name.
+
+    For a proxy the same address is its own machine, and it would see the key. Raises `ValueError`
+    if `url` is no URL.
+    """
     host = urlsplit(url).hostname or ""
     here = is_loopback(host) or host in EVERYWHERE
     return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if here else []))

@@ -297,8 +297,10 @@ class BatchRoutes:
 
 
 def _read(body: bytes, max_values: int) -> tuple[int, bytes]:
-    """How many requests a batch's body holds, and these as they are kept. Raises `InvalidRequest`,
-    `BodyTooLarge`."""
+    """The number of requests in a batch's body, and the requests as they are kept.
+
+    Raises `InvalidRequest`, `BodyTooLarge`.
+    """
     check_structure(body, max_values)
     items = read_items(body)
     return len(items), as_lines(BatchItem(custom_id, params) for custom_id, params in items)

@@ -30,7 +30,7 @@ UNROUTED: Final = "other"
 labels."""
 
 ADMIN: Final = "/admin/"
-"""Where the operators' routes are."""
+"""The path prefix of the operators' routes."""
 
 GREETING: Final = (
     "Prompt Cache Gateway\n\n"

@@ -1,4 +1,4 @@
-"""How late the event loop is: every request, the health checks too, waits at least so long.
+"""The lag of the event loop: every request, health checks too, waits at least so long.
 
 Knows no requests.
 """

@@ -63,9 +63,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a request ended. `status` is 200 for a stream that had begun, whatever came then.
+    """The end of a request.
 
-    `error` is the one of this gateway that its client was sent.
+    `status` is 200 for a stream that had begun, even if it failed later. `error` is the error of
+    this gateway that the client received.
     """
 
     outcome: Outcome

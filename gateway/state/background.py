@@ -48,7 +48,7 @@ class EventLog:
         """Nothing is collected for it."""
 
     def hand_over(self) -> AbstractContextManager[object]:
-        """Nothing: what its request takes is held by whoever makes the answer."""
+        """Does nothing: the maker of the answer holds what the request takes."""
         return nullcontext()
 
     async def send(self, reply: Reply) -> None:

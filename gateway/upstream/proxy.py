@@ -27,7 +27,7 @@ from policies.schema import Policy
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRoute:
-    """Where one request goes, the request as it is sent there, and the usage that is to come."""
+    """The upstream of one request, the request as it is sent there, and the usage to come."""
 
     upstream: Upstream
     outgoing: Outgoing

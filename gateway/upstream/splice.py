@@ -78,7 +78,7 @@ def _has_one_model(body: bytes) -> bool:
 
 
 def _model_spans(body: bytes) -> list[tuple[int, int]]:
-    """Where the values of the top-level key `model` stand that are texts."""
+    """The spans of the string values of the top-level key `model`."""
     depth, position, key, is_value = 0, 0, "", False
     spans: list[tuple[int, int]] = []
     while match := _TOKEN.search(body, position) if depth == 1 else _BRACKET.match(body, position):

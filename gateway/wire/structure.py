@@ -1,5 +1,6 @@
-"""How many values a JSON text holds and how deep they nest,
-counted before anything is built of them.
+"""Bounds on the number of values of a JSON text and on their depth.
+
+They are checked before anything is built of the text.
 
 Pure.
 
@@ -54,8 +55,10 @@ def check_structure(body: bytes, max_values: int) -> None:
 
 
 def _outside(piece: bytes, inside: bool) -> tuple[bytes, bool]:
-    """What of the piece stands in no string, and whether its end does; `inside`: its beginning
-    does."""
+    """The part of the piece outside all strings, and whether the piece ends inside a string.
+
+    `inside`: the piece begins inside a string.
+    """
     if b"\\" in piece:
         piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
     texts = piece.split(b'"')

@@ -12,8 +12,8 @@ from engine.cache.tiers.object_format import KEY_NBYTES, span_key, stored_entry_
 from engine.cache.tree.block import pack
 from engine.store.base import PINNED_UNTIL_S
 from engine.store.memory import MemoryStore
-from tests.fakes.lanes import ManualIo
 from tests.fakes.rig import Rig, marked, turn
+from tests.fakes.tier_io import ManualIo
 
 PROMPT = list(range(1, 22))
 TTL_S = 300.0

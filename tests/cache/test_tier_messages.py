@@ -28,7 +28,7 @@ from engine.store.disk.store import DiskStore
 from engine.store.memory import MemoryStore
 from tests.cache.test_tiers import Host, filled, marked
 from tests.fakes.faulty_files import FaultyFiles
-from tests.fakes.lanes import ManualIo, inline_tiers, manual_tiers
+from tests.fakes.tier_io import ManualIo, inline_tiers, manual_tiers
 
 SPEC = ObjectSpec(ObjectKey(b"n" * 32, b""), ObjectNamespace(b"n" * 8, b"r" * 32, b"f"), 2000.0)
 

@@ -27,7 +27,7 @@ from engine.store.memory import MemoryStore
 from engine.types import CachePlan, PlannedEntry
 from tests.fakes.device import FakeDevice
 from tests.fakes.faulty_store import FaultyStore
-from tests.fakes.lanes import ManualIo, StillClock, inline_tiers, manual_tiers
+from tests.fakes.tier_io import ManualIo, StillClock, inline_tiers, manual_tiers
 
 BLOCK, SPAN, LENGTH = 4, 16, 100
 TOKENS = tuple(range(LENGTH))

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.upstream.reported import ReportedBill
 from tests.fakes.upstream import SSE, Say, say_events, say_json
-from tests.gateway.passing import CLAUDE, GPT, Passed, passing
+from tests.gateway.proxying import CLAUDE, GPT, Proxied, proxying
 
 MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
 PRICES = (
@@ -84,14 +84,14 @@ def asking(model: str = CLAUDE, **more: Any) -> dict[str, Any]:
     return {"model": model, "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]} | more
 
 
-def bill(passed: Passed) -> ReportedBill:
+def bill(passed: Proxied) -> ReportedBill:
     """Of the last request that is over."""
     told = passed.served.records[-1].bill
     assert isinstance(told, ReportedBill)
     return told
 
 
-async def metric(passed: Passed, sample: str) -> float:
+async def metric(passed: Proxied, sample: str) -> float:
     """One sample of `/metrics`, 0 where there is none."""
     async with passed.served.http.get("/metrics") as response:
         lines = (await response.text()).splitlines()
@@ -111,7 +111,7 @@ async def test_13_one_hour_writes_have_their_own_price() -> None:
         input_tokens=0, output_tokens=0, cache_creation_input_tokens=1_000_000, cache_creation=split
     )
     usage["usage"]["cache_read_input_tokens"] = 0
-    async with passing(say_json(usage), policy=PRICES) as passed:
+    async with proxying(say_json(usage), policy=PRICES) as passed:
         answer = await passed.post(MESSAGES, asking())
         assert Decimal(answer.headers["pcg-cost-usd"]) == Decimal("7.75")
         assert answer.headers["pcg-cache-write-5m-tokens"] == "600000"
@@ -136,7 +136,7 @@ async def test_13_a_write_of_unknown_class_is_an_estimate() -> None:
         cache_creation_input_tokens=1_000_000,
         cache_read_input_tokens=0,
     )
-    async with passing(say_json(usage), policy=PRICES) as passed:
+    async with proxying(say_json(usage), policy=PRICES) as passed:
         answer = await passed.post(MESSAGES, asking())
         assert Decimal(answer.headers["pcg-cost-usd"]) == Decimal("6.25")
         assert answer.headers["pcg-warning"] == "price_estimated"
@@ -177,7 +177,7 @@ async def test_14_usage_is_merged_by_field(
     start: dict[str, Any] | None, end: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     """The last value that is present wins."""
-    async with passing(claude_stream(start, end)) as passed:
+    async with proxying(claude_stream(start, end)) as passed:
         answer = await passed.post(MESSAGES, asking(stream=True))
         assert answer.body == b"".join(claude_stream(start, end).pieces)
         usage = bill(passed).usage
@@ -191,7 +191,7 @@ async def test_14_input_that_includes_what_was_read() -> None:
         {"input_tokens": 3602, "output_tokens": 0},
         {"cache_read_input_tokens": 3604, "output_tokens": 878},
     )
-    async with passing(claude_stream(start, end), claude=", preset: qwen") as passed:
+    async with proxying(claude_stream(start, end), claude=", preset: qwen") as passed:
         await passed.post(MESSAGES, asking(stream=True))
         usage = bill(passed).usage
         assert (usage.num_prompt, usage.cache_read, usage.input, usage.output) == (
@@ -229,7 +229,7 @@ async def test_23_numbers_that_do_not_add_up(
     path: str, model: str, answer: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
     """No negative tokens and no negative cost; the anomaly is told, the body stays as it was."""
-    async with passing(say_json(answer), say_json(answer)) as passed:
+    async with proxying(say_json(answer), say_json(answer)) as passed:
         got = await passed.post(path, asking(model))
         usage = bill(passed).usage
         assert (usage.cache_read, usage.input, usage.output) == expected
@@ -256,7 +256,7 @@ async def test_32_the_body_arrives_as_it_was_sent(path: str, model: str, stream:
     """Odd spacing, key order, unknown fields, escapes, markers: the upstream receives the very same
     bytes."""
     body = (ODD % (model, stream)).encode()
-    async with passing(say_json(message()), say_json(completion())) as passed:
+    async with proxying(say_json(message()), say_json(completion())) as passed:
         assert (await passed.post(path, body)).status == 200
         upstream = passed.anthropic if path == MESSAGES else passed.openai
         assert [got.digest for got in upstream.got] == [hashlib.sha256(body).hexdigest()]
@@ -272,7 +272,7 @@ async def test_32_the_answer_arrives_as_it_was_given() -> None:
         + b": bye"
     )
     pieces = tuple(raw[i : i + 7] for i in range(0, len(raw), 7))
-    async with passing(
+    async with proxying(
         lambda got: Say(pieces, headers=SSE) if b"stream" in got.body else Say((whole,))
     ) as passed:
         assert (await passed.post(MESSAGES, asking())).body == whole
@@ -291,7 +291,7 @@ async def test_36_a_client_that_leaves_ends_the_upstream_request_and_is_billed()
         {"output_tokens": 50},
     )
     script = Say(told.pieces, headers=SSE, before_piece={3: gate})
-    async with passing(script) as passed:
+    async with proxying(script) as passed:
         async with passed.served.http.post(MESSAGES, json=asking(stream=True)) as response:
             await response.content.readuntil(b"text_delta")
             response.close()
@@ -321,7 +321,7 @@ async def test_37_a_silent_upstream_keeps_the_client_waiting_awake(held: str) ->
     told = claude_stream({"input_tokens": 7}, {"output_tokens": 50})
     holding = {"before_head": gate} if held == "head" else {"before_piece": {2: gate}}
     async with (
-        passing(say_events(*told.pieces, **holding), policy=HURRIED) as passed,
+        proxying(say_events(*told.pieces, **holding), policy=HURRIED) as passed,
         anthropic.AsyncAnthropic(base_url=passed.served.url, api_key="k", max_retries=0) as client,
     ):
         async with passed.served.http.post(MESSAGES, json=asking(stream=True)) as response:
@@ -345,7 +345,7 @@ async def test_37_switched_off_nothing_is_added() -> None:
     first, second = asyncio.Event(), asyncio.Event()
     told = claude_stream({"input_tokens": 7}, {"output_tokens": 50})
     say = Say(told.pieces, headers=SSE, before_head=first, before_piece={2: second})
-    async with passing(say, policy=QUIET) as passed, asyncio.TaskGroup() as group:
+    async with proxying(say, policy=QUIET) as passed, asyncio.TaskGroup() as group:
         answer = group.create_task(passed.post(MESSAGES, asking(stream=True)))
         for gate in (first, second):
             await passed.anthropic.held.wait()
@@ -362,7 +362,7 @@ async def test_37_switched_off_nothing_is_added() -> None:
 async def test_37_an_early_refusal_keeps_its_status() -> None:
     """A 429 within the deadline is a real 429, with its retry-after."""
     refusal = {"type": "error", "error": {"type": "rate_limit_error", "message": "slow down"}}
-    async with passing(say_json(refusal, 429, retry_after="7", request_id="req_up")) as passed:
+    async with proxying(say_json(refusal, 429, retry_after="7", request_id="req_up")) as passed:
         answer = await passed.post(MESSAGES, asking(stream=True))
         assert (answer.status, answer.json, answer.headers["retry-after"]) == (429, refusal, "7")
         assert answer.headers["request-id"] == "req_up"
@@ -378,7 +378,7 @@ async def test_37_a_late_refusal_is_told_in_the_stream() -> None:
     """Once the stream is open the upstream's own error is its last event, and the SDK raises it."""
     gate = asyncio.Event()
     refusal = {"type": "error", "error": {"type": "overloaded_error", "message": "too busy"}}
-    async with passing(
+    async with proxying(
         Say((orjson.dumps(refusal),), 529, before_head=gate),
         policy="server: {sse: {early_headers_after: 10ms}}",
     ) as passed:
@@ -398,7 +398,7 @@ async def test_37_a_late_answer_that_is_no_stream_is_billed() -> None:
         {"input_tokens": 7, "cache_read_input_tokens": 90, "output_tokens": 5},
     )
     say = Say((orjson.dumps(message(**usage)),), before_head=gate)
-    async with passing(say, policy="server: {sse: {early_headers_after: 10ms}}") as passed:
+    async with proxying(say, policy="server: {sse: {early_headers_after: 10ms}}") as passed:
         async with passed.served.http.post(MESSAGES, json=asking(stream=True)) as response:
             assert response.status == 200
             gate.set()
@@ -415,7 +415,7 @@ async def test_42_a_cache_that_is_not_told_of_is_unknown(usage: dict[str, Any]) 
     """The client sees what the upstream said; header, record and metric say unknown, and nobody
     claims a miss."""
     answer = completion(prompt_tokens=100, completion_tokens=5, total_tokens=105, **usage)
-    async with passing(openai=say_json(answer)) as passed:
+    async with proxying(openai=say_json(answer)) as passed:
         got = await passed.post(CHAT, asking(GPT))
         assert got.json == answer
         assert got.headers["pcg-cache"] == "unknown"
@@ -433,7 +433,7 @@ async def test_45_zero_is_a_miss_and_silence_is_not() -> None:
     answer = completion(
         prompt_tokens=100, completion_tokens=5, prompt_tokens_details={"cached_tokens": 0}
     )
-    async with passing(openai=say_json(answer)) as passed:
+    async with proxying(openai=say_json(answer)) as passed:
         got = await passed.post(CHAT, asking(GPT))
         assert (got.headers["pcg-cache"], got.headers["pcg-cache-read-tokens"]) == ("miss", "0")
         assert (
@@ -448,7 +448,7 @@ async def test_45_zero_is_a_miss_and_silence_is_not() -> None:
 async def test_48_the_clients_cache_key_is_passed_untouched() -> None:
     """`prompt_cache_key` steers an upstream's routing: it arrives as sent, and none is made up
     where there is none."""
-    async with passing(openai=say_json(completion())) as passed:
+    async with proxying(openai=say_json(completion())) as passed:
         await passed.post(CHAT, asking(GPT, prompt_cache_key="tenant-7/session-é"))
         await passed.post(CHAT, asking(GPT))
         assert [orjson.loads(got.body).get("prompt_cache_key") for got in passed.openai.got] == [

@@ -30,8 +30,8 @@ from engine.store.memory import MemoryStore
 from engine.types import CachePlan, PlannedEntry, Sampling
 from tests.fakes.faulty_store import FaultyStore
 from tests.fakes.harness import Harness, MakeEngine, Wiring
-from tests.fakes.lanes import StillClock
 from tests.fakes.runner import FakeRunner
+from tests.fakes.tier_io import StillClock
 
 SYSTEM = Position("system", 0)
 LONG = "You are the keeper of a lighthouse. " * 4

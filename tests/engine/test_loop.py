@@ -15,9 +15,9 @@ from engine.schedule.sequence import Sequence, Slice
 from engine.store.memory import MemoryStore
 from engine.types import CachePlan, CacheReport, Sampling
 from tests.fakes.faulty_store import FaultyStore
-from tests.fakes.lanes import ManualIo, StillClock, manual_tiers
 from tests.fakes.runner import FakeRunner
 from tests.fakes.stepper import Outcome, Stepper
+from tests.fakes.tier_io import ManualIo, StillClock, manual_tiers
 
 NO_CACHE = CachePlan(read=False, store=False)
 

@@ -19,9 +19,9 @@ from engine.store.memory import MemoryStore
 from engine.types import CachePlan, PlannedEntry, Sampling
 from engine.worker import build_engine
 from tests.fakes.events import EventLog
-from tests.fakes.lanes import inline_tiers
 from tests.fakes.paged_device import FakeCopies, FakeRecorder, eager_varlen
 from tests.fakes.stepper import RealModel, Stepper
+from tests.fakes.tier_io import inline_tiers
 from tests.fakes.tiny_models import VOCABULARY, save_tiny_model
 from tests.fakes.tokenizer import ByteTokenizer
 

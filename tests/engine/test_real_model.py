@@ -22,9 +22,9 @@ from engine.store.memory import MemoryStore
 from engine.store.redis.store import RedisStore
 from engine.types import CachePlan
 from tests.fakes.exact_model import exact_model
-from tests.fakes.lanes import inline_tiers
 from tests.fakes.redis_server import RedisServer
 from tests.fakes.stepper import Outcome, RealModel, Stepper
+from tests.fakes.tier_io import inline_tiers
 
 pytestmark = pytest.mark.engine
 

@@ -13,10 +13,10 @@ from engine.store.memory import MemoryStore
 from engine.types import CachePlan, CacheReport
 from gateway.dialects.anthropic import usage as anthropic_usage
 from gateway.dialects.openai import usage as openai_usage
-from tests.fakes.lanes import ManualIo, manual_tiers
 from tests.fakes.rules import ANTHROPIC, rules
 from tests.fakes.runner import FakeRunner
 from tests.fakes.stepper import Outcome, Stepper
+from tests.fakes.tier_io import ManualIo, manual_tiers
 
 NO_CACHE = CachePlan(read=False, store=False)
 

@@ -7,9 +7,9 @@ import pytest
 from engine.store.base import BlockStore, Item
 from engine.store.memory import MemoryStore
 from engine.types import CachePlan
-from tests.fakes.lanes import inline_tiers
 from tests.fakes.runner import FakeRunner
 from tests.fakes.stepper import Stepper
+from tests.fakes.tier_io import inline_tiers
 from tests.fakes.tiered import PROMPT, Bench, bill, truth
 
 # Restarts -----------------------------------------------------------------------------------------

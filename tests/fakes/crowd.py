@@ -37,8 +37,8 @@ from engine.store.disk.store import DiskStore
 from engine.types import CachePlan, PlannedEntry, Sampling
 from tests.fakes.events import PATIENCE_S
 from tests.fakes.harness import Harness, Wiring
-from tests.fakes.lanes import inline_tiers
 from tests.fakes.runner import FakeRunner
+from tests.fakes.tier_io import inline_tiers
 
 NUM_PROMPTS: Final = 200
 NUM_PAGES: Final = 40

@@ -27,7 +27,7 @@ from engine.messages import (
 )
 from engine.prompt.types import Prompt
 from gateway.backends.base import Event
-from gateway.backends.mailbox import told
+from gateway.backends.mailbox import as_gateway_error
 from gateway.models import ModelInfo
 from gateway.request import Request
 from tests.fakes.harness import Harness, Wiring
@@ -88,7 +88,7 @@ class EngineBackend:
                 event = await queue.get()
                 if isinstance(event, Failed):
                     over = True
-                    raise told(event)
+                    raise as_gateway_error(event)
                 assert isinstance(event, Started | TextDelta | ToolCallDelta | Finished)
                 over = isinstance(event, Finished)
                 yield event
@@ -102,7 +102,7 @@ class EngineBackend:
         self.harness.engine.count(Count(name, prompt))
         event = await queue.get()
         if isinstance(event, Failed):
-            raise told(event)
+            raise as_gateway_error(event)
         assert isinstance(event, Counted)
         return event.num_prompt
 

@@ -18,8 +18,8 @@ from engine.types import CacheReport
 from tests.fakes.asks import LONGEST_TTL_S, Ask, Request, any_plan
 from tests.fakes.device import FakeDevice
 from tests.fakes.faulty_store import FaultyStore
-from tests.fakes.lanes import ManualIo, StillClock, manual_tiers
 from tests.fakes.plain_cache import PlainCache, common
+from tests.fakes.tier_io import ManualIo, StillClock, manual_tiers
 
 BLOCK = 4
 SPAN = 8

@@ -13,7 +13,7 @@ from engine.prompt.types import Position
 from engine.store.base import BlockStore
 from engine.types import CachePlan, CacheReport, PlannedEntry
 from tests.fakes.device import FakeDevice
-from tests.fakes.lanes import StillClock, manual_tiers
+from tests.fakes.tier_io import StillClock, manual_tiers
 
 SECRET = b"0123456789abcdef"
 START_S = 1000.0

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from engine.store.base import BlockStore
 from engine.types import CachePlan, CacheReport
-from tests.fakes.lanes import ManualIo, StillClock, manual_tiers
 from tests.fakes.runner import FakeRunner
 from tests.fakes.stepper import Outcome, Stepper
+from tests.fakes.tier_io import ManualIo, StillClock, manual_tiers
 
 NO_CACHE = CachePlan(read=False, store=False)
 BARE = CachePlan(unmarked_ttl_s=0.0)

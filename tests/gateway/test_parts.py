@@ -1,4 +1,4 @@
-"""The small parts: ids, limits, feeds, the catalogue, metrics, logs and the text to paste."""
+"""The small parts: ids, limits, feeds, the catalog, metrics, logs and the text to paste."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ async def test_closing_a_feed_closes_the_backend() -> None:
     assert closed.is_set()
 
 
-# Catalogue ----------------------------------------------------------------------------------------
+# Catalog ------------------------------------------------------------------------------------------
 
 
 def test_models_by_name_and_alias() -> None:
@@ -209,15 +209,15 @@ def test_models_by_name_and_alias() -> None:
     policy = make_policy("models: [{name: a, aliases: ['claude-*']}, {name: b, aliases: []}]")
     first, second = ScriptedBackend(), ScriptedBackend()
     second.model = None
-    catalogue = ModelCatalog(policy, {"a": first, "b": second})
-    assert catalogue.find("claude-x").backend is first
-    assert catalogue.find("b").backend is second
-    assert list(catalogue.listed("openai")) == ["a"]
+    catalog = ModelCatalog(policy, {"a": first, "b": second})
+    assert catalog.find("claude-x").backend is first
+    assert catalog.find("b").backend is second
+    assert list(catalog.listed("openai")) == ["a"]
     for unknown in ("c", "gpt-5"):
         with pytest.raises(UnknownModel):
-            catalogue.find(unknown)
+            catalog.find(unknown)
     with pytest.raises(UnknownModel):
-        catalogue.info("b", "openai")
+        catalog.info("b", "openai")
     with pytest.raises(ValueError, match="b"):
         ModelCatalog(policy, {"a": first})
 
@@ -230,9 +230,9 @@ def test_the_list_says_of_each_id_which_model_answers() -> None:
         f"models: [{{name: a, aliases: {aliases[0]}}}, {{name: b, aliases: {aliases[1]}}}]"
     )
     first, second = ScriptedBackend(), ScriptedBackend()
-    catalogue = ModelCatalog(policy, {"a": first, "b": second})
+    catalog = ModelCatalog(policy, {"a": first, "b": second})
     shown = {"a": first, "b": second, "mine": first, "claude-x": first, "yours": second}
-    listed = catalogue.listed("openai")
+    listed = catalog.listed("openai")
     assert [(name, id(info)) for name, info in listed.items()] == [
         (name, id(b.model)) for name, b in shown.items()
     ]

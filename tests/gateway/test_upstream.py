@@ -30,7 +30,7 @@ from gateway.operate.logs import log_record
 from tests.fakes.backend import ScriptedBackend
 from tests.fakes.clock import FakeClock
 from tests.fakes.upstream import FakeUpstream, Say, say_events, say_json
-from tests.gateway.passing import CLAUDE, GPT, Answer, passing
+from tests.gateway.proxying import CLAUDE, GPT, Answer, proxying
 from tests.gateway.serving import (
     ANTHROPIC,
     Served,
@@ -109,7 +109,7 @@ async def test_nobody_listens(path: str, model: str, stream: bool) -> None:
 @pytest.mark.parametrize(("path", "model"), ROUTES)
 async def test_a_connection_that_breaks_before_the_answer(path: str, model: str) -> None:
     """A 502, and the request was sent once: whether it may be repeated is the client's to say."""
-    async with passing(Say(cut=True), Say(cut=True)) as passed:
+    async with proxying(Say(cut=True), Say(cut=True)) as passed:
         answer = await passed.post(path, asking(model))
         assert (answer.status, len(passed.anthropic.got) + len(passed.openai.got)) == (502, 1)
         assert "broke off the answer" in error_of(path, answer)[1]
@@ -119,7 +119,7 @@ async def test_a_connection_that_breaks_before_the_answer(path: str, model: str)
 async def test_an_answer_that_does_not_come(stream: bool) -> None:
     """Past `timeouts.answer` a 504; the upstream's connection is closed."""
     never = asyncio.Event()
-    async with passing(Say(before_head=never), claude=", timeouts: {answer: 200ms}") as passed:
+    async with proxying(Say(before_head=never), claude=", timeouts: {answer: 200ms}") as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE, stream=stream))
         assert (answer.status, error_of(MESSAGES, answer)[0]) == (504, "timeout_error")
         if (
@@ -131,7 +131,7 @@ async def test_an_answer_that_does_not_come(stream: bool) -> None:
 
 async def test_an_answer_that_breaks_off() -> None:
     """A whole answer of which the end is missing is a 502: half of a JSON text helps nobody."""
-    async with passing(Say((b'{"usage": {"input_', b"tokens"), cut=True)) as passed:
+    async with proxying(Say((b'{"usage": {"input_', b"tokens"), cut=True)) as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE))
         assert (answer.status, error_of(MESSAGES, answer)[1]) == (
             502,
@@ -146,7 +146,7 @@ async def test_a_stream_that_breaks_off() -> None:
     """The error event of the caller's format is the last one, and both SDKs raise it."""
     claude = say_events(START, b'event: content_block_delta\ndata: {"type":"content_', cut=True)
     async with (
-        passing(claude, say_events(CHUNK, b"data: {", cut=True)) as passed,
+        proxying(claude, say_events(CHUNK, b"data: {", cut=True)) as passed,
         anthropic.AsyncAnthropic(base_url=passed.served.url, api_key="k", max_retries=0) as first,
         openai.AsyncOpenAI(
             base_url=f"{passed.served.url}/v1", api_key="k", max_retries=0
@@ -179,7 +179,7 @@ async def test_half_an_event_is_never_sent() -> None:
         before_piece={1: gate},
         cut=True,
     )
-    async with passing(say) as passed:
+    async with proxying(say) as passed:
         async with passed.served.http.post(MESSAGES, json=asking(CLAUDE, stream=True)) as response:
             assert await response.content.readexactly(len(START)) == START
             gate.set()
@@ -194,7 +194,7 @@ async def test_a_stream_that_falls_silent() -> None:
     """Past `timeouts.silence` between two pieces the stream ends with a timeout error."""
     gate = asyncio.Event()
     say = say_events(START, START, before_piece={1: gate})
-    async with passing(say, claude=", timeouts: {silence: 1s}") as passed:
+    async with proxying(say, claude=", timeouts: {silence: 1s}") as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE, stream=True))
         assert answer.body.startswith(START)
         assert b'"timeout_error"' in answer.body.removeprefix(START)
@@ -206,7 +206,7 @@ async def test_an_error_in_the_stream_is_an_error_in_the_record() -> None:
         b"event: error\ndata: "
         b'{"type":"error","error":{"type":"overloaded_error","message":"x"}}\n\n'
     )
-    async with passing(say_events(START, error)) as passed:
+    async with proxying(say_events(START, error)) as passed:
         assert (await passed.post(MESSAGES, asking(CLAUDE, stream=True))).body == START + error
         assert (passed.served.records[-1].outcome, passed.served.records[-1].error) == (
             "failed",
@@ -217,7 +217,7 @@ async def test_an_error_in_the_stream_is_an_error_in_the_record() -> None:
 async def test_a_client_that_leaves_a_waiting_upstream() -> None:
     """Before any answer, too, the upstream's connection closes as soon as the client's does."""
     never = asyncio.Event()
-    async with passing(Say(before_head=never)) as passed:
+    async with proxying(Say(before_head=never)) as passed:
         data = orjson.dumps(asking(CLAUDE))
         _, writer = await asyncio.open_connection(
             passed.served.listener.host, passed.served.listener.port
@@ -266,7 +266,7 @@ async def test_what_headers_an_upstream_gets() -> None:
         "x-amzn-trace-id": "Root=1",
         "accept-encoding": "gzip",
     }
-    async with passing(say_json({}), claude=", api_key: up-key") as passed:
+    async with proxying(say_json({}), claude=", api_key: up-key") as passed:
         async with passed.served.http.post(
             f"{MESSAGES}?beta=true", data=orjson.dumps(asking(CLAUDE)), headers=sent
         ) as response:
@@ -313,7 +313,7 @@ async def test_which_key_an_upstream_gets(
     claude: str, gpt: str, expected: list[tuple[str | None, str | None]]
 ) -> None:
     """The policy's, in the header its API reads; the client's only where the policy says so."""
-    async with passing(say_json({}), say_json({}), claude=claude, gpt=gpt) as passed:
+    async with proxying(say_json({}), say_json({}), claude=claude, gpt=gpt) as passed:
         for path, model in ((MESSAGES, CLAUDE), (CHAT, GPT)):
             await passed.post(path, asking(model), authorization="Bearer mine")
         seen = [got.headers for got in (*passed.anthropic.got, *passed.openai.got)]
@@ -350,7 +350,7 @@ async def test_a_renamed_model_changes_only_its_bytes() -> None:
 async def test_a_compressed_body_arrives_decoded() -> None:
     """What the upstream gets is the body itself."""
     body = orjson.dumps(asking(CLAUDE))
-    async with passing(say_json({})) as passed:
+    async with proxying(say_json({})) as passed:
         await passed.post(MESSAGES, gzip.compress(body), content_encoding="gzip")
         assert (
             passed.anthropic.got[0].body,
@@ -361,7 +361,7 @@ async def test_a_compressed_body_arrives_decoded() -> None:
 async def test_a_large_body_arrives_whole() -> None:
     """Megabytes go in pieces: no warning that they hold up others."""
     body = orjson.dumps(asking(GPT, x_padding="é" * 2_000_000))
-    async with passing(openai=say_json({})) as passed:
+    async with proxying(openai=say_json({})) as passed:
         async with passed.served.http.post(CHAT, data=io.BytesIO(body)) as response:
             assert response.status == 200
         assert (
@@ -393,7 +393,7 @@ async def test_what_headers_a_client_gets() -> None:
         "cache_creation_input_tokens": 0,
         "output_tokens": 2,
     }
-    async with passing(Say((orjson.dumps({"usage": usage}),), headers=told)) as passed:
+    async with proxying(Say((orjson.dumps({"usage": usage}),), headers=told)) as passed:
         headers = (await passed.post(MESSAGES, asking(CLAUDE), x_request_id="mine-1")).headers
         assert headers["pcg-request-id"] == "mine-1"
         assert (headers["request-id"], headers["retry-after"]) == ("req_up", "3")
@@ -537,7 +537,7 @@ async def test_an_answer_that_is_encoded_though_nobody_asked_for_it(stream: bool
     """Its bytes pass as they are, in one: between those of an encoded stream no keepalive can
     stand."""
     body, kind = gzip.compress(CHUNK), "text/event-stream" if stream else "application/json"
-    async with passing(
+    async with proxying(
         openai=Say((body,), headers={"Content-Type": kind, "Content-Encoding": "gzip"})
     ) as passed:
         answer = await passed.post(CHAT, asking(GPT, stream=stream))
@@ -577,7 +577,7 @@ async def test_what_is_held_back_does_not_keep_the_client_asleep() -> None:
 async def test_numbers_beyond_counting_are_no_usage(number: str) -> None:
     """The answer passes, and nothing is known of what it cost."""
     body = f'{{"usage":{{"prompt_tokens":{number},"completion_tokens":1}}}}'.encode()
-    async with passing(openai=Say((body,))) as passed:
+    async with proxying(openai=Say((body,))) as passed:
         answer = await passed.post(CHAT, asking(GPT))
         assert (answer.status, answer.body) == (200, body)
         assert (passed.served.records[-1].bill, passed.served.records[-1].notes) == (
@@ -596,7 +596,7 @@ async def test_an_answer_too_deep_to_be_read(stream: bool, deep: bytes, depth: i
     not."""
     deep %= b'{"a":' * depth + b"1" + b"}" * depth
     say = say_events(b"data: " + deep + b"\n\n", CHUNK) if stream else Say((deep,))
-    async with passing(openai=say) as passed:
+    async with proxying(openai=say) as passed:
         answer = await passed.post(CHAT, asking(GPT, stream=stream))
         assert (answer.status, answer.body) == (200, b"".join(say.pieces))
         assert passed.served.records[-1].outcome == "answered"
@@ -657,7 +657,7 @@ async def test_an_upstreams_error_passes(status: int) -> None:
         status,
         {"Content-Type": "application/problem+json", "x-should-retry": "true"},
     )
-    async with passing(openai=say) as passed:
+    async with proxying(openai=say) as passed:
         answer = await passed.post(CHAT, asking(GPT))
         assert (answer.status, answer.body) == (status, b'{"error" : "in its own words"}')
         assert answer.headers["Content-Type"] == "application/problem+json"
@@ -680,14 +680,14 @@ async def test_a_refused_key(key: str, status: int) -> None:
         "type": "error",
         "error": {"type": "authentication_error", "message": "wrong: up-k***"},
     }
-    async with passing(say_json(refusal, 401), claude=key) as passed:
+    async with proxying(say_json(refusal, 401), claude=key) as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE))
         assert (answer.status, b"up-k" in answer.body) == (status, status == 401)
 
 
 async def test_redirects_are_not_followed() -> None:
     """Neither the body nor the key goes anywhere the policy does not name."""
-    async with passing(Say((), 307, {"Location": "http://127.0.0.1:1/"})) as passed:
+    async with proxying(Say((), 307, {"Location": "http://127.0.0.1:1/"})) as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE))
         assert (answer.status, len(passed.anthropic.got)) == (502, 1)
         assert "127.0.0.1" not in answer.body.decode()
@@ -696,7 +696,7 @@ async def test_redirects_are_not_followed() -> None:
 async def test_a_stream_without_usage_is_noted() -> None:
     """An OpenAI client that does not ask for usage gets none, and the record says that nothing is
     known."""
-    async with passing(openai=say_events(CHUNK, b"data: [DONE]\n\n")) as passed:
+    async with proxying(openai=say_events(CHUNK, b"data: [DONE]\n\n")) as passed:
         answer = await passed.post(CHAT, asking(GPT, stream=True))
         assert not {
             name
@@ -717,7 +717,7 @@ async def test_a_stream_without_usage_is_noted() -> None:
 async def test_formats_are_not_translated(path: str, model: str, name: str) -> None:
     """A client of one format and a model behind the other: a 400 that names both, and nothing is
     sent."""
-    async with passing() as passed:
+    async with proxying() as passed:
         answer = await passed.post(path, asking(model))
         assert answer.status == 400
         message = error_of(path, answer)[1]
@@ -741,7 +741,7 @@ async def test_formats_are_not_translated(path: str, model: str, name: str) -> N
 async def test_bodies_that_name_no_one_model(body: bytes, status: int) -> None:
     """The provider's own error for what is no request, for an unknown model, and for two models at
     once."""
-    async with passing() as passed:
+    async with proxying() as passed:
         answer = await passed.post(MESSAGES, body)
         assert (answer.status, passed.anthropic.got) == (status, [])
         assert error_of(MESSAGES, answer)[1]
@@ -749,7 +749,7 @@ async def test_bodies_that_name_no_one_model(body: bytes, status: int) -> None:
 
 async def test_counting_is_passed_and_free() -> None:
     """Token counts are the upstream's own, and no bill is expected of them."""
-    async with passing(say_json({"input_tokens": 42}), say_json({"input_tokens": 43})) as passed:
+    async with proxying(say_json({"input_tokens": 42}), say_json({"input_tokens": 43})) as passed:
         answer = await passed.post("/v1/messages/count_tokens", asking(CLAUDE))
         assert answer.json == {"input_tokens": 42}
         assert "pcg-cache" not in answer.headers
@@ -769,7 +769,7 @@ async def test_what_only_upstreams_serve() -> None:
         "data": [{"embedding": [0.1]}],
         "usage": {"prompt_tokens": 1000, "total_tokens": 1000},
     }
-    async with passing(openai=say_json(answer)) as passed:
+    async with proxying(openai=say_json(answer)) as passed:
         got = await passed.post("/v1/embeddings", {"model": "gpt-embed", "input": "Hi"})
         assert (got.json, passed.openai.got[0].target) == (answer, "/v1/embeddings")
         assert got.headers["pcg-prompt-cost-usd"] == "0.00300000"
@@ -843,7 +843,7 @@ async def test_a_model_of_ours_beside_upstreams() -> None:
 async def test_only_if_cached_is_not_passed_on() -> None:
     """What an upstream would compute is not known before: the request that must not cost anything
     fails."""
-    async with passing() as passed:
+    async with proxying() as passed:
         answer = await passed.post(MESSAGES, asking(CLAUDE), cache_control="only-if-cached")
         assert (answer.status, passed.anthropic.got) == (504, [])
 
@@ -853,7 +853,7 @@ async def test_no_more_than_so_many_at_a_time() -> None:
     afterwards."""
     gate = asyncio.Event()
     async with (
-        passing(Say((b"{}",), before_head=gate), claude=", max_requests: 1") as passed,
+        proxying(Say((b"{}",), before_head=gate), claude=", max_requests: 1") as passed,
         asyncio.TaskGroup() as group,
     ):
         first = group.create_task(passed.post(MESSAGES, asking(CLAUDE)))
@@ -870,7 +870,7 @@ async def test_tenants_and_their_keys() -> None:
     its name."""
     policy = "tenants: [{name: a, keys: [key-of-a]}]"
     answer = {"usage": {"input_tokens": 10, "cache_read_input_tokens": 0, "output_tokens": 2}}
-    async with passing(say_json(answer), policy=policy) as passed:
+    async with proxying(say_json(answer), policy=policy) as passed:
         assert (await passed.post(MESSAGES, asking(CLAUDE), x_api_key="wrong")).status == 401
         assert passed.anthropic.got == []
         assert (await passed.post(MESSAGES, asking(CLAUDE), x_api_key="key-of-a")).status == 200
@@ -910,7 +910,9 @@ async def test_nothing_secret_is_logged(capsys: pytest.CaptureFixture[str]) -> N
         "content": [{"type": "text", "text": "a secret answer"}],
         "usage": {"input_tokens": 1, "output_tokens": 1},
     }
-    async with passing(say_json(answer, request_id="req_up"), claude=", api_key: up-key") as passed:
+    async with proxying(
+        say_json(answer, request_id="req_up"), claude=", api_key: up-key"
+    ) as passed:
         await passed.post(MESSAGES, body, x_api_key="my-key")
         assert "up-key" not in repr(passed.served.gateway.policy)
         log_record(passed.served.records[-1])
@@ -926,7 +928,7 @@ async def test_the_end_may_come_while_a_wait_runs_out() -> None:
     """Closing an upstream at the very moment a request of its is timed out is no error."""
     loop = asyncio.get_running_loop()
     closed = loop.create_future()
-    async with passing(
+    async with proxying(
         Say(before_head=asyncio.Event()), claude=", timeouts: {answer: 300ms}"
     ) as passed:
         (upstream, _) = passed.served.gateway.upstreams

@@ -14,7 +14,7 @@ import engine.errors
 import gateway.errors
 from engine.errors import EngineError, ModelError
 from engine.messages import Failed, FailureKind
-from gateway.backends.mailbox import told
+from gateway.backends.mailbox import as_gateway_error
 from gateway.errors import ContextExceeded, GatewayError
 from gateway.wire.anthropic import MESSAGES_WIRE
 from gateway.wire.base import Wire
@@ -52,9 +52,9 @@ def test_every_gateway_error_has_a_reply(error: type[Exception], wire: Wire) -> 
     tree = gateway.errors.__doc__ or ""
     line = next(line for line in tree.splitlines() if f" {error.__name__} " in line)
     assert str(reply.status) in line
-    told_to_client = json.dumps(json.loads(reply.body))
+    reply_text = json.dumps(json.loads(reply.body))
     assert all(
-        word in told_to_client
+        word in reply_text
         for word in (("9000", "8192") if error is ContextExceeded else (example(error).message,))
     )
 
@@ -94,7 +94,7 @@ def test_every_failure_of_the_engine_has_a_reply(kind: FailureKind, wire: Wire) 
     """What the engine reports reaches the client as an error of its format: its own fault is 4xx,
     ours 5xx."""
     reply = wire.encode_error(
-        told(Failed("req-1", kind, "what happened", num_prompt=9000, limit=8192)),
+        as_gateway_error(Failed("req-1", kind, "what happened", num_prompt=9000, limit=8192)),
         request_id="req-1",
     )
     assert reply.status // 100 == (

@@ -19,7 +19,7 @@ from policies.pricing import charge
 from tests.fakes.backend import Script, ScriptedBackend
 from tests.fakes.calls import counting_calls
 from tests.fakes.upstream import say_events, say_json
-from tests.gateway.passing import passing
+from tests.gateway.proxying import proxying
 from tests.gateway.serving import ANTHROPIC, OPENAI, Served, anthropic_body, openai_body, serving
 
 
@@ -124,7 +124,7 @@ END = b'event: message_delta\ndata: {"type":"message_delta","usage":{"output_tok
 async def test_one_reported_bill(stream: bool) -> None:
     """Of an upstream's answer: at its end, for headers, record, metrics and log alike."""
     say = say_events(START, END) if stream else say_json({"usage": USAGE})
-    async with passing(say) as passed:
+    async with proxying(say) as passed:
         with counting_calls("gateway", "policies") as calls:
             answer = await passed.post("/v1/messages", anthropic_body(stream=stream))
         assert answer.status == 200

@@ -71,12 +71,12 @@ def test_recorded_requests_are_understood() -> None:
 
 def test_recorded_errors_of_unknown_models() -> None:
     """The provider's 404s, word for word."""
-    catalogue = ModelCatalog(POLICY, {"smollm2-135m-instruct": ScriptedBackend()})
+    catalog = ModelCatalog(POLICY, {"smollm2-135m-instruct": ScriptedBackend()})
     rows = [row for row in ROWS if row["status"] == 404]
     assert len(rows) == 2
     for row in rows:
         with pytest.raises(UnknownModel) as caught:
-            catalogue.find(parsed(row).model)
+            catalog.find(parsed(row).model)
         body = orjson.loads(
             WIRE.encode_error(caught.value, request_id=row["response"]["request_id"]).body
         )

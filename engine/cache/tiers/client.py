@@ -36,9 +36,12 @@ _log = logging.getLogger(__name__)
 
 NUM_READERS: Final = 2
 WRITER_NICENESS: Final = 5
-"""Writing 92 MB to a disk keeps a core busy for half a second, which the next request would pay
-for. A thread so nice still has a quarter of a core where all are busy, which is more than what
-prefill has to write."""
+"""The niceness of the threads that write.
+
+Writing 92 MB to a disk keeps a core busy for half a second, which the next request would pay for.
+A thread so nice still has a quarter of a core where all are busy, which is more than what prefill
+has to write.
+"""
 
 QUEUE_NBYTES: Final = 256 * 1024**2
 """Bytes that may wait to be written to one tier; more are dropped."""
@@ -182,9 +185,11 @@ class TierClient:
         self._run(self._writer, TierDelete(keys))
 
     def purge(self, purge: TierPurge) -> None:
-        """Forget every object whose key begins with a prefix, those on their way to the store
-        included. Where the store fails it is tried again with `expire`, and none of them is read
-        before it has succeeded."""
+        """Forget every object whose key begins with a prefix.
+
+        This includes objects on their way to the store. If the store fails, `expire` tries again,
+        and none of the objects is read before it has succeeded.
+        """
         self._purges[purge.prefix] = False
         self._run(self._writer, purge)
 

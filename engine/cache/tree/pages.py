@@ -80,9 +80,11 @@ class PagePool:
         return max(0, (self.num_pages if end < 0 else end) - start)
 
     def _find(self, missing: int, room: int) -> tuple[int, int]:
-        """Start and length of a free run to take `missing` pages from: one with `room` if there is
-        one, else one that holds them, else, over all claims, the longest found by halving. At least
-        one page is free."""
+        """The start and length of a free run to take `missing` pages from.
+
+        It is a run with `room` if there is one, else a run that holds the missing pages, else, over
+        all claims, the longest found by halving. At least one page is free.
+        """
         length = room
         while (start := self._states.find(_FREE * length)) < 0:
             if length > missing:

@@ -28,7 +28,7 @@ from engine.native.library import (
 )
 from engine.schedule.sequence import Slice
 
-_LANES = 16
+_VECTOR_WIDTH = 16
 
 
 def why_not_native_model(
@@ -40,14 +40,14 @@ def why_not_native_model(
     if reason is not None:
         return reason
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if block_size % _LANES:
-        return f"block_size {block_size} is not a multiple of {_LANES}"
-    if head_dim % _LANES or head_dim > 256:
-        return f"heads of {head_dim} are not a multiple of {_LANES} up to 256"
-    if config.hidden_size % _LANES or config.intermediate_size % (PANEL // 2):
+    if block_size % _VECTOR_WIDTH:
+        return f"block_size {block_size} is not a multiple of {_VECTOR_WIDTH}"
+    if head_dim % _VECTOR_WIDTH or head_dim > 256:
+        return f"heads of {head_dim} are not a multiple of {_VECTOR_WIDTH} up to 256"
+    if config.hidden_size % _VECTOR_WIDTH or config.intermediate_size % (PANEL // 2):
         return (
             f"layers of {config.hidden_size} and {config.intermediate_size} are not multiples "
-            f"of {_LANES} and {PANEL // 2}"
+            f"of {_VECTOR_WIDTH} and {PANEL // 2}"
         )
     if len(set(windows)) > MAX_WINDOWS:
         return f"more than {MAX_WINDOWS} different windows"

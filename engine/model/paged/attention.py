@@ -74,9 +74,12 @@ class VarlenKernel:
     def __init__(
         self, attend: VarlenAttention, *, num_splits: int | None, counts_keys: bool
     ) -> None:
-        """`num_splits` as in `attend`: 1 keeps a row's bits from depending on the rest of the
-        batch. With `counts_keys` it gets the places at which each sequence's keys would begin if
-        they lay in a row: FlashAttention 2 wants that, 3 refuses it."""
+        """`num_splits` is as in `attend`; `counts_keys` asks for the offsets of the keys.
+
+        One split keeps a row's bits from depending on the rest of the batch. With `counts_keys` the
+        kernel gets the places at which each sequence's keys would begin if they lay in a row:
+        FlashAttention 2 wants that, 3 refuses it.
+        """
         self.name = f"varlen/splits={num_splits or 'auto'}/{'cu_keys' if counts_keys else 'paged'}"
         self._attend = attend
         self._options: dict[str, Any] = {} if num_splits is None else {"num_splits": num_splits}

@@ -12,9 +12,10 @@ from engine.types import TokenLogprob, TokenLogprobs
 def logprobs_of(
     logits: torch.Tensor, nums: Seq[int | None], tokens: Seq[int]
 ) -> list[TokenLogprobs | None]:
-    """For every row of `logits [num_rows, vocab]` fp32 the log-probability of `tokens[i]` and of
-    the `nums[i]` most probable tokens, best first, equal ones by id; None for a row that asks for
-    None.
+    """The log-probabilities of each row's token and of its most probable tokens.
+
+    `logits [num_rows, vocab]` are fp32. Row `i` yields `tokens[i]` and the `nums[i]` most probable
+    tokens, best first, equal ones by id; None for a row whose `nums[i]` is None.
 
     Of the model's distribution, before temperature, penalties and constraints: as vLLM's default
     (`raw_logprobs`) and so comparable between requests. OpenAI's API doesn't say (2026-11).

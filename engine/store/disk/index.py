@@ -1,4 +1,4 @@
-"""What a disk store holds, in memory: by key, by last use and by expiry.
+"""The index of a disk store, in memory: by key, by last use and by expiry.
 
 Knows no files and no locks.
 """
@@ -110,8 +110,10 @@ class DiskIndex:
         return self._by_expiry.first()
 
     def victim(self, now_s: float) -> ObjectRecord | None:
-        """What to give up next: what has expired, else what has the lowest score; never what is
-        being read."""
+        """The record to evict next: an expired one, else the one with the lowest score.
+
+        A record that is being read is never a victim.
+        """
         first = self.next_to_expire()
         if first is not None and first.expires_at_s <= now_s and first.num_readers == 0:
             return first

@@ -219,9 +219,11 @@ class RedisStore:
         keys: Sequence[bytes],
         commands: Sequence[Command],
     ) -> list[tuple[ObjectHeader | None, Reply]]:
-        """For each key the header that the reply to its first command begins with, and the reply to
-        its last one; nothing when the server does not answer. A header is None unless it is sound,
-        its key's own, and not to be deleted."""
+        """The header of each key's first reply, and the reply to its last command.
+
+        The result is empty if the server does not answer. A header is None unless it is sound, its
+        key's own, and not to be deleted.
+        """
         with self._lock:
             owed = set(self._owed)
         replies = self._ask(server, operation, commands)

@@ -226,12 +226,12 @@ class Blocks:
         if tool is None:
             return name
         if name not in self._definitions:
-            told = {
+            definition = {
                 "name": tool.name,
                 "description": tool.description,
                 "parameters": tool.parameters,
             }
-            self._definitions[name] = json.dumps(told, ensure_ascii=False)
+            self._definitions[name] = json.dumps(definition, ensure_ascii=False)
         self._referenced_room -= len(self._definitions[name])
         if self._referenced_room < 0:
             message = (

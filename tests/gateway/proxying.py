@@ -18,7 +18,7 @@ GPT = "gpt-5.6"
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Proxied:
     """A running gateway and its upstreams: one of Anthropic's format, one of OpenAI's."""
 
     served: Served
@@ -49,14 +49,14 @@ class Answer:
 
 
 @asynccontextmanager
-async def passing(
+async def proxying(
     anthropic: Script | Say | None = None,
     openai: Script | Say | None = None,
     *,
     policy: str = "",
     claude: str = "",
     gpt: str = "",
-) -> AsyncIterator[Passed]:
+) -> AsyncIterator[Proxied]:
     """Model ids `claude-*` go to one upstream and `gpt-*` to the other. `claude` and `gpt` are more
     lines of their entries."""
     first, second = FakeUpstream(anthropic or Say()), FakeUpstream(openai or Say())
@@ -71,4 +71,4 @@ async def passing(
             f"'gpt-*'}}]{gpt}}}\n"
         )
         served = await stack.enter_async_context(serving(ScriptedBackend(), backends + policy))
-        yield Passed(served, first, second)
+        yield Proxied(served, first, second)
