@@ -101,7 +101,7 @@ HOSTILE: Final[dict[str, Hostile]] = {
     ),
     "nests for a batch": Hostile("/v1/messages/batches", lambda: nests(10_000_000), (413,)),
     "as many nests as may be": Hostile("/v1/messages", lambda: nests(NUM_VALUES // 2 - 10)),
-    "deep": Hostile("/v1/chat/completions", lambda: b'{"a": ' + b"[" * (16 * MIB)),
+    "deep": Hostile("/v1/chat/completions", lambda: b'{"a": ' + b"[" * (8 * MIB)),
     "calls": Hostile(
         "/v1/responses", lambda: responses(input=[call(i) for i in range(NUM_VALUES // 6)])
     ),
