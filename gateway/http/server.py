@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Final
 
 from aiohttp import web
 
-from gateway.budget import ByteBudget
+from gateway.budget import ByteBudget, Claim
 from gateway.calls.exchange import Call, Client
 from gateway.clock import Clock
 from gateway.errors import GatewayError, MethodNotAllowed, Overloaded, Unauthenticated, UnknownPath
@@ -92,9 +93,9 @@ class Server:
 
     async def _serve(self, route: Route, http: web.Request) -> web.StreamResponse:
         call = self._call(http, route)
-        with self._budget.claim(self._tenant(call)) as claim:
+        with closing(Claim(self._budget, self._tenant(call))) as claim:
             client = HttpClient(
-                http, self._handler.policy.server, claim, closing=self.closing or _CLOSING in http
+                http, self._handler.policy.server, claim, is_last=self.closing or _CLOSING in http
             )
             try:
                 await route.serve(call, client)
