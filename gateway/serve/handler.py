@@ -221,7 +221,8 @@ class Handler:
             check_abilities(request, rules, call.wire)
             plan = partial(_planned, request, dialect, rules, received)
             request, fingerprint = await self.offload.run(request.nbytes, plan)
-        request = self.diagnoses.diagnose(request, fingerprint)
+        if fingerprint is not None:
+            request = self.diagnoses.diagnose(request, fingerprint)
         prices = self.policy.prices_for(request.model)
         if call.route == BATCHED:
             request = msgspec.structs.replace(request, service_tier="batch")
