@@ -23,7 +23,7 @@ from gateway.wire.anthropic.settings import (
     AnswerSettings,
     AnthropicOptions,
     DiagnosticsRequest,
-    check_tool_choice,
+    check_forced_call,
     read_settings,
 )
 from gateway.wire.body import read_request
@@ -85,8 +85,8 @@ def _request(body: Node, version: str, betas: str, *, request_id: str, counting:
     if prewarm:
         _check_prewarm(body, stream=stream)
     tools = blocks.tools(body)
-    if not counting:
-        check_tool_choice(settings, [*tools, *blocks.deferred.values()])
+    if settings.tool_choice.mode == "required" and not counting:
+        check_forced_call(settings, [*tools, *blocks.deferred.values()])
     prompt = Prompt(
         tools=tools,
         system=blocks.system(body),
