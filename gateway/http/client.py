@@ -66,9 +66,11 @@ class HttpClient:
             return
         reply, self._whole = self._whole, None
         await self.open(reply.headers, reply.status, len(reply.body))
+        assert self._stream is not None
         rest = memoryview(reply.body)
         while len(rest) > PIECE_NBYTES:
-            await self._write(bytes(rest[:PIECE_NBYTES]))
+            async with _taken(self._http, self._policy.write_timeout):
+                await self._stream.write(bytes(rest[:PIECE_NBYTES]))
             rest = rest[PIECE_NBYTES:]
         self._end = bytes(rest)
 
@@ -84,9 +86,12 @@ class HttpClient:
             await stream.prepare(self._http)
 
     async def write(self, data: bytes) -> None:
+        assert self._stream is not None
         self._claim.take(len(data))
         for begin in range(0, len(data), PIECE_NBYTES):
-            await self._write(data[begin : begin + PIECE_NBYTES])
+            async with _taken(self._http, self._policy.write_timeout):
+                if self._http.method != "HEAD":
+                    await self._stream.write(data[begin : begin + PIECE_NBYTES])
         self._claim.take(-len(data))
 
     @property
@@ -106,12 +111,6 @@ class HttpClient:
                 response.force_close()
         await transmit(self._http, response, self._policy.write_timeout, self._end)
         return response
-
-    async def _write(self, piece: bytes) -> None:
-        assert self._stream is not None
-        async with _taken(self._http, self._policy.write_timeout):
-            if self._http.method != "HEAD":
-                await self._stream.write(piece)
 
 
 async def transmit(
