@@ -37,10 +37,6 @@ from policies.values import (
 UsageMode: TypeAlias = Literal["provider", "measured"]
 MarkerErrors: TypeAlias = Literal["strict", "repair"]
 
-SingleFlight: TypeAlias = Literal["off", "read", "write"]
-"""Whether requests wait for another one that computes the same, and how the tokens that they were
-spared are billed."""
-
 
 class Section(BaseModel):
     """Base: frozen, unknown keys are errors."""
@@ -266,11 +262,6 @@ class SingleFlightPolicy(Section):
     max_wait: Duration = Field(
         default=60.0, description="Longest wait; then a request computes for itself."
     )
-
-    @property
-    def mode(self) -> SingleFlight:
-        """The bill where requests wait, else "off"."""
-        return self.bill if self.enabled else "off"
 
 
 class NormalizePolicy(Section):

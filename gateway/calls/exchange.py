@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.wire.base import Wire
+
+BATCHED: Final = "batched"
+"""The route of the requests of a batch, each of which is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +20,7 @@ class Call:
     `arrived_s` is on the event loop's monotonic clock, `started_at_s` is epoch seconds on the
     gateway's clock: every TTL of this request counts from it. `path` includes the query, which
     `query` holds decoded; `resource_id` is the part of the path that names a resource. `tenant` is
-    set where the request came with no key of its own, as those of a batch.
+    that of the request's key, or of the batch that the request is part of; None: of nobody known.
     """
 
     id: str

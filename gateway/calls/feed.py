@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from gateway.errors import EngineFailed
@@ -14,6 +15,7 @@ from gateway.errors import EngineFailed
 E = TypeVar("E")
 
 
+@dataclass(slots=True)
 class EventFeed(Generic[E]):
     """Reads one backend iterator for one request.
 
@@ -21,20 +23,22 @@ class EventFeed(Generic[E]):
     is picked up by the next call.
     """
 
-    def __init__(self, events: AsyncIterator[E]) -> None:
-        self._events = events
-        self._step: asyncio.Task[E] | None = None
+    events: AsyncIterator[E]
+    _step: asyncio.Task[E] | None = field(default=None, init=False)
 
     async def next(self, within_s: float | None = None) -> E | None:
         """The next event, or None where none came within `within_s` seconds. Raises the backend's
         errors."""
         if self._step is None:
-            self._step = asyncio.create_task(self._advance())
+            self._step = asyncio.ensure_future(anext(self.events))
         done, _ = await asyncio.wait((self._step,), timeout=within_s)
         if not done:
             return None
         step, self._step = self._step, None
-        return step.result()
+        try:
+            return step.result()
+        except StopAsyncIteration:
+            raise EngineFailed("the engine stopped without finishing the answer") from None
 
     async def aclose(self) -> None:
         """Stop the backend. It has begun to stop when this returns. Idempotent."""
@@ -44,14 +48,8 @@ class EventFeed(Generic[E]):
             if not self._step.cancelled():
                 self._step.exception()  # nothing else reads it
             self._step = None
-        if isinstance(self._events, AsyncGenerator):
-            await self._events.aclose()
-
-    async def _advance(self) -> E:
-        try:
-            return await anext(self._events)
-        except StopAsyncIteration:
-            raise EngineFailed("the engine stopped without finishing the answer") from None
+        if isinstance(self.events, AsyncGenerator):
+            await self.events.aclose()
 
 
 class Keepalive:

@@ -11,7 +11,7 @@ import msgspec
 from engine.prompt.types import Position
 from engine.types import CachePlan, CacheReport
 from gateway.dialects.marks import FinalMarks
-from gateway.dialects.nonce import NONCE_DROPPED, has_billing_nonce
+from gateway.dialects.nonce import BILLING_NONCE, NONCE_DROPPED
 from gateway.dialects.order import ordered
 from gateway.dialects.places import marks_of, with_marks
 from gateway.dialects.words import ErrorWords
@@ -58,7 +58,9 @@ class Dialect:
         prompt = request.prompt
         if final.marks != current:
             prompt = with_marks(prompt, final.marks)
-        if rules.caching.normalize.billing_nonce == "drop" and has_billing_nonce(prompt):
+        begins = prompt.system[0].text if prompt.system else ""
+        drops_nonce = rules.caching.normalize.billing_nonce == "drop"
+        if drops_nonce and BILLING_NONCE.fullmatch(begins):
             prompt = msgspec.structs.replace(prompt, system=prompt.system[1:])
             warnings.append(NONCE_DROPPED)
         return msgspec.structs.replace(
@@ -71,13 +73,14 @@ class Dialect:
 
     def plan(self, request: Request, rules: DialectRules) -> CachePlan:
         """The entries that a normalized request may read and must write."""
-        planned, ttl = self.entries(request, rules), rules.caching.ttl
+        planned = self.entries(request, rules)
+        ttl, flight = rules.caching.ttl, rules.caching.single_flight
         return msgspec.structs.replace(
             planned,
             writable=tuple(
                 msgspec.structs.replace(entry, upgrade=ttl.upgrade == "free", max_age_s=ttl.max_age)
                 for entry in planned.writable
             ),
-            single_flight=rules.caching.single_flight.mode,
-            max_wait_s=rules.caching.single_flight.max_wait,
+            single_flight=flight.bill if flight.enabled else "off",
+            max_wait_s=flight.max_wait,
         )

@@ -18,14 +18,14 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from gateway.calls.exchange import Call, Client, Reply
+from gateway.calls.exchange import BATCHED, Call, Client, Reply
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
 from gateway.http.routes import Route, Serve
 from gateway.ids import request_id
 from gateway.serve.auth import tenant_of
 from gateway.serve.delivery import send
-from gateway.serve.handler import BATCHED, Handler
+from gateway.serve.handler import Handler
 from gateway.state.batches import (
     LIFETIME_S,
     OUTCOMES,

@@ -14,7 +14,7 @@ from gateway.errors import BodyLate, BodyTooLarge, InvalidRequest
 from gateway.http.cost import BodyCost
 
 PIECE_NBYTES: Final = 64 * 1024
-"""What is inflated, and counted, at a time."""
+"""Bytes that are inflated, and counted, at a time."""
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 
@@ -45,11 +45,16 @@ async def read_body(
         num_sent += len(chunk)
         if num_sent > max_nbytes:
             raise _too_large(max_nbytes)
-        for piece in _inflated(inflate, chunk) if inflate else _cut(chunk):
+        cut = (chunk[i : i + PIECE_NBYTES] for i in range(0, len(chunk), PIECE_NBYTES))
+        for piece in _inflated(inflate, chunk) if inflate else cut:
             if len(body) + len(piece) > max_nbytes:
                 raise _too_large_decoded()
             if claim is not None:
-                _claim(claim, cost.add(piece))
+                more = cost.add(piece)
+                if claim.nbytes + more > claim.budget.tenant_nbytes:  # to try again is no use
+                    message = "the body takes more memory than one client may have (server.memory)"
+                    raise BodyTooLarge(message)
+                claim.grow(more)
             body += piece
             if inflate:
                 await asyncio.sleep(
@@ -58,13 +63,6 @@ async def read_body(
     if inflate and num_sent and not inflate.eof:
         raise _not_gzip("the gzip body ends early")
     return bytes(body)
-
-
-def _claim(claim: Claim, nbytes: int) -> None:
-    if not claim.fits(nbytes):
-        message = "the body takes more memory than one client may have (server.memory)"
-        raise BodyTooLarge(message)
-    claim.grow(nbytes)
 
 
 async def _pieces(http: web.Request, silence_s: float) -> AsyncIterator[bytes]:
@@ -79,16 +77,8 @@ async def _pieces(http: web.Request, silence_s: float) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _cut(chunk: bytes) -> Iterator[bytes]:
-    if len(chunk) <= PIECE_NBYTES:
-        yield chunk
-        return
-    for begin in range(0, len(chunk), PIECE_NBYTES):
-        yield chunk[begin : begin + PIECE_NBYTES]
-
-
 def _inflated(inflate: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
-    """What `chunk` adds, a piece at a time: what is not asked for is not inflated."""
+    """The bytes that `chunk` adds, inflated piece by piece as they are asked for."""
     while True:
         try:
             piece = inflate.decompress(chunk, PIECE_NBYTES)

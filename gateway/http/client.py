@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing
 from typing import Final
 
 from aiohttp import web
@@ -31,12 +31,12 @@ class HttpClient:
     to close."""
 
     def __init__(
-        self, http: web.Request, policy: ServerPolicy, claim: Claim, *, closing: bool
+        self, http: web.Request, policy: ServerPolicy, claim: Claim, *, is_last: bool
     ) -> None:
         self._http = http
         self._policy = policy
         self._claim = claim
-        self._closing = closing
+        self._is_last = is_last
         self._stream: web.StreamResponse | None = None
         self._whole: Reply | None = None
         self._num_held = 0
@@ -50,7 +50,7 @@ class HttpClient:
         self._num_held += nbytes
 
     def hand_over(self) -> AbstractContextManager[object]:
-        return self._claim.handed_over()
+        return closing(self._claim.handed_over())
 
     async def send(self, reply: Reply) -> None:
         assert self._stream is None
@@ -65,23 +65,33 @@ class HttpClient:
         ):
             return
         reply, self._whole = self._whole, None
-        self._stream = web.StreamResponse(status=reply.status, headers=reply.headers)
-        self._stream.content_length = len(reply.body)
-        await self._begin()
+        await self.open(reply.headers, reply.status, len(reply.body))
+        assert self._stream is not None
         rest = memoryview(reply.body)
         while len(rest) > PIECE_NBYTES:
-            await self._write(bytes(rest[:PIECE_NBYTES]))
+            async with _taken(self._http, self._policy.write_timeout):
+                await self._stream.write(bytes(rest[:PIECE_NBYTES]))
             rest = rest[PIECE_NBYTES:]
         self._end = bytes(rest)
 
-    async def open(self, headers: Mapping[str, str]) -> None:
-        self._stream = web.StreamResponse(headers=headers)
-        await self._begin()
+    async def open(
+        self, headers: Mapping[str, str], status: int = 200, nbytes: int | None = None
+    ) -> None:
+        self._stream = stream = web.StreamResponse(status=status, headers=headers)
+        if nbytes is not None:
+            stream.content_length = nbytes
+        if self._is_last:
+            stream.force_close()
+        async with _taken(self._http, self._policy.write_timeout):
+            await stream.prepare(self._http)
 
     async def write(self, data: bytes) -> None:
+        assert self._stream is not None
         self._claim.take(len(data))
         for begin in range(0, len(data), PIECE_NBYTES):
-            await self._write(data[begin : begin + PIECE_NBYTES])
+            async with _taken(self._http, self._policy.write_timeout):
+                if self._http.method != "HEAD":
+                    await self._stream.write(data[begin : begin + PIECE_NBYTES])
         self._claim.take(-len(data))
 
     @property
@@ -90,30 +100,17 @@ class HttpClient:
         return self._stream or web.Response(status=400)
 
     async def finish(self) -> web.StreamResponse:
-        """What aiohttp is to be given, when the client has all of it. Raises `ConnectionError` when
-        it does not take it."""
+        """The response for aiohttp, once the client has taken all of it. Raises `ConnectionError`
+        for a client that does not take it."""
         response = self._stream
         if response is None:
             assert self._whole is not None
             reply = self._whole
             response = web.Response(status=reply.status, body=reply.body, headers=reply.headers)
-            if self._closing:
+            if self._is_last:
                 response.force_close()
         await transmit(self._http, response, self._policy.write_timeout, self._end)
         return response
-
-    async def _begin(self) -> None:
-        assert self._stream is not None
-        if self._closing:
-            self._stream.force_close()
-        async with _taken(self._http, self._policy.write_timeout):
-            await self._stream.prepare(self._http)
-
-    async def _write(self, piece: bytes) -> None:
-        assert self._stream is not None
-        async with _taken(self._http, self._policy.write_timeout):
-            if self._http.method != "HEAD":
-                await self._stream.write(piece)
 
 
 async def transmit(
@@ -140,8 +137,7 @@ async def transmit(
 
 @asynccontextmanager
 async def _taken(http: web.Request, within_s: float) -> AsyncIterator[None]:
-    """What is written in the block has to be taken in time; a client that takes nothing is one that
-    has gone."""
+    """The client has to take the writes of the block in time; one that takes nothing has gone."""
     try:
         async with asyncio.timeout(within_s):
             yield

@@ -1,4 +1,4 @@
-"""Which connections stay: bounds on their number and on waiting for a request.
+"""Bounds on the number of connections, and on their waiting for a request.
 
 Knows no HTTP but when a request is on.
 
@@ -31,15 +31,15 @@ FEWEST: Final = 16
 GRACE_S: Final = 1.0
 """A connection that has waited for less does not make room: its request may be on the way."""
 
-TOLD_EVERY_S: Final = 1.0
+LOG_EVERY_S: Final = 1.0
 """Between two lines of the log about connections that cannot be accepted."""
 
 _log = structlog.get_logger("pcg.http")
 
 
 def most_connections(asked: int, num_upstream: int) -> int:
-    """What the limit of open files leaves beside `num_upstream` connections to upstreams, or
-    `asked` if that is less."""
+    """The number of connections that the limit of open files leaves beside `num_upstream` to
+    upstreams, or `asked` if that is less."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return asked or 2**20
@@ -60,7 +60,7 @@ class Connections:
         """At most `limit` that work or wait; a head has to be whole within `head_s` of its first
         byte."""
         self._limit = limit
-        self._head_s = head_s
+        self.head_s = head_s
         self._num_open = 0
         self._waiting: dict[Connection, float] = {}
         self._probing: dict[Connection, float] = {}
@@ -79,13 +79,13 @@ class Connections:
         if connection is None:
             yield False
             return
-        self._no_longer_waits(connection)
+        connection.peers.pop(connection, None)
         connection.stop_waiting()
         try:
-            yield connection.probes_only
+            yield connection.peers is self._probing
         finally:
             if connection.transport is not None:
-                self._waits(connection)
+                connection.peers[connection] = asyncio.get_running_loop().time()
 
     def opened(self, connection: Connection, transport: asyncio.Transport) -> bool:
         """Whether it may stay. The one that has waited longest may have to go for it."""
@@ -95,58 +95,44 @@ class Connections:
             self._make_room(self._probing, 0.0)
         if self._num_open >= self._limit + KEPT_FOR_PROBES:
             return False
-        connection.probes_only = self._num_open >= self._limit
+        connection.peers = self._waiting if self._num_open < self._limit else self._probing
         self._num_open += 1
         self._by_transport[transport] = connection
-        self._waits(connection)
-        connection.wait(self._head_s)
+        connection.peers[connection] = asyncio.get_running_loop().time()
+        connection.await_head()
         return True
-
-    def heard(self, connection: Connection) -> None:
-        """Bytes have come: of a head, where it was waiting for one."""
-        if not connection.is_timed and (connection in self._waiting or connection in self._probing):
-            connection.wait(self._head_s)
 
     def closed(self, connection: Connection) -> None:
         """It is gone."""
         self._num_open -= 1
-        self._no_longer_waits(connection)
-
-    def _waits(self, connection: Connection) -> None:
-        waiting = self._probing if connection.probes_only else self._waiting
-        waiting[connection] = _now_s()
-
-    def _no_longer_waits(self, connection: Connection) -> None:
-        self._waiting.pop(connection, None)
-        self._probing.pop(connection, None)
+        connection.peers.pop(connection, None)
 
     @staticmethod
     def _make_room(waiting: dict[Connection, float], least_s: float) -> None:
         """End the one that has waited longest, if that is long enough."""
         longest, since_s = next(iter(waiting.items()), (None, 0.0))
-        if longest is not None and _now_s() - since_s >= least_s:
+        if longest is not None and asyncio.get_running_loop().time() - since_s >= least_s:
             longest.end()
 
 
 class Connection(asyncio.Protocol):
-    """One connection, between its transport and the protocol that serves it."""
+    """One connection, between its transport and the protocol that serves it.
+
+    `peers` are those that wait like it, with the time since when: all, or those for probes alone.
+    """
 
     def __init__(self, all_of_them: Connections, inner: asyncio.Protocol) -> None:
         self._all = all_of_them
         self._inner = inner
         self._timer: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
-        self.probes_only = False
+        self.peers: dict[Connection, float] = {}
         self._is_served = False
 
-    @property
-    def is_timed(self) -> bool:
-        """A head has begun."""
-        return self._timer is not None
-
-    def wait(self, seconds: float) -> None:
-        """End in so many seconds."""
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+    def await_head(self) -> None:
+        """End unless a head is whole in time."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._all.head_s, self._expire)
 
     def stop_waiting(self) -> None:
         if self._timer is not None:
@@ -175,7 +161,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.transport is not None:
-            self._all.heard(self)
+            if self._timer is None and self in self.peers:  # the first bytes of a head
+                self.await_head()
             self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -217,16 +204,12 @@ class AcceptErrors:
     within a second."""
 
     def __init__(self) -> None:
-        self._told_s: float | None = None
+        self._logged_s: float | None = None
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not isinstance(error, OSError) or "accept" not in context.get("message", ""):
             loop.default_exception_handler(context)
-        elif self._told_s is None or loop.time() - self._told_s >= TOLD_EVERY_S:
-            self._told_s = loop.time()
+        elif self._logged_s is None or loop.time() - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = loop.time()
             _log.error("connections cannot be accepted", error=error.strerror)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

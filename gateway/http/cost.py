@@ -1,5 +1,4 @@
-"""What a JSON body will take of memory once it is decoded, estimated from its bytes as they come,
-before they are.
+"""The memory that a JSON body takes once it is decoded, estimated from its bytes as they come.
 
 The estimate is an upper bound of what CPython 3.11 to 3.14 and orjson take at the worst moment, at
 most about twice it. Marks within strings count as if they were structure: to tell them apart costs
@@ -8,6 +7,7 @@ more time than it saves memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 COSTS: Final = {b"{": 64, b"[": 96, b":": 160, b",": 72}
@@ -24,20 +24,16 @@ _WIDEST: Final = tuple(bytes((lead,)) for lead in range(0xF0, 0xF5))
 """First bytes of characters beyond the basic plane."""
 
 
+@dataclass(slots=True)
 class BodyCost:
-    """Adds up one body. A string takes as many bytes per character as its widest needs, wherever in
-    it that is."""
+    """Adds up one body: `total` bytes, for what has been added so far. A string takes as many bytes
+    per character as its widest needs, wherever in it that is."""
 
-    def __init__(self) -> None:
-        self._nbytes = 0
-        self._structure = 0
-        self._width = 1
-        self._escaping = False
-
-    @property
-    def total(self) -> int:
-        """Bytes, for what has been added so far."""
-        return self._nbytes * (BYTE_COPIES + COPIES * self._width) + self._structure
+    total: int = 0
+    _nbytes: int = 0
+    _structure: int = 0
+    _width: int = 1
+    _escaping: bool = False
 
     def add(self, piece: bytes) -> int:
         """The total is now larger by this."""
@@ -47,6 +43,7 @@ class BodyCost:
         self._width = 4 if split else max(self._width, _width(piece))
         self._escaping = piece.endswith(b"\\")
         self._structure += sum(piece.count(mark) * cost for mark, cost in COSTS.items())
+        self.total = self._nbytes * (BYTE_COPIES + COPIES * self._width) + self._structure
         return self.total - before
 
 

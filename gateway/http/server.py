@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Final
 
 from aiohttp import web
 
-from gateway.budget import ByteBudget
+from gateway.budget import ByteBudget, Claim
 from gateway.calls.exchange import Call, Client
 from gateway.clock import Clock
-from gateway.errors import GatewayError, MethodNotAllowed, Overloaded, Unauthenticated, UnknownPath
+from gateway.errors import GatewayError, MethodNotAllowed, Overloaded, UnknownPath
 from gateway.http.batch_routes import BatchRoutes
 from gateway.http.client import HttpClient, transmit
 from gateway.http.connections import Connections
@@ -20,10 +21,11 @@ from gateway.http.problem import problem
 from gateway.http.response_routes import ResponseRoutes
 from gateway.http.routes import Route, guess_wire, provider_routes
 from gateway.ids import request_id
-from gateway.serve.auth import tenant_of
+from gateway.serve.auth import api_key
 from gateway.serve.handler import Handler
 from gateway.wire.base import Wire
 from gateway.wire.plain import plain_headers
+from policies.tenancy import identify
 
 UNROUTED: Final = "other"
 """The route label of requests that match none, so that paths chosen by clients never become metric
@@ -92,9 +94,9 @@ class Server:
 
     async def _serve(self, route: Route, http: web.Request) -> web.StreamResponse:
         call = self._call(http, route)
-        with self._budget.claim(self._tenant(call)) as claim:
+        with closing(Claim(self._budget, call.tenant or "")) as claim:
             client = HttpClient(
-                http, self._handler.policy.server, claim, closing=self.closing or _CLOSING in http
+                http, self._handler.policy.server, claim, is_last=self.closing or _CLOSING in http
             )
             try:
                 await route.serve(call, client)
@@ -103,24 +105,21 @@ class Server:
                 # The client has gone, and the handler has recorded it: aiohttp need not know.
                 return client.leftover
 
-    def _tenant(self, call: Call) -> str:
-        """The tenant that the memory counts for; nobody's where the key will be refused."""
-        try:
-            return tenant_of(self._handler.policy, call)
-        except Unauthenticated:
-            return ""
-
     def _call(self, http: web.Request, route: Route) -> Call:
         headers = plain_headers(http.headers)
         started_at_s = self._clock()
         query = http.rel_url.raw_query_string
+        wire = self._wires[route.wire or guess_wire(self._wires, http.path, headers)]
+        key = api_key(headers, wire.provider.key_headers)
+        tenant = identify(self._handler.policy, key)
         return Call(
             id=request_id(headers.get("x-request-id"), started_at_s),
             route=route.name,
-            wire=self._wires[route.wire or guess_wire(self._wires, http.path, headers)],
+            wire=wire,
             headers=headers,
             arrived_s=asyncio.get_running_loop().time(),
             started_at_s=started_at_s,
+            tenant=None if tenant is None else tenant.name,
             path=f"{http.path}?{query}" if query else http.path,
             resource_id=http.match_info.get("id", ""),
             query=plain_query(http) if query else {},

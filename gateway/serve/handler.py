@@ -24,7 +24,7 @@ import msgspec
 from gateway.bill.headers import headers_without_counts
 from gateway.bill.record import Record
 from gateway.calls.catalog import ModelCatalog
-from gateway.calls.exchange import Call, Client, Reply
+from gateway.calls.exchange import BATCHED, Call, Client, Reply
 from gateway.dialects.abilities import check_abilities
 from gateway.dialects.dialect import Dialect
 from gateway.errors import GatewayError, UnknownModel
@@ -48,9 +48,6 @@ from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
 from gateway.wire.structure import check_structure
 from policies.rules import DialectRules, PresetName
 from policies.schema import Policy
-
-BATCHED: Final = "batched"
-"""The route of the requests of a batch, each of which is recorded."""
 
 BACKGROUND: Final = "background"
 """The route of an answer that is generated in the background."""
@@ -224,7 +221,8 @@ class Handler:
             check_abilities(request, rules, call.wire)
             plan = partial(_planned, request, dialect, rules, received)
             request, fingerprint = await self.offload.run(request.nbytes, plan)
-        request = self.diagnoses.diagnose(request, fingerprint)
+        if fingerprint is not None:
+            request = self.diagnoses.diagnose(request, fingerprint)
         prices = self.policy.prices_for(request.model)
         if call.route == BATCHED:
             request = msgspec.structs.replace(request, service_tier="batch")

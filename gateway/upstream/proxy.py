@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gateway.backends.base import Outgoing, Upstream
 from gateway.calls.catalog import ModelCatalog
-from gateway.calls.exchange import Call
+from gateway.calls.exchange import BATCHED, Call
 from gateway.errors import InvalidRequest, NotCached
 from gateway.upstream.header_filter import CREDENTIALS, to_upstream
 from gateway.upstream.reported import UpstreamUsage
@@ -53,7 +53,7 @@ class UpstreamProxy:
         match = self.catalog.upstream_for(summary.model, call.wire.provider.name)
         if match is None:
             return None
-        if call.tenant is not None:
+        if call.route == BATCHED:
             raise InvalidRequest(
                 "message batches are for models that this gateway serves itself", path="model"
             )

@@ -6,6 +6,7 @@ Knows no provider: each wire format words the errors itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import orjson
@@ -37,15 +38,13 @@ class FieldError(Exception):
         self.got = got
 
 
+@dataclass(slots=True, eq=False)
 class Node:
     """A JSON object and its path in the body. Every reader treats null like an absent field, except
     where one is required."""
 
-    __slots__ = ("path", "value")
-
-    def __init__(self, value: dict[str, Any], path: Path) -> None:
-        self.value = value
-        self.path = path
+    value: dict[str, Any]
+    path: Path
 
     def has(self, key: str) -> bool:
         """Whether the field is there and not null."""
@@ -93,8 +92,10 @@ class Node:
         self._check_range(key, "number", value, low, high)
         return float(value)
 
-    def choice(self, key: str, choices: Sequence[str]) -> str:
-        """A required string, one of `choices`."""
+    def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
+        """A string, one of `choices`; required where there is no default."""
+        if default is not None and self.value.get(key) is None:
+            return default
         value = self.text(key)
         if value not in choices:
             raise FieldError("choice", self.at(key), expected=choices, got=clip(value))
@@ -119,7 +120,7 @@ class Node:
             return None
         if type(value) is not dict:
             raise self._wrong(key, "object")
-        return Node(value, self.at(key))
+        return Node(value, (*self.path, key))
 
     def children(self, key: str) -> list[Node]:
         """A list of objects; empty when absent."""
@@ -128,7 +129,7 @@ class Node:
             return []
         if type(value) is not list:
             raise self._wrong(key, "array")
-        path = self.at(key)
+        path = (*self.path, key)
         for i, item in enumerate(value):
             if type(item) is not dict:
                 raise FieldError("type", (*path, i), expected="object", got=type_name(item))

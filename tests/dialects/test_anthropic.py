@@ -10,7 +10,7 @@ from engine.prompt.types import CacheMark, Message, Position, Prompt, TextPart, 
 from engine.types import Boundary, CachePlan, CacheReport, Hit, PlannedEntry, Sampling
 from gateway.request import Directives, Request
 from policies.pricing import Usage
-from policies.sections import TtlPolicy
+from policies.sections import SingleFlightPolicy, TtlPolicy
 from tests.fakes import dialects
 from tests.fakes.rules import ANTHROPIC, OPENAI, rules
 
@@ -79,6 +79,21 @@ def test_the_operator_limits_what_a_plan_promises() -> None:
         assert {(e.upgrade, e.max_age_s) for e in dialects.plan(request, limited).writable} == {
             (False, 900.0)
         }
+
+
+@pytest.mark.parametrize(
+    ("flight", "planned"),
+    [
+        (SingleFlightPolicy(), ("read", 60.0)),
+        (SingleFlightPolicy(bill="write", max_wait=5.0), ("write", 5.0)),
+        (SingleFlightPolicy(enabled=False, bill="write"), ("off", 60.0)),
+    ],
+)
+def test_a_plan_says_who_waits(flight: SingleFlightPolicy, planned: tuple[str, float]) -> None:
+    """`caching.single_flight` is in every plan, whatever the dialect."""
+    for base in (ANTHROPIC, OPENAI):
+        plan = dialects.plan(conversation(1, 1), rules(base, single_flight=flight))
+        assert (plan.single_flight, plan.max_wait_s) == planned
 
 
 def test_no_mark_no_caching() -> None:

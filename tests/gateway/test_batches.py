@@ -21,6 +21,7 @@ from gateway.request import Request
 from gateway.state.batches import BatchStore
 from policies.pricing import Prices
 from tests.fakes.backend import Script, ScriptedBackend
+from tests.fakes.upstream import FakeUpstream, say_json
 from tests.gateway.serving import ANTHROPIC, Served, serving
 
 KEYS = "tenants: [{name: one, keys: [one]}, {name: two, keys: [two]}]"
@@ -100,6 +101,22 @@ async def test_from_creation_to_deletion(tmp_path: Path) -> None:
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.batches.retrieve(made.id)
         assert not [path for path in (tmp_path / "b").rglob("*") if path.is_file()]
+
+
+async def test_no_batch_for_an_upstream(tmp_path: Path) -> None:
+    """A batch is worked through here alone; its tenant may ask the upstream itself."""
+    upstream = FakeUpstream(say_json({"usage": {"input_tokens": 3, "output_tokens": 2}}))
+    async with upstream.listening() as up:
+        entry = f"{{name: up, api: anthropic, base_url: '{up.url}', models: [{{match: far}}]}}"
+        async with opened(tmp_path / "b", policy=f"{KEYS}\nbackends: [{entry}]") as (_, client):
+            made = await client.messages.batches.create(requests=[item("a", model="far")])
+            await ended(client, made.id)
+            found = await outcomes(client, made.id)
+            assert found["a"].error.error.type == "invalid_request_error"
+            assert "batches" in found["a"].error.error.message
+            assert not up.got
+            await client.messages.create(**item("a", model="far")["params"])
+            assert len(up.got) == 1
 
 
 @pytest.mark.parametrize(

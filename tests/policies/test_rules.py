@@ -164,9 +164,9 @@ def test_caching_reaches_every_rule() -> None:
         rules.caching.normalize.billing_nonce,
     ) == ("measured", "repair", "keep")
     flight = rules.caching.single_flight
-    assert (flight.mode, flight.max_wait) == ("write", 5.0)
+    assert (flight.enabled, flight.bill, flight.max_wait) == (True, "write", 5.0)
     off = policy("caching: {single_flight: {enabled: false}}")
-    assert off.rules_for("gpt-6-sol", "openai").caching.single_flight.mode == "off"
+    assert not off.rules_for("gpt-6-sol", "openai").caching.single_flight.enabled
 
 
 def test_a_class_keeps_its_name_and_price_when_its_lifetime_is_changed() -> None:

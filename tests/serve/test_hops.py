@@ -8,7 +8,7 @@ from tests.fakes.backend import ScriptedBackend
 from tests.fakes.calls import counting_calls
 from tests.gateway.serving import ANTHROPIC, anthropic_body, serving
 
-MOST = {False: 140, True: 150}
+MOST = {False: 150, True: 150}
 """Whole and streamed."""
 
 

@@ -263,11 +263,8 @@ class Blocks:
         kind = control.text("type")
         if kind != "ephemeral":
             raise unknown_tag(control.path, kind, ("ephemeral",))
-        if not control.has("ttl"):
-            return CacheMark(TTLS_S[DEFAULT_TTL])
-        return CacheMark(
-            TTLS_S[Node(control.value, control.at("ephemeral")).choice("ttl", tuple(TTLS_S))]
-        )
+        control = Node(control.value, control.at(kind))
+        return CacheMark(TTLS_S[control.choice("ttl", tuple(TTLS_S), DEFAULT_TTL)])
 
     def _no_mark(self, node: Node) -> None:
         if self.mark(node) is not None:

@@ -28,6 +28,7 @@ STOP_REASONS: Final[Mapping[FinishReason, str]] = {
 }
 
 SHORT_CLASS: Final = "5m"
+SHORT_S: Final = parse_duration(SHORT_CLASS)
 """Writes of every other class are reported as `ephemeral_1h`: the format has only the two."""
 
 INVALID_JSON: Final = "INVALID_JSON"
@@ -101,7 +102,7 @@ def end(request: Request, answer: Answer) -> dict[str, str | None]:
 def usage(request: Request, counts: Usage, num_thinking: int | None = None) -> dict[str, Any]:
     """Anthropic's `input_tokens` leaves out tokens that were read or written. `num_thinking` of the
     output were reasoning."""
-    short_s = request.ttl_classes.get(SHORT_CLASS, parse_duration(SHORT_CLASS))
+    short_s = request.ttl_classes.get(SHORT_CLASS, SHORT_S)
     short = sum(tokens for ttl_s, tokens in counts.cache_write if ttl_s == short_s)
     return {
         "input_tokens": counts.input,

@@ -23,7 +23,7 @@ from gateway.wire.anthropic.settings import (
     AnswerSettings,
     AnthropicOptions,
     DiagnosticsRequest,
-    check_tool_choice,
+    check_forced_call,
     read_settings,
 )
 from gateway.wire.body import read_request
@@ -85,8 +85,8 @@ def _request(body: Node, version: str, betas: str, *, request_id: str, counting:
     if prewarm:
         _check_prewarm(body, stream=stream)
     tools = blocks.tools(body)
-    if not counting:
-        check_tool_choice(settings, [*tools, *blocks.deferred.values()])
+    if settings.tool_choice.mode == "required" and not counting:
+        check_forced_call(settings, [*tools, *blocks.deferred.values()])
     prompt = Prompt(
         tools=tools,
         system=blocks.system(body),
@@ -95,27 +95,31 @@ def _request(body: Node, version: str, betas: str, *, request_id: str, counting:
     )
     if blocks.citing:
         settings.parameters["citations"] = True
+    prompt = _with_prefill(prompt, counting=counting)
+    sampling = _sampling(body, max_tokens, settings)
+    diagnostics: DiagnosticsRequest | None = None
+    if (asked := body.child("diagnostics")) is not None:
+        diagnostics = _diagnostics(asked, body, betas, settings)
     return Request(
         id=request_id,
         wire="anthropic",
         model=model,
-        prompt=_with_prefill(prompt, counting=counting),
-        sampling=_sampling(body, max_tokens, settings),
+        prompt=prompt,
+        sampling=sampling,
         stream=stream and not counting,
         automatic=automatic.ttl_s if automatic is not None else None,
         prewarm=prewarm,
         marker_problems=tuple(blocks.problems),
         unseen=tuple(blocks.unseen),
         parameters=settings.parameters,
-        options=AnthropicOptions(settings.thinking_display, _diagnostics(body, betas, settings)),
+        options=AnthropicOptions(settings.thinking_display, diagnostics),
     )
 
 
-def _diagnostics(body: Node, betas: str, settings: AnswerSettings) -> DiagnosticsRequest | None:
-    """The field `diagnostics`, if the request has one."""
-    asked = body.child("diagnostics")
-    if asked is None:
-        return None
+def _diagnostics(
+    asked: Node, body: Node, betas: str, settings: AnswerSettings
+) -> DiagnosticsRequest:
+    """The field `diagnostics`."""
     previous = asked.text("previous_message_id") if asked.has("previous_message_id") else None
     names = sorted({name.strip() for name in betas.split(",")})
     compared = [settings.parameters, body.json_value("context_management"), names]

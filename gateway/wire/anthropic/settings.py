@@ -60,33 +60,37 @@ class AnswerSettings:
 def read_settings(body: Node, *, max_tokens: int, counting: bool) -> AnswerSettings:
     """Raises `InvalidRequest`, `FieldError`."""
     settings = AnswerSettings()
-    _read_tool_choice(body, settings)
-    _read_thinking(body, settings, max_tokens=max_tokens, counting=counting)
-    _read_output(body, settings)
-    if body.has("speed") and (speed := body.choice("speed", ("standard", "fast"))) != "standard":
+    form: Node | None = None
+    if (choice := body.child("tool_choice")) is not None:
+        _read_tool_choice(choice, settings)
+    if (thinking := body.child("thinking")) is not None:
+        _read_thinking(thinking, settings, max_tokens=max_tokens, counting=counting)
+    if (output := body.child("output_config")) is not None:
+        effort = output.choice("effort", EFFORTS, DEFAULT_EFFORT)
+        if effort != DEFAULT_EFFORT:
+            settings.parameters["effort"] = effort
+        form = output.child("format")
+    if (form := form or body.child("output_format")) is not None:  # the latter as of 2025-11
+        _read_format(form, settings)
+    speed = body.choice("speed", ("standard", "fast"), "standard")
+    if speed != "standard":
         settings.parameters["speed"] = speed
     return settings
 
 
-def check_tool_choice(settings: AnswerSettings, tools: Sequence[Tool]) -> None:
+def check_forced_call(settings: AnswerSettings, tools: Sequence[Tool]) -> None:
     """A forced call needs a tool to call, and leaves no room for reasoning before it."""
-    choice = settings.tool_choice
-    if choice.mode != "required":
-        return
     if not tools:
         raise InvalidRequest(
             "tool_choice may only be specified while providing tools", path="tool_choice"
         )
-    for name in set(choice.names) - {tool.name for tool in tools}:
+    for name in set(settings.tool_choice.names) - {tool.name for tool in tools}:
         raise InvalidRequest(f"Tool '{clip(name)}' not found in provided tools", path="tool_choice")
     if settings.parameters.get("thinking", {}).get("type") == "enabled":
         raise InvalidRequest("Thinking may not be enabled when tool_choice forces tool use.")
 
 
-def _read_tool_choice(body: Node, settings: AnswerSettings) -> None:
-    choice = body.child("tool_choice")
-    if choice is None:
-        return
+def _read_tool_choice(choice: Node, settings: AnswerSettings) -> None:
     kind = choice.choice("type", ("auto", "any", "tool", "none"))
     name = choice.text("name") if kind == "tool" else None
     if kind != "auto":
@@ -104,11 +108,8 @@ def _read_tool_choice(body: Node, settings: AnswerSettings) -> None:
 
 
 def _read_thinking(
-    body: Node, settings: AnswerSettings, *, max_tokens: int, counting: bool
+    thinking: Node, settings: AnswerSettings, *, max_tokens: int, counting: bool
 ) -> None:
-    thinking = body.child("thinking")
-    if thinking is None:
-        return
     kind = thinking.text("type")
     if kind not in THINKING:
         raise unknown_tag(("thinking",), kind, THINKING)
@@ -133,19 +134,8 @@ def _budget(thinking: Node, *, max_tokens: int, counting: bool) -> int:
     return budget
 
 
-def _read_output(body: Node, settings: AnswerSettings) -> None:
-    """`output_config`, and `output_format` as the beta of 2025-11 had it. Another format costs the
-    messages (page "Structured outputs", 2026-08)."""
-    output = body.child("output_config")
-    if (
-        output is not None
-        and output.has("effort")
-        and (effort := output.choice("effort", EFFORTS)) != DEFAULT_EFFORT
-    ):
-        settings.parameters["effort"] = effort
-    form = (output.child("format") if output is not None else None) or body.child("output_format")
-    if form is None:
-        return
+def _read_format(form: Node, settings: AnswerSettings) -> None:
+    """Another format costs the messages (page "Structured outputs", 2026-08)."""
     kind = form.text("type")
     if kind != "json_schema":
         raise unknown_tag(form.path, kind, ("json_schema",))

@@ -50,7 +50,7 @@ class MessageStream:
 
     def start(self, usage: Usage) -> bytes:
         self._started = True
-        return _event({"type": "message_start", "message": message(self._request, usage)})
+        return _event("message_start", message=message(self._request, usage))
 
     def delta(
         self,
@@ -63,18 +63,18 @@ class MessageStream:
         if not text:
             return b""
         if not thinking:
-            return self._opened("text", {"type": "text", "text": ""}) + self._delta(
-                {"type": "text_delta", "text": text}
-            )
-        if self._thinking is None:
+            opening = self._opened("text", {"type": "text", "text": ""})
+            delta = {"type": "text_delta", "text": text}
+        elif self._thinking is None:
             return b""
-        opening = self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-        self._thinking.push(text)
-        return (
-            opening
-            if self._thinking.hidden
-            else opening + self._delta({"type": "thinking_delta", "thinking": text})
-        )
+        else:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            opening = self._opened("thinking", block)
+            self._thinking.push(text)
+            if self._thinking.hidden:
+                return opening
+            delta = {"type": "thinking_delta", "thinking": text}
+        return opening + _event("content_block_delta", index=self._num_blocks, delta=delta)
 
     def call(
         self,
@@ -96,18 +96,19 @@ class MessageStream:
             opening = self._opened(index, block)
         if not call.arguments:
             return opening
-        return opening + self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        delta = {"type": "input_json_delta", "partial_json": call.arguments}
+        return opening + _event("content_block_delta", index=self._num_blocks, delta=delta)
 
     def finish(self, answer: Answer) -> bytes:
         """`message_delta` repeats the cumulative counters; it has no TTL breakdown, which
         `message_start` carried."""
         counts = usage(self._request, answer.usage, answer.num_thinking)
-        delta = {
-            "type": "message_delta",
-            "delta": end(self._request, answer),
-            "usage": {name: counts[name] for name in _CUMULATIVE},
-        }
-        return self._closed() + _event(delta) + _event({"type": "message_stop"})
+        delta = _event(
+            "message_delta",
+            delta=end(self._request, answer),
+            usage={name: counts[name] for name in _CUMULATIVE},
+        )
+        return self._closed() + delta + _event("message_stop")
 
     def error(self, error: GatewayError) -> bytes:
         return encode_event(error_body(error, request_id=self._request.id), "error")
@@ -122,9 +123,7 @@ class MessageStream:
             return b""
         closing = self._closed()
         self._open = kind
-        return closing + _event(
-            {"type": "content_block_start", "index": self._num_blocks, "content_block": block}
-        )
+        return closing + _event("content_block_start", index=self._num_blocks, content_block=block)
 
     def _closed(self) -> bytes:
         """The events that close the open block, if there is one. Reasoning is signed at its end."""
@@ -132,18 +131,14 @@ class MessageStream:
             return b""
         signing = b""
         if self._open == "thinking" and self._thinking is not None:
-            signing = self._delta(
-                {"type": "signature_delta", "signature": self._thinking.signature()}
-            )
+            delta = {"type": "signature_delta", "signature": self._thinking.signature()}
+            signing = _event("content_block_delta", index=self._num_blocks, delta=delta)
             self._thinking = Thinking(self._thinking.hidden)
-        closing = _event({"type": "content_block_stop", "index": self._num_blocks})
+        closing = _event("content_block_stop", index=self._num_blocks)
         self._open = None
         self._num_blocks += 1
         return signing + closing
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event({"type": "content_block_delta", "index": self._num_blocks, "delta": delta})
 
-
-def _event(data: dict[str, Any]) -> bytes:
-    return encode_event(orjson.dumps(data), data["type"])
+def _event(kind: str, **fields: Any) -> bytes:
+    return encode_event(orjson.dumps({"type": kind} | fields), kind)

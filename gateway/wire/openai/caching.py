@@ -37,11 +37,8 @@ def caching_parameters(body: Node) -> dict[str, Any]:
     if key := body.text_or("prompt_cache_key", ""):
         parameters["prompt_cache_key"] = key
     options = body.child("prompt_cache_options")
-    if (
-        options is not None
-        and options.has("mode")
-        and options.choice("mode", ("implicit", "explicit")) == "explicit"
-    ):
+    modes = ("implicit", "explicit")
+    if options is not None and options.choice("mode", modes, "implicit") == "explicit":
         parameters["cache_mode"] = "explicit"
     if ttl := request_ttl(body):
         parameters["cache_ttl_s"] = TTLS_S[ttl]
@@ -61,14 +58,12 @@ def effort_parameters(
     """Effort and verbosity from the objects that hold them in the API at hand, defaults left
     out."""
     parameters: dict[str, Any] = {}
-    if (
-        effort is not None
-        and effort.has(effort_key)
-        and (word := effort.choice(effort_key, EFFORTS)) != DEFAULT_EFFORT
-    ):
-        parameters["effort"] = word
-    if verbosity is not None and verbosity.has("verbosity"):
-        word = verbosity.choice("verbosity", VERBOSITIES)
+    if effort is not None:
+        word = effort.choice(effort_key, EFFORTS, DEFAULT_EFFORT)
+        if word != DEFAULT_EFFORT:
+            parameters["effort"] = word
+    if verbosity is not None:
+        word = verbosity.choice("verbosity", VERBOSITIES, DEFAULT_VERBOSITY)
         if word != DEFAULT_VERBOSITY:
             parameters["verbosity"] = word
     return parameters
@@ -89,7 +84,7 @@ def breakpoint_mark(part: Node, ttl: str) -> CacheMark | None:
     if explicit is None:
         return cache_control(part)
     explicit.choice("mode", ("explicit",))
-    return CacheMark(TTLS_S[explicit.choice("ttl", tuple(TTLS_S)) if explicit.has("ttl") else ttl])
+    return CacheMark(TTLS_S[explicit.choice("ttl", tuple(TTLS_S), ttl)])
 
 
 def cache_control(node: Node) -> CacheMark | None:
@@ -98,10 +93,4 @@ def cache_control(node: Node) -> CacheMark | None:
     if control is None:
         return None
     control.choice("type", ("ephemeral",))
-    return CacheMark(
-        TTLS_S[
-            control.choice("ttl", tuple(TTLS_S))
-            if control.has("ttl")
-            else DEFAULT_CACHE_CONTROL_TTL
-        ]
-    )
+    return CacheMark(TTLS_S[control.choice("ttl", tuple(TTLS_S), DEFAULT_CACHE_CONTROL_TTL)])
