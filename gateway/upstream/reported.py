@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from gateway.wire.reported import ReportedUsage, UsageFormat, merge
+from gateway.wire.collected import CollectedUsage
+from gateway.wire.reported import ReportedUsage, UsageFormat
 from gateway.wire.sse import EventReader
 from policies.pricing import Charge, Prices, Usage, charge
 from policies.rules import DialectRules
@@ -107,9 +108,12 @@ class UpstreamUsage:
     format: UsageFormat
     upstream_id: str | None = None
     failed: bool = False
-    _fields: dict[str, Any] = field(default_factory=dict)
+    _collected: CollectedUsage = field(init=False)
     _events: EventReader = field(default_factory=EventReader)
     _bill: ReportedBill | None = None
+
+    def __post_init__(self) -> None:
+        self._collected = CollectedUsage(self.format)
 
     def take_whole(self, body: bytes) -> None:
         """Read a whole answer."""
@@ -139,7 +143,7 @@ class UpstreamUsage:
         It is made once: call it when no more of the answer comes.
         """
         if self._bill is None and self.billed:
-            reported = self.format.read(self._fields)
+            reported = self._collected.read()
             if reported is not None:
                 self._bill = reported_bill(self.upstream, reported, self.rules, self.prices)
         return self._bill
@@ -156,6 +160,6 @@ class UpstreamUsage:
             if isinstance(message, Mapping):
                 self.failed = self.failed or self.format.failed(message)
                 for usage in self.format.usages(message):
-                    merge(self._fields, usage)
+                    self._collected.add(usage)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return

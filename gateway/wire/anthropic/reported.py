@@ -68,5 +68,12 @@ def _counts(fields: Fields, *, inclusive: bool) -> UsageCounts | None:
     return UsageCounts(uncached, read, written, split, count(fields.get("output_tokens")))
 
 
-EXCLUSIVE: Final = UsageFormat(usages, failed, partial(read_usage, inclusive=False))
-INCLUSIVE: Final = UsageFormat(usages, failed, partial(read_usage, inclusive=True))
+_SPLITS: Final = {"cache_creation_input_tokens": "cache_creation"}
+_PROMPT: Final = frozenset({"input_tokens", "cache_read_input_tokens", *_SPLITS, *_SPLITS.values()})
+
+EXCLUSIVE: Final = UsageFormat(
+    usages, failed, partial(read_usage, inclusive=False), _PROMPT, _SPLITS
+)
+INCLUSIVE: Final = UsageFormat(
+    usages, failed, partial(read_usage, inclusive=True), _PROMPT, _SPLITS
+)

@@ -73,4 +73,17 @@ def read_usage(fields: Fields) -> ReportedUsage | None:
     return replace(usage, anomaly=True) if beside else usage
 
 
-USAGE: Final = UsageFormat(usages, failed, read_usage)
+_SPLITS: Final = {
+    "cache_write_tokens": "cache_write_tokens_details",
+    "cache_creation_input_tokens": "cache_creation",
+}
+_PROMPT: Final = frozenset(
+    {
+        *("prompt_tokens", "prompt_tokens_details", "input_tokens", "input_tokens_details"),
+        *("prompt_cache_hit_tokens", "prompt_cache_miss_tokens", "cached_tokens"),
+        *_SPLITS,
+        *_SPLITS.values(),
+    }
+)
+
+USAGE: Final = UsageFormat(usages, failed, read_usage, _PROMPT, _SPLITS)
