@@ -43,7 +43,8 @@ class ReportedUsage:
 @dataclass(frozen=True, slots=True)
 class UsageFormat:
     """The places where one wire format reports usage. `usages`: the usage objects of a JSON answer
-    or stream event, in order. `failed`: whether that is an error. `read`: merged fields -> tokens;
+    or stream event, in order. `failed`: whether that is an error. `ended`: whether no other event
+    belongs behind it. `read`: merged fields -> tokens;
     None where nothing is reported of the prompt. `prompt`: the names of its fields that are about
     the prompt. `splits`: name of a total of written tokens -> that of their TTL classes."""
 
@@ -51,6 +52,7 @@ class UsageFormat:
     failed: Callable[[Fields], bool]
     read: Callable[[Fields], ReportedUsage | None]
     prompt: frozenset[str] = frozenset()
+    ended: Callable[[Fields], bool] = lambda message: False
     splits: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -34,6 +34,10 @@ def failed(message: Fields) -> bool:
     return message.get("type") == "error"
 
 
+def ended(message: Fields) -> bool:
+    return message.get("type") == "message_stop"
+
+
 def read_usage(fields: Fields, *, inclusive: bool) -> ReportedUsage | None:
     """Compaction of the conversation is reported beside the sums and not in them, and is charged as
     well (`types/beta/beta_iterations_usage.py`)."""
@@ -72,8 +76,8 @@ _SPLITS: Final = {"cache_creation_input_tokens": "cache_creation"}
 _PROMPT: Final = frozenset({"input_tokens", "cache_read_input_tokens", *_SPLITS, *_SPLITS.values()})
 
 EXCLUSIVE: Final = UsageFormat(
-    usages, failed, partial(read_usage, inclusive=False), _PROMPT, _SPLITS
+    usages, failed, partial(read_usage, inclusive=False), _PROMPT, ended, _SPLITS
 )
 INCLUSIVE: Final = UsageFormat(
-    usages, failed, partial(read_usage, inclusive=True), _PROMPT, _SPLITS
+    usages, failed, partial(read_usage, inclusive=True), _PROMPT, ended, _SPLITS
 )

@@ -16,6 +16,7 @@ from typing import Final
 from gateway.wire.reported import Fields, ReportedUsage, UsageCounts, UsageFormat, count, objects
 
 _FAILED: Final = frozenset({"error", "response.failed"})
+_ENDED: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
 def usages(message: Fields) -> Iterator[Fields]:
@@ -28,6 +29,11 @@ def usages(message: Fields) -> Iterator[Fields]:
 
 def failed(message: Fields) -> bool:
     return message.get("type") in _FAILED or bool(message.get("error"))
+
+
+def ended(message: Fields) -> bool:
+    """Of Responses; Chat Completions end in `[DONE]`, which is no message."""
+    return message.get("type") in _ENDED
 
 
 def read_usage(fields: Fields) -> ReportedUsage | None:
@@ -86,4 +92,4 @@ _PROMPT: Final = frozenset(
     }
 )
 
-USAGE: Final = UsageFormat(usages, failed, read_usage, _PROMPT, _SPLITS)
+USAGE: Final = UsageFormat(usages, failed, read_usage, _PROMPT, ended, _SPLITS)
