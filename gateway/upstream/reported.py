@@ -67,7 +67,9 @@ def reported_bill(
     upstream: str, reported: ReportedUsage, rules: DialectRules, prices: Prices
 ) -> ReportedBill:
     """Every written token is priced at its own TTL class, and at the default one where that was not
-    reported."""
+    reported; as input where the rules bill no writes."""
+    if not rules.bills_writes:
+        reported = reported.as_input(classed=True)
     lifetimes = {name: rules.lifetimes.get(name, parse_duration(name)) for name in reported.writes}
     written = {lifetimes[name]: tokens for name, tokens in reported.writes.items()}
     if reported.unclassed:
@@ -102,7 +104,9 @@ def reported_bill(
 class UpstreamUsage:
     """The usage of one request, read from an upstream's answer as it passes.
 
-    `model` is the id the client asked for. `billed`: the answer reports usage. `upstream_id` is the
+    `model` is the id the client asked for. `billed`: the answer reports usage. `provider`: the
+    upstream is known to be a provider, who sells what it writes for a time; an engine keeps blocks
+    while it has room, so that written tokens without a TTL class are input. `upstream_id` is the
     upstream's own name for the request. `failed`: the stream holds an error. `ended`: its last
     event has come.
     """
@@ -114,6 +118,7 @@ class UpstreamUsage:
     rules: DialectRules
     prices: Prices
     format: UsageFormat
+    provider: bool = True
     upstream_id: str | None = None
     failed: bool = False
     ended: bool = False
@@ -167,6 +172,8 @@ class UpstreamUsage:
         """
         if self._bill is None and self.billed:
             reported = self._collected.read()
+            if reported is not None and self.format.classed and not self.provider:
+                reported = reported.as_input(classed=False)
             if reported is not None:
                 self._bill = reported_bill(self.upstream, reported, self.rules, self.prices)
         return self._bill

@@ -9,7 +9,7 @@ fields of the prompt are more than that: `gateway.wire.collected`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -39,14 +39,23 @@ class ReportedUsage:
         """Tokens of the whole prompt."""
         return self.input + (self.cache_read or 0) + sum(self.writes.values()) + self.unclassed
 
+    def as_input(self, *, classed: bool) -> ReportedUsage:
+        """The same, with written tokens as input: those without a TTL class, or all."""
+        written = self.unclassed + (sum(self.writes.values()) if classed else 0)
+        writes = {} if classed else self.writes
+        return replace(self, input=self.input + written, writes=writes, unclassed=0)
+
 
 @dataclass(frozen=True, slots=True)
 class UsageFormat:
     """The places where one wire format reports usage. `usages`: the usage objects of a JSON answer
     or stream event, in order. `failed`: whether that is an error. `ended`: whether no other event
-    belongs behind it. `read`: merged fields -> tokens;
-    None where nothing is reported of the prompt. `prompt`: the names of its fields that are about
-    the prompt. `splits`: name of a total of written tokens -> that of their TTL classes."""
+    belongs behind it. `read`: merged fields -> tokens; None where nothing is reported of the
+    prompt.
+
+    `prompt`: the names of its fields that are about the prompt. `splits`: name of a total of
+    written tokens -> that of their TTL classes. `classed`: providers with this format always report
+    the TTL class of what they write."""
 
     usages: Callable[[Fields], Iterator[Fields]]
     failed: Callable[[Fields], bool]
@@ -54,6 +63,7 @@ class UsageFormat:
     prompt: frozenset[str] = frozenset()
     ended: Callable[[Fields], bool] = lambda message: False
     splits: Mapping[str, str] = field(default_factory=dict)
+    classed: bool = False
 
 
 def merge(known: dict[str, Any], new: Fields) -> None:

@@ -207,7 +207,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "completion_tokens": 8,
             "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": 2560},
         },
-        usage_of(119, 0, unclassed=2560, output=8),
+        usage_of(2679, 0, output=8),
     ),
     "qwen": (
         USAGE,

@@ -76,7 +76,7 @@ _SPLITS: Final = {"cache_creation_input_tokens": "cache_creation"}
 _PROMPT: Final = frozenset({"input_tokens", "cache_read_input_tokens", *_SPLITS, *_SPLITS.values()})
 
 EXCLUSIVE: Final = UsageFormat(
-    usages, failed, partial(read_usage, inclusive=False), _PROMPT, ended, _SPLITS
+    usages, failed, partial(read_usage, inclusive=False), _PROMPT, ended, _SPLITS, True
 )
 INCLUSIVE: Final = UsageFormat(
     usages, failed, partial(read_usage, inclusive=True), _PROMPT, ended, _SPLITS

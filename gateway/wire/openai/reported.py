@@ -3,8 +3,10 @@ and the fields for caches that similar providers add.
 
 Sources: openai 3.57 `types/completion_usage.py`, `types/responses/response_usage.py`; the documents
 of DeepSeek (`prompt_cache_hit_tokens`), Kimi (`cached_tokens`) and Model Studio
-(`cache_creation_input_tokens`); vLLM 0.32 `entrypoints/serve/engine/protocol.py`
-(`created_cache_tokens`, which its `/v1/messages` calls `cache_creation_input_tokens`).
+(`cache_creation_input_tokens`).
+
+vLLM's `created_cache_tokens` is not read: it counts the full blocks an engine computed, keeps as
+long as it has room, and promises to nobody.
 """
 
 from __future__ import annotations
@@ -54,7 +56,6 @@ def read_usage(fields: Fields) -> ReportedUsage | None:
     written = count(
         details.get("cache_write_tokens"),
         details.get("cache_creation_input_tokens"),
-        details.get("created_cache_tokens"),
         fields.get("cache_creation_input_tokens"),
     )
     by_class = next(objects(details.get("cache_write_tokens_details")), {})
