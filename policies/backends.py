@@ -92,7 +92,8 @@ class BackendPolicy(Section):
         default="auto",
         description="Whose TTL classes and usage fields its answers have; qwen on Anthropic's "
         "API: input_tokens is the whole "
-        "prompt. auto: those of dialects for the model id.",
+        "prompt. auto: those of dialects for the model id; an id that no line names is an "
+        "engine's, whose writes without a TTL class are input.",
     )
     max_requests: PositiveCount = Field(
         default=256, description="Requests it gets at a time; further ones are refused."

@@ -123,6 +123,11 @@ class Policy(Section):
         }
         return DialectRules.model_construct(**fields)
 
+    def names_provider(self, model_id: str) -> bool:
+        """Whether a line of `dialects` says whose model `model_id` is."""
+        dialect = first_match(self.dialects, model_id)
+        return dialect is not None and dialect.preset != "auto"
+
     def prices_for(self, model_id: str) -> Prices:
         """The prices of a request for `model_id`."""
         prices = self.prices

@@ -13,11 +13,12 @@ from gateway.backends.base import Head, Tail
 from gateway.bill.headers import headers_without_counts, reported_headers
 from gateway.calls.exchange import Client, Reply
 from gateway.calls.feed import EventFeed, Keepalive
-from gateway.errors import GatewayError, UpstreamFailed
+from gateway.errors import GatewayError, TimedOut, UpstreamFailed
 from gateway.serve.record_draft import RecordDraft
 from gateway.serve.stages import Ended
 from gateway.upstream.header_filter import to_client
 from gateway.upstream.proxy import UpstreamRoute
+from gateway.upstream.reported import is_object
 from gateway.wire.plain import plain_headers
 from gateway.wire.sse import KEEPALIVE_COMMENT, SSE_HEADERS
 from policies.sections import SsePolicy
@@ -111,13 +112,14 @@ class UpstreamExchange:
         self._end(200)
 
     async def _body(self, events: Events) -> bytes:
-        """The whole body of an answer.
+        """The whole body of an answer, and a whole JSON object is one even where the upstream broke
+        off behind it.
 
         Raises `UpstreamFailed` for one too large to be held, and what `Client.hold` raises.
         """
         pieces: list[bytes] = []
         nbytes = 0
-        while not isinstance(piece := await events.next(), Tail):
+        while not isinstance(piece := await _next(events, pieces), Tail):
             assert isinstance(piece, bytes)
             nbytes += len(piece)
             if nbytes > MAX_WHOLE_NBYTES:
@@ -127,14 +129,22 @@ class UpstreamExchange:
         return b"".join(pieces)
 
     async def _errors_as_events(self, answer: Coroutine[Any, Any, None]) -> None:
-        """An error that is raised once the client's stream is open is its last event."""
+        """An error that is raised once the client's stream is open is its last event, but for a
+        stream whose last event has come: that one is over."""
+        usage = self.route.usage
         try:
             await answer
         except ConnectionError:
             raise
         except GatewayError as error:
+            between = b"" if usage.between_events else b"\n\n"
+            was_over = usage.ended
+            if (rest := usage.broken_off()) and not was_over:
+                await self.client.write(rest)
+            if usage.ended:
+                self._end(200)
+                return
             self.draft.ended = Ended.failed(error, 200)
-            between = b"" if self.route.usage.between_events else b"\n\n"
             await self.client.write(between + self._error_event(self._encoded(error), 502))
 
     def _error_event(self, body: bytes | None, status: int) -> bytes:
@@ -169,6 +179,17 @@ class UpstreamExchange:
 
     def _timing(self, theirs: Mapping[str, str]) -> dict[str, str]:
         return _beside(theirs, headers_without_counts(timings=self.draft.timings.shown()))
+
+
+async def _next(events: Events, pieces: list[bytes]) -> Head | bytes | Tail | None:
+    """The next event of an answer of which `pieces` have come; its end where the upstream fails
+    behind a whole JSON object."""
+    try:
+        return await events.next()
+    except (UpstreamFailed, TimedOut):
+        if is_object(b"".join(pieces)):
+            return Tail()
+        raise
 
 
 def _is_stream(head: Head) -> bool:

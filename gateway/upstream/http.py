@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import web
 
 from gateway.backends.base import Head, Outgoing, Tail
-from gateway.errors import Overloaded, TimedOut, UpstreamFailed
+from gateway.errors import GatewayError, Overloaded, TimedOut, UpstreamFailed
 from gateway.wire.plain import plain_headers
 from policies.backends import BackendPolicy
 
@@ -73,8 +73,13 @@ class HttpUpstream:
             self._check(response)
             yield Head(response.status, plain_headers(response.headers))
             with self._ending_with_its_connection(response):
-                while piece := await self._more(response):
-                    yield piece
+                try:
+                    while piece := await self._more(response):
+                        yield piece
+                except GatewayError:
+                    while piece := _received(response):
+                        yield piece
+                    raise
             yield Tail()
         finally:
             if response is not None:
@@ -168,6 +173,15 @@ class HttpUpstream:
             raise UpstreamFailed(f"upstream {name} broke off the {part}") from None
         finally:
             self._waits.discard(wait)
+
+
+def _received(response: aiohttp.ClientResponse) -> bytes:
+    """The bytes that came before an answer's connection broke, and were not read yet.
+
+    The library raises a reader's error before it hands out what it holds, so it is taken from
+    below that check.
+    """
+    return response.content._read_nowait(-1)
 
 
 def _seen(closed: asyncio.Future[None]) -> None:

@@ -73,6 +73,7 @@ class UpstreamProxy:
             billed=billed,
             rules=self.policy.rules_for(match.model, provider.preset, backend.preset),
             prices=self.policy.prices_for(match.model),
+            provider=backend.preset != "auto" or self.policy.names_provider(match.model),
             format=provider.preset_usage_formats.get(backend.preset, provider.usage_format),
         )
         outgoing = Outgoing(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from gateway.wire.reported import ReportedUsage, UsageFormat, merge
-from gateway.wire.sse import EventReader
+from gateway.wire.collected import CollectedUsage
+from gateway.wire.reported import ReportedUsage, UsageFormat
+from gateway.wire.sse import DONE, EventReader
 from policies.pricing import Charge, Prices, Usage, charge
 from policies.rules import DialectRules
 from policies.ttl import parse_duration
@@ -27,6 +28,13 @@ Note: TypeAlias = Literal[
 the prompt is priced as input. `price_estimated`: the TTL class of written tokens was not reported,
 the default class is priced. `usage_anomaly`: the numbers did not add up and were made to.
 """
+
+
+_READ: Final = (
+    *(b'"usage"', b'"error"', b'"message_stop"'),
+    *(b'"response.completed"', b'"response.incomplete"', b'"response.failed"'),
+)
+"""An event without any of these words is not looked into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,9 @@ def reported_bill(
     upstream: str, reported: ReportedUsage, rules: DialectRules, prices: Prices
 ) -> ReportedBill:
     """Every written token is priced at its own TTL class, and at the default one where that was not
-    reported."""
+    reported; as input where the rules bill no writes."""
+    if not rules.bills_writes:
+        reported = reported.as_input(classed=True)
     lifetimes = {name: rules.lifetimes.get(name, parse_duration(name)) for name in reported.writes}
     written = {lifetimes[name]: tokens for name, tokens in reported.writes.items()}
     if reported.unclassed:
@@ -94,8 +104,11 @@ def reported_bill(
 class UpstreamUsage:
     """The usage of one request, read from an upstream's answer as it passes.
 
-    `model` is the id the client asked for. `billed`: the answer reports usage. `upstream_id` is the
-    upstream's own name for the request. `failed`: the stream holds an error.
+    `model` is the id the client asked for. `billed`: the answer reports usage. `provider`: the
+    upstream is known to be a provider, who sells what it writes for a time; an engine keeps blocks
+    while it has room, so that written tokens without a TTL class are input. `upstream_id` is the
+    upstream's own name for the request. `failed`: the stream holds an error. `ended`: its last
+    event has come.
     """
 
     upstream: str
@@ -105,11 +118,16 @@ class UpstreamUsage:
     rules: DialectRules
     prices: Prices
     format: UsageFormat
+    provider: bool = True
     upstream_id: str | None = None
     failed: bool = False
-    _fields: dict[str, Any] = field(default_factory=dict)
+    ended: bool = False
+    _collected: CollectedUsage = field(init=False)
     _events: EventReader = field(default_factory=EventReader)
     _bill: ReportedBill | None = None
+
+    def __post_init__(self) -> None:
+        self._collected = CollectedUsage(self.format)
 
     def take_whole(self, body: bytes) -> None:
         """Read a whole answer."""
@@ -120,13 +138,27 @@ class UpstreamUsage:
         it, for the client."""
         raw, events = self._events.feed(piece)
         for data in events:
-            if b'"usage"' in data or b'"error"' in data or b'"response.failed"' in data:
-                self._read(data)
+            self._take_event(data)
         return raw
 
     def rest(self) -> bytes:
-        """The bytes that are left for the client when the stream has ended."""
+        """The bytes that are left for the client when the stream has ended; an event whose end is
+        missing is read as well."""
+        self._take_event(self._events.rest_data)
         return self._events.rest()
+
+    def broken_off(self) -> bytes:
+        """The bytes that are left for the client when the stream has broken off: an event of which
+        nothing but its end is missing, with an end. Of half an event the client gets nothing."""
+        data = self._events.rest_data
+        whole = data == DONE or is_object(data)
+        rest = self.rest()
+        return rest + b"\n\n" if whole else b""
+
+    def _take_event(self, data: bytes) -> None:
+        self.ended = self.ended or data == DONE
+        if any(word in data for word in _READ):
+            self._read(data)
 
     @property
     def between_events(self) -> bool:
@@ -139,7 +171,9 @@ class UpstreamUsage:
         It is made once: call it when no more of the answer comes.
         """
         if self._bill is None and self.billed:
-            reported = self.format.read(self._fields)
+            reported = self._collected.read()
+            if reported is not None and self.format.classed and not self.provider:
+                reported = reported.as_input(classed=False)
             if reported is not None:
                 self._bill = reported_bill(self.upstream, reported, self.rules, self.prices)
         return self._bill
@@ -154,8 +188,17 @@ class UpstreamUsage:
         try:
             message = msgspec.json.decode(data)
             if isinstance(message, Mapping):
+                self.ended = self.ended or self.format.ended(message)
                 self.failed = self.failed or self.format.failed(message)
                 for usage in self.format.usages(message):
-                    merge(self._fields, usage)
+                    self._collected.add(usage)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
+
+
+def is_object(text: bytes) -> bool:
+    """Whether a text is one whole JSON object, which a text that was cut is not."""
+    try:
+        return isinstance(msgspec.json.decode(text), Mapping)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False

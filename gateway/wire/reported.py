@@ -2,13 +2,14 @@
 Knows no format.
 
 Streams report usage in pieces. Per field the last value that is present wins: an absent or null
-field keeps the earlier value, and 0 is a value (some upstreams report reads only at the end).
+field keeps the earlier value, and 0 is a value (some upstreams report reads only at the end). The
+fields of the prompt are more than that: `gateway.wire.collected`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 Fields: TypeAlias = Mapping[str, Any]
@@ -33,16 +34,36 @@ class ReportedUsage:
     output: int
     anomaly: bool = False
 
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.input + (self.cache_read or 0) + sum(self.writes.values()) + self.unclassed
+
+    def as_input(self, *, classed: bool) -> ReportedUsage:
+        """The same, with written tokens as input: those without a TTL class, or all."""
+        written = self.unclassed + (sum(self.writes.values()) if classed else 0)
+        writes = {} if classed else self.writes
+        return replace(self, input=self.input + written, writes=writes, unclassed=0)
+
 
 @dataclass(frozen=True, slots=True)
 class UsageFormat:
     """The places where one wire format reports usage. `usages`: the usage objects of a JSON answer
-    or stream event, in order. `failed`: whether that is an error. `read`: merged fields -> tokens;
-    None where nothing is reported of the prompt."""
+    or stream event, in order. `failed`: whether that is an error. `ended`: whether no other event
+    belongs behind it. `read`: merged fields -> tokens; None where nothing is reported of the
+    prompt.
+
+    `prompt`: the names of its fields that are about the prompt. `splits`: name of a total of
+    written tokens -> that of their TTL classes. `classed`: providers with this format always report
+    the TTL class of what they write."""
 
     usages: Callable[[Fields], Iterator[Fields]]
     failed: Callable[[Fields], bool]
     read: Callable[[Fields], ReportedUsage | None]
+    prompt: frozenset[str] = frozenset()
+    ended: Callable[[Fields], bool] = lambda message: False
+    splits: Mapping[str, str] = field(default_factory=dict)
+    classed: bool = False
 
 
 def merge(known: dict[str, Any], new: Fields) -> None:

@@ -30,6 +30,9 @@ def encode_event(data: bytes, event: str | None = None) -> bytes:
     return b"event: " + event.encode("ascii") + b"\ndata: " + data + b"\n\n"
 
 
+DONE: Final = b"[DONE]"
+"""The data of the event that many streams end with; it is no JSON."""
+
 MAX_EVENT_NBYTES: Final = 16 * 1024**2
 """Of an event that is read on the way: a longer one passes unread."""
 
@@ -80,6 +83,11 @@ class EventReader:
         raw = bytes(self._rest[:begin])
         del self._rest[:begin]
         return Events(raw, found)
+
+    @property
+    def rest_data(self) -> bytes:
+        """The data of the bytes that have not come out yet, as if their event ended here."""
+        return b"" if self._skipping else _data(bytes(self._rest))
 
     def rest(self) -> bytes:
         """The bytes after the last whole event, at the end of the stream."""

@@ -184,6 +184,30 @@ async def test_14_usage_is_merged_by_field(
         assert (usage.cache_read, usage.num_written, usage.input, usage.output) == expected
 
 
+async def test_14_what_moves_from_written_to_read_is_billed_once() -> None:
+    """A gateway's stream (litellm#40736) that first says written and then read: 35,217 tokens at
+    5.00, all but 14 of them read, and no doubt about it."""
+    split = {"ephemeral_5m_input_tokens": 35_203, "ephemeral_1h_input_tokens": 0}
+    start = {
+        "input_tokens": 14,
+        "cache_creation_input_tokens": 35_203,
+        "cache_creation": split,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+    }
+    end = {
+        "input_tokens": 14,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 35_203,
+        "output_tokens": 0,
+    }
+    async with proxying(claude_stream(start, end), policy=PRICES) as passed:
+        await passed.post(MESSAGES, asking(stream=True))
+        assert bill(passed).usage.num_prompt == 35_217
+        assert bill(passed).charge.total == Decimal("0.0176715")
+        assert passed.served.records[-1].notes == ()
+
+
 async def test_14_input_that_includes_what_was_read() -> None:
     """DashScope's capture under the preset `qwen`: about 3,604 prompt tokens in all, not 7,206, and
     never below zero."""

@@ -190,6 +190,104 @@ async def test_half_an_event_is_never_sent() -> None:
         assert bill.usage.cache_read == 90
 
 
+USED = (
+    b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"gpt-5.6","choices":[],'
+    b'"usage":{"prompt_tokens":100,"completion_tokens":5,"total_tokens":105,'
+    b'"prompt_tokens_details":{"cached_tokens":90}}}\n\n'
+)
+DONE = b"data: [DONE]\n\n"
+DELTA = (
+    b"event: message_delta\ndata: "
+    b'{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}\n\n'
+)
+STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+COMPLETED = (
+    b'data: {"type":"response.completed","response":{"usage":{"input_tokens":100,'
+    b'"output_tokens":5,"input_tokens_details":{"cached_tokens":90}}}}\n\n'
+)
+
+
+@pytest.mark.parametrize("head", [b"Transfer-Encoding: chunked", b"Content-Length: 9999"])
+@pytest.mark.parametrize(
+    ("path", "sent", "received", "whole"),
+    [
+        (CHAT, CHUNK + USED + DONE, CHUNK + USED + DONE, True),
+        (CHAT, CHUNK + USED + DONE[:-1], CHUNK + USED + DONE + b"\n", True),
+        (CHAT, CHUNK + USED + DONE[:-2], CHUNK + USED + DONE, True),
+        (CHAT, CHUNK + USED + DONE + b": a com", CHUNK + USED + DONE, True),
+        (CHAT, CHUNK + USED, CHUNK + USED, False),
+        (CHAT, CHUNK + USED[:-2], CHUNK + USED, False),
+        (CHAT, CHUNK + USED + DONE[:-4], CHUNK + USED, False),
+        (RESPONSES, COMPLETED, COMPLETED, True),
+        (MESSAGES, START + DELTA + STOP, START + DELTA + STOP, True),
+        (MESSAGES, START + DELTA + STOP[:-2], START + DELTA + STOP, True),
+        (MESSAGES, START + DELTA, START + DELTA, False),
+        (MESSAGES, START + DELTA + STOP[:-3], START + DELTA, False),
+    ],
+)
+async def test_a_break_right_behind_the_data(
+    path: str, sent: bytes, received: bytes, whole: bool, head: bytes
+) -> None:
+    """What came in one piece with the end of the connection is passed on and billed. A stream whose
+    last event has come is over and no failure; any other one ends with an error."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        body = b"%x\r\n%b\r\n" % (len(sent), sent) if b"chunked" in head else sent
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n%b\r\n\r\n%b" % (head, body)
+        )
+
+    model, api = (CLAUDE, "anthropic") if path == MESSAGES else (GPT, "openai")
+    async with (
+        raw_upstream(answer, api=api) as served,
+        served.http.post(path, json=asking(model, stream=True)) as response,
+    ):
+        body = await response.read()
+        assert body.startswith(received)
+        assert (body == received) == whole
+        assert (b"broke off" in body) != whole
+        record = served.records[-1]
+        assert record.outcome == ("answered" if whole else "failed")
+        assert record.bill is not None
+        assert (record.bill.usage.cache_read, record.bill.usage.output) == (90, 5)
+
+
+async def test_a_whole_answer_whose_connection_breaks_behind_it() -> None:
+    """A JSON text that is complete is an answer, though the last chunk never came."""
+    body = orjson.dumps({"usage": {"prompt_tokens": 100, "completion_tokens": 5}})
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: "
+            b"chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body)
+        )
+
+    async with raw_upstream(answer) as served, served.http.post(CHAT, json=asking(GPT)) as response:
+        assert (response.status, await response.read()) == (200, body)
+        record = served.records[-1]
+        assert record.bill is not None
+        assert (record.outcome, record.bill.usage.input) == ("answered", 100)
+
+
+async def test_a_stream_that_is_over_may_fall_silent() -> None:
+    """Behind its last event no error follows, though the upstream never closes."""
+    gate = asyncio.Event()
+    say = say_events(START, STOP, START, before_piece={2: gate})
+    async with proxying(say, claude=", timeouts: {silence: 300ms}") as passed:
+        answer = await passed.post(MESSAGES, asking(CLAUDE, stream=True))
+        assert answer.body == START + STOP
+        assert passed.served.records[-1].outcome == "answered"
+
+
+async def test_the_last_event_may_lack_its_end() -> None:
+    """Usage is read from it as well where a stream ends properly."""
+    async with proxying(openai=say_events(CHUNK, USED[:-2])) as passed:
+        assert (await passed.post(CHAT, asking(GPT, stream=True))).body == CHUNK + USED[:-2]
+        bill = passed.served.records[-1].bill
+        assert bill is not None
+        assert bill.usage.cache_read == 90
+
+
 async def test_a_stream_that_falls_silent() -> None:
     """Past `timeouts.silence` between two pieces the stream ends with a timeout error."""
     gate = asyncio.Event()
@@ -449,7 +547,9 @@ async def test_headers_that_are_no_text_do_not_pass() -> None:
 
 @asynccontextmanager
 async def raw_upstream(
-    answer: Callable[[asyncio.StreamWriter], Awaitable[None]], policy: str = ""
+    answer: Callable[[asyncio.StreamWriter], Awaitable[None]],
+    policy: str = "",
+    api: str = "openai",
 ) -> AsyncIterator[Served]:
     """A gateway in front of a server that reads a request's head and writes whatever `answer`
     writes."""
@@ -464,7 +564,8 @@ async def raw_upstream(
     async with await asyncio.start_server(serve_one, "127.0.0.1", 0) as upstream:
         url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
         async with serving(
-            ScriptedBackend(), f"models: []\nbackends: [{{name: up, base_url: '{url}'}}]\n{policy}"
+            ScriptedBackend(),
+            f"models: []\nbackends: [{{name: up, api: {api}, base_url: '{url}'}}]\n{policy}",
         ) as served:
             yield served
 

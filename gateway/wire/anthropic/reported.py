@@ -34,6 +34,10 @@ def failed(message: Fields) -> bool:
     return message.get("type") == "error"
 
 
+def ended(message: Fields) -> bool:
+    return message.get("type") == "message_stop"
+
+
 def read_usage(fields: Fields, *, inclusive: bool) -> ReportedUsage | None:
     """Compaction of the conversation is reported beside the sums and not in them, and is charged as
     well (`types/beta/beta_iterations_usage.py`)."""
@@ -68,5 +72,12 @@ def _counts(fields: Fields, *, inclusive: bool) -> UsageCounts | None:
     return UsageCounts(uncached, read, written, split, count(fields.get("output_tokens")))
 
 
-EXCLUSIVE: Final = UsageFormat(usages, failed, partial(read_usage, inclusive=False))
-INCLUSIVE: Final = UsageFormat(usages, failed, partial(read_usage, inclusive=True))
+_SPLITS: Final = {"cache_creation_input_tokens": "cache_creation"}
+_PROMPT: Final = frozenset({"input_tokens", "cache_read_input_tokens", *_SPLITS, *_SPLITS.values()})
+
+EXCLUSIVE: Final = UsageFormat(
+    usages, failed, partial(read_usage, inclusive=False), _PROMPT, ended, _SPLITS, True
+)
+INCLUSIVE: Final = UsageFormat(
+    usages, failed, partial(read_usage, inclusive=True), _PROMPT, ended, _SPLITS
+)

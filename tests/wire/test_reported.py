@@ -1,4 +1,4 @@
-"""Usage as upstreams tell it: field by field, in every format,
+"""Usage as upstreams report it: field by field, in every format,
 in whatever pieces a stream comes.
 """
 
@@ -20,15 +20,15 @@ from gateway.wire.sse import MAX_EVENT_NBYTES, EventReader
 EXCLUSIVE, INCLUSIVE, USAGE = anthropic.EXCLUSIVE, anthropic.INCLUSIVE, openai.USAGE
 
 
-def told(
+def usage_of(
     input: int,
     read: int | None,
     writes: dict[str, int] | None = None,
     unclassed: int = 0,
     output: int = 0,
-    odd: bool = False,
+    anomaly: bool = False,
 ) -> ReportedUsage:
-    return ReportedUsage(input, read, writes or {}, unclassed, output, odd)
+    return ReportedUsage(input, read, writes or {}, unclassed, output, anomaly)
 
 
 CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "cache_creation": {"ephemeral_5m_input_tokens": 10, "ephemeral_1h_input_tokens": 20},
             "output_tokens": 23,
         },
-        told(4, 2455, {"1h": 20, "5m": 10}, output=23),
+        usage_of(4, 2455, {"1h": 20, "5m": 10}, output=23),
     ),
     "compactions are beside the sums": (
         EXCLUSIVE,
@@ -68,23 +68,23 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
                 "not an entry",
             ],
         },
-        told(203_005, 700, {"1h": 60, "5m": 40}, output=4_501),
+        usage_of(203_005, 700, {"1h": 60, "5m": 40}, output=4_501),
     ),
     "iterations that are none": (
         EXCLUSIVE,
         {"input_tokens": 4, "iterations": {"type": "compaction"}},
-        told(4, None),
+        usage_of(4, None),
     ),
     "no word of a cache": (
         EXCLUSIVE,
         {"input_tokens": 4, "output_tokens": 1},
-        told(4, None, output=1),
+        usage_of(4, None, output=1),
     ),
     "no word of the prompt": (EXCLUSIVE, {"output_tokens": 1}, None),
     "a total without a split": (
         EXCLUSIVE,
         {"input_tokens": 4, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 9},
-        told(4, 0, unclassed=9),
+        usage_of(4, 0, unclassed=9),
     ),
     "a split without a total": (
         EXCLUSIVE,
@@ -93,7 +93,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "cache_read_input_tokens": 0,
             "cache_creation": {"ephemeral_5m_input_tokens": 9},
         },
-        told(4, 0, {"5m": 9}),
+        usage_of(4, 0, {"5m": 9}),
     ),
     "a split that is less than its total": (
         EXCLUSIVE,
@@ -103,7 +103,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "cache_creation_input_tokens": 9,
             "cache_creation": {"ephemeral_5m_input_tokens": 5, "ephemeral_1h_input_tokens": 0},
         },
-        told(4, 0, {"5m": 5}, unclassed=4, odd=True),
+        usage_of(4, 0, {"5m": 5}, unclassed=4, anomaly=True),
     ),
     "a split that is more than its total": (
         EXCLUSIVE,
@@ -113,17 +113,17 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "cache_creation_input_tokens": 3,
             "cache_creation": {"ephemeral_5m_input_tokens": 5},
         },
-        told(4, 0, {"5m": 5}, odd=True),
+        usage_of(4, 0, {"5m": 5}, anomaly=True),
     ),
     "inclusive": (
         INCLUSIVE,
         {"input_tokens": 100, "cache_read_input_tokens": 60, "cache_creation_input_tokens": 30},
-        told(10, 60, unclassed=30),
+        usage_of(10, 60, unclassed=30),
     ),
     "inclusive and too little": (
         INCLUSIVE,
         {"input_tokens": 100, "cache_read_input_tokens": 160},
-        told(0, 160, odd=True),
+        usage_of(0, 160, anomaly=True),
     ),
     "numbers that are none": (
         EXCLUSIVE,
@@ -133,7 +133,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
     "numbers as JavaScript writes them": (
         EXCLUSIVE,
         {"input_tokens": 4.0, "output_tokens": 1.0},
-        told(4, None, output=1),
+        usage_of(4, None, output=1),
     ),
     "chat": (
         USAGE,
@@ -142,7 +142,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "completion_tokens": 5,
             "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
         },
-        told(10, 60, unclassed=30, output=5),
+        usage_of(10, 60, unclassed=30, output=5),
     ),
     "responses": (
         USAGE,
@@ -155,9 +155,9 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
                 "cache_write_tokens_details": {"ttl_30m_tokens": 20, "ttl_12h_tokens": 10},
             },
         },
-        told(60, 10, {"12h": 10, "30m": 20}, output=5),
+        usage_of(60, 10, {"12h": 10, "30m": 20}, output=5),
     ),
-    "embeddings": (USAGE, {"prompt_tokens": 7, "total_tokens": 7}, told(7, None)),
+    "embeddings": (USAGE, {"prompt_tokens": 7, "total_tokens": 7}, usage_of(7, None)),
     "reasoning beside the completion": (
         USAGE,
         {
@@ -167,7 +167,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "prompt_tokens_details": {"cached_tokens": 128},
             "completion_tokens_details": {"reasoning_tokens": 2_809},
         },
-        told(9_992, 128, output=4_308),
+        usage_of(9_992, 128, output=4_308),
     ),
     "reasoning within the completion": (
         USAGE,
@@ -177,12 +177,12 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "total_tokens": 310,
             "completion_tokens_details": {"reasoning_tokens": 200},
         },
-        told(10, None, output=300),
+        usage_of(10, None, output=300),
     ),
     "a total of which some is told nowhere": (
         USAGE,
         {"prompt_tokens": 66, "completion_tokens": 6, "total_tokens": 100},
-        told(66, None, output=6, odd=True),
+        usage_of(66, None, output=6, anomaly=True),
     ),
     "deepseek": (
         USAGE,
@@ -192,12 +192,12 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "prompt_cache_hit_tokens": 64,
             "prompt_cache_miss_tokens": 36,
         },
-        told(36, 64, output=5),
+        usage_of(36, 64, output=5),
     ),
     "kimi": (
         USAGE,
         {"prompt_tokens": 100, "completion_tokens": 5, "cached_tokens": 40},
-        told(60, 40, output=5),
+        usage_of(60, 40, output=5),
     ),
     "vLLM 0.32, chat": (
         USAGE,
@@ -207,7 +207,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "completion_tokens": 8,
             "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": 2560},
         },
-        told(119, 0, unclassed=2560, output=8),
+        usage_of(2679, 0, output=8),
     ),
     "qwen": (
         USAGE,
@@ -220,7 +220,7 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
                 "cache_creation": {"ephemeral_5m_input_tokens": 90},
             },
         },
-        told(10, 0, {"5m": 90}, output=5),
+        usage_of(10, 0, {"5m": 90}, output=5),
     ),
     "more read than there is": (
         USAGE,
@@ -229,12 +229,12 @@ CASES: dict[str, tuple[UsageFormat, dict[str, Any], ReportedUsage | None]] = {
             "completion_tokens": 5,
             "prompt_tokens_details": {"cached_tokens": 128},
         },
-        told(0, 128, output=5, odd=True),
+        usage_of(0, 128, output=5, anomaly=True),
     ),
     "details that are null": (
         USAGE,
         {"prompt_tokens": 100, "prompt_tokens_details": None},
-        told(100, None),
+        usage_of(100, None),
     ),
     "nothing at all": (USAGE, {}, None),
 }
