@@ -82,7 +82,9 @@ async def test_bad_bodies(path: str, body: bytes) -> None:
 )
 async def test_a_body_that_does_not_end(path: str, sent: bytes) -> None:
     """Nobody waits for the rest of it longer than the policy says."""
-    request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode() + sent
+    request = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n".encode() + sent
+    )
     async with (
         serving(ScriptedBackend(), "server: {body_timeout: 20ms}") as served,
         asyncio.timeout(20),

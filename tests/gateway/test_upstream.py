@@ -223,7 +223,8 @@ async def test_a_client_that_leaves_a_waiting_upstream() -> None:
             passed.served.listener.host, passed.served.listener.port
         )
         writer.write(
-            f"POST {MESSAGES} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+            f"POST {MESSAGES} HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n".encode()
             + data
         )
         await passed.anthropic.held.wait()
@@ -435,7 +436,7 @@ async def test_headers_that_are_no_text_do_not_pass() -> None:
             )
             data = orjson.dumps(asking(GPT))
             head = (
-                f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: "
+                f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
                 f"{len(data)}\r\nConnection: close\r\n"
             )
             writer.write(head.encode() + b"x-odd: \xff\r\nx-fine: \xc3\xa9\r\n\r\n" + data)
