@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import partial
 from typing import Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from gateway.budget import ByteBudget, Claim
 from gateway.calls.exchange import Call, Client
@@ -199,6 +199,8 @@ class Server:
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "pcg"
+        if http.version < HttpVersion11 and response.content_length is None:
+            response.force_close()  # there are no chunks: nothing else tells the answer's end
         if _ORIGIN in http:
             response.headers.update(cors_headers(http[_ORIGIN]))
         if _ALLOWED in http:
