@@ -15,6 +15,7 @@ GatewayError
 ├── MethodNotAllowed       405
 ├── BodyLate               408  the rest of the request's body does not come
 ├── BodyTooLarge           413
+├── UnknownEncoding        415  (400 in Anthropic's format) nothing here decodes the body
 ├── RateLimited            429  a limit of the tenant; `retry_after_s` if known
 ├── Overloaded             529  (503 in OpenAI's format) the engine is full or restarting
 │   └── EngineLost         529  (503) the engine ended over this request, maybe because of it
@@ -104,6 +105,17 @@ class BodyLate(GatewayError):
 
 class BodyTooLarge(GatewayError):
     """The body exceeds `server.max_body`."""
+
+
+class UnknownEncoding(GatewayError):
+    """The body's `Content-Encoding` is not decoded here; `known` are those that are."""
+
+    def __init__(self, encoding: str, known: tuple[str, ...] = ("gzip",)) -> None:
+        super().__init__(
+            f"Content-Encoding {encoding[:80]!r} is not supported; send {', '.join(known)} or none",
+            code="request_body_encoding_unsupported",
+        )
+        self.known = known
 
 
 class RateLimited(GatewayError):

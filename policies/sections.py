@@ -22,11 +22,13 @@ from policies.values import (
     Duration,
     Flag,
     Host,
+    HostName,
     Line,
     Number,
     NumBytes,
     OptionalDuration,
     OptionalRedisUrl,
+    Origin,
     Port,
     PositiveCount,
     PositiveDuration,
@@ -108,6 +110,15 @@ class MemoryPolicy(Section):
     )
 
 
+class CorsPolicy(Section):
+    origins: tuple[Origin, ...] = Field(
+        default=(),
+        description="Sites whose web pages may use the gateway from a browser, such as "
+        "https://example.com. Requests of other sites' pages are refused. The operators' routes "
+        "are for none.",
+    )
+
+
 class ServerPolicy(Section):
     host: Host = Field(
         default="127.0.0.1",
@@ -119,6 +130,15 @@ class ServerPolicy(Section):
         description="Listen beyond loopback without tenants: anyone who reaches the port may use "
         "the gateway.",
     )
+    allowed_hosts: tuple[HostName, ...] = Field(
+        default=(),
+        description="Names besides localhost and loopback addresses by which clients reach the "
+        "gateway, as they stand in `Host`, without port: a service's, a proxy's. Without tenants "
+        "requests by any other name are refused, so that no web page reaches the gateway under a "
+        "name of its own; where it listens beyond loopback, any address is served. With tenants, "
+        "empty: any name.",
+    )
+    cors: CorsPolicy = Field(default=CorsPolicy(), description="Web pages in browsers.")
     max_body: NumBytes = Field(
         default=32 * 1024**2,
         description="Largest request body, decompressed. Larger ones get a 413.",

@@ -34,6 +34,11 @@ NONE: Final = "none"
 HIDDEN: Final = "<hidden>"
 """Stands for a secret wherever a policy is written down."""
 
+_HOST_NAME: Final = (
+    r"[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)*\.?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*"
+)
+_ORIGIN: Final = r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[0-9a-z_.-]+)(:[0-9]+)?"
+
 _WHOLE: Final = re.compile(r"^[+-]?\d+$")
 _TENANT: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _BACKEND: Final = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"
@@ -109,6 +114,24 @@ def _read_host(value: object) -> str:
     """An address of IPv6 may stand in brackets, as in a URL."""
     text = _read_text(value).strip()
     return _read_text(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
+
+
+def _read_host_name(value: object) -> str:
+    """As it stands in `Host`, but for the port, which is not asked about."""
+    text = _read_host(value).lower().removesuffix(".")
+    if not re.fullmatch(_HOST_NAME, text):
+        raise ValueError("must be a name or an address, without scheme and port")
+    return text
+
+
+def _read_origin(value: object) -> str:
+    """As browsers write it: in lower case, without the scheme's own port and without a path."""
+    text = _read_text(value).strip().lower()
+    if not re.fullmatch(_ORIGIN, text):
+        raise ValueError("must be the origin of a site, such as https://example.com")
+    scheme, _, place = text.partition("://")
+    own_port = {"http": ":80", "https": ":443"}.get(scheme, "")
+    return f"{scheme}://{place.removesuffix(own_port)}" if own_port else text
 
 
 def _check_line(text: str) -> str:
@@ -193,6 +216,8 @@ _SIZE_SCHEMA: Final = WithJsonSchema(
 
 Text: TypeAlias = Annotated[str, BeforeValidator(_read_text)]
 Host: TypeAlias = Annotated[str, BeforeValidator(_read_host)]
+HostName: TypeAlias = Annotated[str, BeforeValidator(_read_host_name)]
+Origin: TypeAlias = Annotated[str, BeforeValidator(_read_origin)]
 Line: TypeAlias = Annotated[Text, AfterValidator(_check_line)]
 """A text that can stand in a header."""
 Count: TypeAlias = Annotated[int, Field(ge=0), BeforeValidator(_read_whole)]

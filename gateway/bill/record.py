@@ -24,6 +24,7 @@ class Record:
     and engine spent besides computing tokens. `warnings` name changes made on the client's behalf,
     `notes` doubts about a bill that rests on an upstream's numbers. `upstream` is the one that
     answered instead of an engine of this gateway, `upstream_id` its id of the request.
+    `traceparent` and `tracestate` are the client's, of W3C Trace Context.
     """
 
     request_id: str
@@ -45,6 +46,8 @@ class Record:
     notes: tuple[Note, ...] = ()
     upstream: str | None = None
     upstream_id: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
 
     @property
     def kind(self) -> Kind:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Final
 
 from aiohttp import web
 
 from gateway.budget import Claim
-from gateway.errors import BodyLate, BodyTooLarge, InvalidRequest
+from gateway.errors import BodyLate, BodyTooLarge, UnknownEncoding
 from gateway.http.cost import BodyCost
+from gateway.http.encodings import PIECE_NBYTES, decoders
 
-PIECE_NBYTES: Final = 64 * 1024
-"""Bytes that are inflated, and counted, at a time."""
-
-_GZIP: Final = 16 + zlib.MAX_WBITS
+DECODERS: Final = decoders()
 
 
 async def read_body(
@@ -27,17 +24,17 @@ async def read_body(
 
     Raises `BodyTooLarge` when the body as sent or as decoded exceeds `max_nbytes`, or would take
     more memory than one tenant may ever have; `RateLimited` and `Overloaded` when there is no room
-    for it now; `BodyLate` when nothing comes for `silence_s` though it has not ended; and
-    `InvalidRequest` for an encoding other than gzip or for damaged gzip. The server must be set up
-    not to decompress by itself.
+    for it now; `BodyLate` when nothing comes for `silence_s` though it has not ended;
+    `UnknownEncoding` for an encoding that there is no decoder for, and `InvalidRequest` for a
+    damaged body. The server must be set up not to decompress by itself.
     """
     encoding = http.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("identity", "gzip", "x-gzip", ""):
-        message = f"Content-Encoding {encoding!r} is not supported; send gzip or nothing"
-        raise InvalidRequest(message, code="request_body_encoding_unsupported")
+    encoding = "gzip" if encoding == "x-gzip" else encoding
+    if encoding not in (*DECODERS, "identity", ""):
+        raise UnknownEncoding(encoding, tuple(DECODERS))
     if (http.content_length or 0) > max_nbytes:
         raise _too_large(max_nbytes)
-    inflate = zlib.decompressobj(_GZIP) if "gzip" in encoding else None
+    decoder = DECODERS[encoding]() if encoding in DECODERS else None
     body = bytearray()  # not a list: of a body in tiny pieces, that would be many times as large
     num_sent = 0
     cost = BodyCost()
@@ -46,7 +43,7 @@ async def read_body(
         if num_sent > max_nbytes:
             raise _too_large(max_nbytes)
         cut = (chunk[i : i + PIECE_NBYTES] for i in range(0, len(chunk), PIECE_NBYTES))
-        for piece in _inflated(inflate, chunk) if inflate else cut:
+        for piece in decoder.decoded(chunk) if decoder else cut:
             if len(body) + len(piece) > max_nbytes:
                 raise _too_large_decoded()
             if claim is not None:
@@ -56,12 +53,12 @@ async def read_body(
                     raise BodyTooLarge(message)
                 claim.grow(more)
             body += piece
-            if inflate:
+            if decoder:
                 await asyncio.sleep(
                     0
                 )  # a few bytes become many pieces: others are served in between
-    if inflate and num_sent and not inflate.eof:
-        raise _not_gzip("the gzip body ends early")
+    if decoder:
+        decoder.finish()
     return bytes(body)
 
 
@@ -75,26 +72,6 @@ async def _pieces(http: web.Request, silence_s: float) -> AsyncIterator[bytes]:
         if not piece:
             return
         yield piece
-
-
-def _inflated(inflate: zlib._Decompress, chunk: bytes) -> Iterator[bytes]:
-    """The bytes that `chunk` adds, inflated piece by piece as they are asked for."""
-    while True:
-        try:
-            piece = inflate.decompress(chunk, PIECE_NBYTES)
-        except zlib.error:
-            raise _not_gzip("the body is not valid gzip") from None
-        if piece:
-            yield piece
-        if inflate.unused_data:
-            raise _not_gzip("the gzip body has more than one member")
-        chunk = inflate.unconsumed_tail
-        if not chunk and len(piece) < PIECE_NBYTES:
-            return
-
-
-def _not_gzip(message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="request_body_encoding_invalid")
 
 
 def _too_large(max_nbytes: int) -> BodyTooLarge:

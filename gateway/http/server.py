@@ -8,18 +8,19 @@ from contextlib import closing
 from functools import partial
 from typing import Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from gateway.budget import ByteBudget, Claim
 from gateway.calls.exchange import Call, Client
 from gateway.clock import Clock
-from gateway.errors import GatewayError, MethodNotAllowed, Overloaded, UnknownPath
+from gateway.errors import Forbidden, GatewayError, MethodNotAllowed, Overloaded, UnknownPath
 from gateway.http.batch_routes import BatchRoutes
 from gateway.http.client import HttpClient, transmit
 from gateway.http.connections import Connections
 from gateway.http.problem import problem
 from gateway.http.response_routes import ResponseRoutes
 from gateway.http.routes import Route, guess_wire, provider_routes
+from gateway.http.sites import SiteRules, cors_headers, is_preflight, preflight_headers
 from gateway.ids import request_id
 from gateway.serve.auth import api_key
 from gateway.serve.handler import Handler
@@ -49,6 +50,9 @@ _ALLOWED: Final = web.RequestKey("allowed", str)
 _CLOSING: Final = web.RequestKey("closing", bool)
 """A request that is the last one of its connection."""
 
+_ORIGIN: Final = web.RequestKey("origin", str)
+"""The site of the web page that may read the answer."""
+
 PROBES: Final = ("/livez", "/readyz", "/health", "/metrics")
 """Served where there are too many connections for anything else."""
 
@@ -70,6 +74,7 @@ class Server:
         self._connections = connections
         self._wires = wires
         self._clock = clock
+        self._sites = SiteRules(handler.policy.server, keyed=bool(handler.policy.tenants))
         self._routes = (
             *provider_routes(handler, wires),
             *ResponseRoutes(handler).routes(),
@@ -82,6 +87,7 @@ class Server:
         """The provider-compatible routes, and the middleware that answers for every other path."""
         app.middlewares.append(self._within_connection)
         app.middlewares.append(self._catch)
+        app.middlewares.append(self._from_known_sites)
         app.router.add_get("/", self._greet)
         app.router.add_routes(
             web.route(route.method, route.path, partial(self._serve, route))
@@ -161,6 +167,25 @@ class Server:
             error = UnknownPath(f"no such path: {request.method} {request.path}")
             return await self._refuse(request, error, refusal.status)
 
+    @web.middleware
+    async def _from_known_sites(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Nothing else is done for a host or a web page that is not served. No page reaches the
+        operators' routes."""
+        headers = plain_headers(request.headers)
+        try:
+            origin = self._sites.check(request.path, headers)
+            if "origin" in headers and request.path.startswith(ADMIN):
+                raise Forbidden("this route is not for web pages")
+        except Forbidden as error:
+            return await self._refuse(request, error, 403)
+        if origin is not None:
+            request[_ORIGIN] = origin
+            if is_preflight(request.method, headers):
+                return web.Response(status=204, headers=preflight_headers(headers))
+        return await handler(request)
+
     async def _refuse(
         self, http: web.Request, error: GatewayError, status: int
     ) -> web.StreamResponse:
@@ -174,6 +199,10 @@ class Server:
 
     async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
         response.headers["Server"] = "pcg"
+        if http.version < HttpVersion11 and response.content_length is None:
+            response.force_close()  # there are no chunks: nothing else tells the answer's end
+        if _ORIGIN in http:
+            response.headers.update(cors_headers(http[_ORIGIN]))
         if _ALLOWED in http:
             response.headers["Allow"] = http[_ALLOWED]
         response.headers.setdefault(

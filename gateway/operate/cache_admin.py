@@ -32,6 +32,7 @@ from gateway.errors import (
     InvalidRequest,
     Overloaded,
     Unauthenticated,
+    UnknownEncoding,
 )
 from gateway.http.body import read_body
 from gateway.http.problem import json_reply, problem
@@ -56,6 +57,7 @@ _STATUS: Final[Mapping[type[GatewayError], int]] = {
     Forbidden: 403,
     BodyLate: 408,
     BodyTooLarge: 413,
+    UnknownEncoding: 415,
     EngineFailed: 500,
     Overloaded: 503,
 }

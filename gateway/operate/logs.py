@@ -74,6 +74,8 @@ def log_record(record: Record) -> None:
         "error": record.error,
         "upstream": record.upstream,
         "upstream_id": record.upstream_id,
+        "traceparent": record.traceparent,
+        "tracestate": record.tracestate,
         "notes": list(record.notes) or None,
         "ms": round(record.total_s * 1000, 1),
     }

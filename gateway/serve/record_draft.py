@@ -12,6 +12,7 @@ from gateway.request import Request
 from gateway.serve.answering import Answering
 from gateway.serve.stages import CANCELLED, Ended
 from gateway.serve.timings import Timings
+from gateway.serve.trace import trace_of
 from gateway.upstream.reported import UpstreamUsage
 
 UPSTREAM_REFUSED: Final = "UpstreamRefused"
@@ -43,6 +44,7 @@ class RecordDraft:
         ended, request = self.ended or CANCELLED, self.request
         failed = ended.outcome == "failed"
         refused = UPSTREAM_REFUSED if failed else None
+        traceparent, tracestate = trace_of(self.call.headers)
         record = Record(
             request_id=self.call.id,
             route=self.call.route,
@@ -59,6 +61,8 @@ class RecordDraft:
             ttft_s=self.timings.ttft_s,
             phases=self.timings.phases,
             warnings=() if request is None else request.warnings,
+            traceparent=traceparent,
+            tracestate=tracestate,
         )
         match self.work:
             case Answering() as answering:

@@ -3,7 +3,10 @@
 Pure; names are lower-case. Knows no key.
 
 RFC 9110, section 7.6.1, names the fields that belong to one connection. The others that are left
-out are the gateway's own business: credentials, cookies, addresses of clients, traces, encodings.
+out of a request are the gateway's own business: credentials, cookies, addresses of clients,
+encodings, and traces but for those of the W3C, by which an upstream's spans join the client's. Of
+an answer only the listed ones pass: it is the gateway that a client, and a proxy between them,
+trust.
 """
 
 from __future__ import annotations
@@ -41,8 +44,6 @@ _ABOUT_CLIENTS: Final = frozenset(
         ),
         *("true-client-ip", "fastly-client-ip", "fly-client-ip"),
         *(
-            "traceparent",
-            "tracestate",
             "baggage",
             "b3",
             "uber-trace-id",
@@ -55,9 +56,22 @@ _ABOUT_CLIENTS: Final = frozenset(
 _BEGINNINGS: Final = ("x-forwarded-", "x-b3-", "x-datadog-", "cf-")
 """The beginnings of further ones. Those of `cf-` are Cloudflare's, addresses and credentials: it
 refuses them from any other sender."""
-_THEIRS: Final = frozenset(
-    {"content-length", "set-cookie", "server", "date", "alt-svc", "strict-transport-security"}
+_PASSED_BACK: Final = frozenset(
+    {
+        *("content-type", "content-encoding", "content-language", "content-disposition"),
+        *("retry-after", "retry-after-ms", "x-should-retry"),
+        *("request-id", "x-request-id", "cf-ray", "traceresponse"),
+        *("x-amzn-requestid", "x-ms-request-id", "apim-request-id", "x-generation-id"),
+        *("x-trace-id", "x-correlation-id", "x-ds-trace-id", "msh-request-id"),
+        *("cache-status", "server-timing"),
+        *("ratelimit", "ratelimit-policy", "deprecation", "sunset"),
+    }
 )
+_PASSED_BACK_BEGINNINGS: Final = (
+    *("anthropic-", "openai-", "x-ratelimit-", "ratelimit-", "x-envoy-upstream-service-time"),
+    *("x-groq-", "x-ms-region", "x-litellm-", "x-vllm-", "x-inference-", "x-compute-"),
+)
+"""The fields of providers and engines that tell of an answer, its limits or its cost."""
 
 
 def to_upstream(headers: Mapping[str, str], *, credentials: frozenset[str]) -> dict[str, str]:
@@ -72,9 +86,16 @@ def to_upstream(headers: Mapping[str, str], *, credentials: frozenset[str]) -> d
 
 
 def to_client(headers: Mapping[str, str]) -> dict[str, str]:
-    """An answer's fields as they may go on: `retry-after`, request ids and rate limits among them.
-    `pcg-*` are ours alone."""
-    return _without(headers, _HOP_BY_HOP | _THEIRS, prefixes=("pcg-", "access-control-"))
+    """An answer's fields as they may go on: its type, `retry-after`, request ids and rate limits.
+
+    The others could be orders to a client, or to a proxy in front of the gateway: cookies,
+    `clear-site-data`, `x-accel-redirect`, `cache-control: public`.
+    """
+    return {
+        name: value
+        for name, value in _without(headers, _HOP_BY_HOP, prefixes=("pcg-",)).items()
+        if name in _PASSED_BACK or name.startswith(_PASSED_BACK_BEGINNINGS)
+    }
 
 
 def _without(

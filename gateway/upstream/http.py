@@ -22,6 +22,7 @@ from aiohttp import web
 
 from gateway.backends.base import Head, Outgoing, Tail
 from gateway.errors import GatewayError, Overloaded, TimedOut, UpstreamFailed
+from gateway.upstream.redaction import Redaction
 from gateway.wire.plain import plain_headers
 from policies.backends import BackendPolicy
 
@@ -71,15 +72,22 @@ class HttpUpstream:
             async with self._own_errors("answer", within_s=self._policy.timeouts.answer):
                 response = await self._send(outgoing)
             self._check(response)
-            yield Head(response.status, plain_headers(response.headers))
+            redaction = Redaction(self._key(), response.status)
+            yield Head(response.status, redaction.headers(plain_headers(response.headers)))
             with self._ending_with_its_connection(response):
                 try:
                     while piece := await self._more(response):
-                        yield piece
+                        if shown := redaction.take(piece):
+                            yield shown
                 except GatewayError:
                     while piece := _received(response):
-                        yield piece
+                        if shown := redaction.take(piece):
+                            yield shown
+                    if rest := redaction.rest():
+                        yield rest
                     raise
+            if rest := redaction.rest():
+                yield rest
             yield Tail()
         finally:
             if response is not None:
@@ -138,6 +146,10 @@ class HttpUpstream:
             raise UpstreamFailed(f"upstream {name} answered with a redirect, which is not followed")
         if response.status == 401 and key is not None:
             raise UpstreamFailed(f"upstream {name} does not take this gateway's key")
+
+    def _key(self) -> str:
+        """The policy's key; empty where there is none."""
+        return "" if self._policy.api_key is None else self._policy.api_key.reveal()
 
     def _credentials(self) -> dict[str, str]:
         key = self._policy.api_key

@@ -1,4 +1,4 @@
-"""Errors in every wire format: the row of a table, and the headers that make a client retry."""
+"""Errors in every wire format: the row of a table, and the headers about a retry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TypeVar
 
-from gateway.errors import GatewayError, NotCached, Overloaded, Poisonous
+from gateway.errors import GatewayError, NotCached, Overloaded, Poisonous, UnknownEncoding
 
 Row = TypeVar("Row")
 
@@ -18,7 +18,8 @@ def row_for(table: Mapping[type[GatewayError], Row], error: GatewayError) -> Row
 
 
 def retry_headers(error: GatewayError) -> dict[str, str]:
-    """`Retry-After` in whole seconds (RFC 9110, 10.2.3), and the hint both official SDKs obey."""
+    """`Retry-After` in whole seconds (RFC 9110, 10.2.3), and the hint both official SDKs obey.
+    `Accept-Encoding` where the body's encoding was the reason."""
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -26,4 +27,6 @@ def retry_headers(error: GatewayError) -> dict[str, str]:
         headers["x-should-retry"] = "true"
     if isinstance(error, NotCached | Poisonous):
         headers["x-should-retry"] = "false"
+    if isinstance(error, UnknownEncoding):  # RFC 9110, section 15.5.16
+        headers["Accept-Encoding"] = ", ".join(error.known)
     return headers

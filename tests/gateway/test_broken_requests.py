@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from tests.fakes.backend import ScriptedBackend
 from tests.gateway.serving import serving
 
-START = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n"
+START = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ START = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n"
         START + b"Transfer-Encoding: chunked\r\n\r\nsecret\r\n",
         START + b"x-api-key: secret\x01\r\n\r\n",
         START + b"x-api-key: " + b"secret" * 20_000 + b"\r\n\r\n",
-        b"POST /v1/secret\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /v1/secret\xff HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"secret\r\n\r\n",
     ],
     ids=["chunk", "chunk size", "control character", "too long", "path", "no request"],

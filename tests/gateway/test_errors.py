@@ -82,7 +82,9 @@ async def test_bad_bodies(path: str, body: bytes) -> None:
 )
 async def test_a_body_that_does_not_end(path: str, sent: bytes) -> None:
     """Nobody waits for the rest of it longer than the policy says."""
-    request = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode() + sent
+    request = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n".encode() + sent
+    )
     async with (
         serving(ScriptedBackend(), "server: {body_timeout: 20ms}") as served,
         asyncio.timeout(20),
@@ -168,7 +170,8 @@ async def test_oversized_bodies(path: str) -> None:
 
 @pytest.mark.parametrize("path", [MESSAGES, CHAT])
 async def test_compressed_bodies(path: str) -> None:
-    """gzip is accepted; other encodings, broken and truncated gzip are a 400."""
+    """gzip is accepted; broken and truncated gzip are a 400, and so is another encoding in
+    Anthropic's format, whose SDK has a class for that; a 415 in OpenAI's."""
     async with serving(ScriptedBackend()) as served:
         packed = gzip.compress(json.dumps(BODIES[path]).encode())
         headers = HEADERS[path] | {"Content-Encoding": "gzip"}
@@ -181,7 +184,9 @@ async def test_compressed_bodies(path: str) -> None:
             (packed, "br"),
         ):
             status, (kind, _), _ = await post(served, path, data, **{"Content-Encoding": encoding})
-            assert (status, kind) == (400, "invalid_request_error")
+            unknown = 400 if path == MESSAGES else 415
+            expected = 400 if encoding == "gzip" else unknown
+            assert (status, kind) == (expected, "invalid_request_error")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ async def test_a_stored_response_that_nobody_reads() -> None:
             connection.setblocking(False)
             await loop.sock_connect(connection, (served.listener.host, served.listener.port))
             await loop.sock_sendall(
-                connection, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+                connection,
+                f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode(),
             )
             async with asyncio.timeout(30):
                 while len(served.records) < 2:

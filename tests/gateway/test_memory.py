@@ -94,8 +94,8 @@ async def unread(process: WholeProcess, request: bytes) -> socket.socket:
 def posted(body: bytes) -> bytes:
     """A request after whose answer the connection is to end."""
     head = (
-        b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-        % len(body)
+        b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
     )
     return head + body
 
@@ -304,7 +304,7 @@ async def test_results_of_batches_that_nobody_reads(tmp_path: Path) -> None:
         assert (response.status, response.content_type) == (200, "application/x-jsonl")
         assert [orjson.loads(line)["custom_id"] for line in lines] == [str(i) for i in range(32)]
         connections = [
-            await unread(process, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            await unread(process, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             for _ in range(20)
         ]
         await process.until_recorded(20, "cancelled")

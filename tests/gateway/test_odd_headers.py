@@ -55,7 +55,7 @@ async def test_a_field_that_is_no_text_is_as_good_as_not_sent(
     ) as served:
         for name in READ:
             head = (
-                f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
+                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
                 f"{len(data)}\r\n"
             ).encode()
             assert await status(served, head + name + b": " + value + b"\r\n\r\n" + data) == 200, (
@@ -69,7 +69,7 @@ async def test_a_key_that_is_no_text_is_none(path: str) -> None:
     async with serving(
         ScriptedBackend(), "tenants: [{name: a, keys: [key-of-a]}]", root_secret=b"s" * 32
     ) as served:
-        head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n".encode()
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n".encode()
         assert await status(served, head + b"x-api-key: \xff\r\n\r\n") == 401
         assert await status(served, head + b"x-api-key: key-of-a\r\n\r\n") == 200
 

@@ -190,7 +190,7 @@ async def leave(
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(served.listener.host, served.listener.port)
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: "
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
         f"{len(data)}\r\nanthropic-version: "
         "2023-06-01\r\n\r\n"
     )
@@ -323,7 +323,8 @@ async def test_leaving_at_the_very_end_is_no_error() -> None:
             reader, writer = await asyncio.open_connection(listener.host, listener.port)
             data = json.dumps(openai_body(stream=True)).encode()
             writer.write(
-                f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+                f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
+                f"Content-Length: {len(data)}\r\n\r\n".encode()
                 + data
             )
             async with asyncio.timeout(20):

@@ -26,6 +26,7 @@ TABLE: Final[Mapping[type[GatewayError], tuple[int, str]]] = {
     errors.MethodNotAllowed: (405, "invalid_request_error"),
     errors.BodyLate: (408, "timeout_error"),
     errors.BodyTooLarge: (413, "request_too_large"),
+    errors.UnknownEncoding: (400, "invalid_request_error"),
     errors.RateLimited: (429, "rate_limit_error"),
     errors.Overloaded: (529, "overloaded_error"),
     errors.EngineFailed: (500, "api_error"),

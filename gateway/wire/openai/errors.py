@@ -38,6 +38,7 @@ TABLE: Final[Mapping[type[GatewayError], ErrorRow]] = {
     errors.MethodNotAllowed: ErrorRow(405, "invalid_request_error", "method_not_supported"),
     errors.BodyLate: ErrorRow(408, "invalid_request_error", "request_timeout"),
     errors.BodyTooLarge: ErrorRow(413, "invalid_request_error", "request_too_large"),
+    errors.UnknownEncoding: ErrorRow(415, "invalid_request_error"),
     errors.RateLimited: ErrorRow(429, "requests", "rate_limit_exceeded"),
     errors.Overloaded: ErrorRow(503, "server_error", "server_is_overloaded"),
     errors.EngineFailed: ErrorRow(500, "server_error"),
