@@ -7,12 +7,12 @@ business.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from engine.prompt.numerals import to_text
 from engine.prompt.types import (
     CacheMark,
     Message,
@@ -231,7 +231,7 @@ class Blocks:
                 "description": tool.description,
                 "parameters": tool.parameters,
             }
-            self._definitions[name] = json.dumps(definition, ensure_ascii=False)
+            self._definitions[name] = to_text(definition, ensure_ascii=False)
         self._referenced_room -= len(self._definitions[name])
         if self._referenced_room < 0:
             message = (

@@ -13,6 +13,7 @@ import orjson
 from engine.types import FinishReason, TokenLogprobs
 from gateway.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.request import Request
+from gateway.wire import json_text
 from gateway.wire.base import Answer, AnswerRun, ToolCall
 from gateway.wire.openai import errors
 from gateway.wire.openai.logprobs import token_logprobs
@@ -38,7 +39,7 @@ Item = dict[str, Any]
 
 def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
     """One whole response, and why it ended."""
-    return orjson.dumps(
+    return json_text.dumps(
         finished(request, answer, output(request, answer), created_at_s=created_at_s)
     )
 
@@ -213,7 +214,7 @@ def custom_input(arguments: str) -> str:
     """The free text of a custom tool's call, or the arguments as they are where the model did not
     keep to the form."""
     try:
-        value = orjson.loads(arguments)
+        value = json_text.loads(arguments)
     except orjson.JSONDecodeError:
         return arguments
     text = value.get("input") if type(value) is dict else None
