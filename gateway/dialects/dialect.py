@@ -54,7 +54,13 @@ class Dialect:
         final = self.place_marks(request, current, rules, words)
         warnings = [*(problem.warning for problem in request.marker_problems), *final.warnings]
         if request.unseen:
-            raise InvalidRequest(request.unseen[0].message, path=request.unseen[0].path)
+            refused = request.unseen[0]
+            raise InvalidRequest(
+                refused.message,
+                path=refused.path,
+                code=refused.code,
+                unsupported=refused.unsupported,
+            )
         prompt = request.prompt
         if final.marks != current:
             prompt = with_marks(prompt, final.marks)

@@ -158,10 +158,11 @@ class Blocks:
         citations = node.child("citations")
         self.citing |= citations is not None and citations.flag("enabled")
 
-    def refuse(self, path: Path, message: str) -> None:
+    def refuse(self, path: Path, message: str, code: str | None = None) -> None:
         """The request cannot be served because of `path`, but may still break other rules, which
-        come first."""
-        self.unseen.append(Unseen(".".join(map(str, path)), message))
+        come first. `code` is the word for it that clients know."""
+        unsupported = (str(path[0]),) if code is not None else ()
+        self.unseen.append(Unseen(".".join(map(str, path)), message, code, unsupported))
 
     def _text(self, node: Node) -> TextPart:
         return TextPart(node.text("text"), self.mark(node))
