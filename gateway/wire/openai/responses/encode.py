@@ -183,21 +183,24 @@ def call_item(request: Request, index: int, number: int, call: ToolCall, status:
     """Call number `number` of the answer: of a function, or of a custom tool with its free text."""
     owner = item_id(request, index)
     if is_custom(request, call):
-        return {
-            "id": f"ctc_{owner}",
-            "type": "custom_tool_call",
-            "call_id": call_id(request, number),
-            "name": call.name,
-            "input": custom_input(call.arguments),
-        }
+        item = {"id": f"ctc_{owner}", "type": "custom_tool_call"}
+        item |= {"call_id": call_id(request, number)} | called(request, call)
+        return item | {"input": custom_input(call.arguments)}
     item = {
         "id": f"fc_{owner}",
         "type": "function_call",
         "status": status,
         "call_id": call_id(request, number),
-        "name": call.name,
     }
-    return item | {"arguments": call.arguments}
+    return item | called(request, call) | {"arguments": call.arguments}
+
+
+def called(request: Request, call: ToolCall) -> dict[str, str]:
+    """The names by which the client knows what is called."""
+    namespace, name = request.options_of(ResponsesOptions).namespaced.get(
+        call.name, ("", call.name)
+    )
+    return {"name": name} | ({"namespace": namespace} if namespace else {})
 
 
 def is_custom(request: Request, call: ToolCall) -> bool:

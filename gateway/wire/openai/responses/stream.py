@@ -145,7 +145,8 @@ class ResponseStream:
 
     def _end_call(self) -> bytes:
         if not self._custom:
-            call = {"name": self._call.name, "arguments": self._call.arguments}
+            name = encode.called(self._request, self._call)["name"]
+            call = {"name": name, "arguments": self._call.arguments}
             return self._event("response.function_call_arguments.done", **self._place(), **call)
         text = encode.custom_input(self._call.arguments)
         delta = self._event("response.custom_tool_call_input.delta", **self._place(), delta=text)
