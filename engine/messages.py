@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from engine.prompt.numerals import from_msgpack, in_msgpack
 from engine.prompt.types import Prompt
 from engine.types import CachePlan, CacheReport, FinishReason, PinOutcome, Sampling, TokenLogprobs
 
@@ -211,8 +212,10 @@ FromEngine: TypeAlias = (
     | EngineStats
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_encoder = msgspec.msgpack.Encoder(enc_hook=in_msgpack)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(
+    ToEngine, ext_hook=from_msgpack
+)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 

@@ -33,7 +33,7 @@ class GatewayError(Exception):
     """Base. `message` is shown to the client and holds no secret and no prompt text.
 
     `code` is the machine-readable word of formats that have one (OpenAI's `invalid_type`,
-    `unsupported_value`, ...).
+    `unsupported_value`, ...), and `unsupported` names what a code of Anthropic's is about.
     """
 
     def __init__(
@@ -43,12 +43,14 @@ class GatewayError(Exception):
         path: str | None = None,
         retry_after_s: float | None = None,
         code: str | None = None,
+        unsupported: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
         self.path = path
         self.retry_after_s = retry_after_s
         self.code = code
+        self.unsupported = unsupported
 
 
 class InvalidRequest(GatewayError):

@@ -34,10 +34,12 @@ class MarkerProblem(msgspec.Struct, frozen=True):
 
 class Unseen(msgspec.Struct, frozen=True):
     """A part of the body that the model cannot see. The prompt names it in its place, and no
-    answer is generated."""
+    answer is generated. Clients branch on `code`, and on what is `unsupported`."""
 
     path: str
     message: str
+    code: str | None = None
+    unsupported: tuple[str, ...] = ()
 
 
 class Directives(msgspec.Struct, frozen=True):

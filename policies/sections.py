@@ -287,8 +287,8 @@ class SingleFlightPolicy(Section):
 class NormalizePolicy(Section):
     billing_nonce: Literal["drop", "keep"] = Field(
         default="drop",
-        description="A first system block that is nothing but a client's per-request billing "
-        "header: drop it, or keep it "
+        description="A client's per-request billing header, as the first system block or the first "
+        "line of the first text: drop it, or keep it "
         "and miss on every request.",
     )
     tool_order: Literal["preserve", "by_name"] = Field(

@@ -25,6 +25,7 @@ from engine.constrain.digits import ANY_OBJECT, bound_digits
 from engine.errors import BadFormat, BadTools
 from engine.prompt.call_format import CallFormat
 from engine.prompt.guard import any_of
+from engine.prompt.numerals import as_numbers, to_text
 from engine.prompt.reasoning import Reasoning
 from engine.prompt.types import Tool
 from engine.types import OutputFormat, ToolChoice
@@ -106,11 +107,12 @@ def calls_grammar(
 def arguments_schema(tool: Tool, budget: Budget) -> dict[str, Any]:
     """The schema of a tool's arguments: always an object. Raises `BadTools` where it cannot be kept
     within the budget."""
-    problem = budget.excess(tool.parameters)
+    parameters = as_numbers(tool.parameters)
+    problem = budget.excess(parameters)
     if problem is not None:
         raise BadTools(f"the schema of {tool.name!r} costs too much: {problem}")
     try:
-        bounded = bound_digits(tool.parameters)
+        bounded = bound_digits(parameters)
     except BadFormat as error:
         raise BadTools(f"the schema of {tool.name!r} cannot be kept: {error}") from None
     return {
@@ -122,7 +124,7 @@ def arguments_schema(tool: Tool, budget: Budget) -> dict[str, Any]:
 
 def _num_characters(tool: Tool) -> int:
     try:
-        return len(json.dumps(tool.parameters, allow_nan=False))
+        return len(to_text(tool.parameters, allow_nan=False))
     except (ValueError, RecursionError):
         raise BadTools(
             f"the schema of {tool.name!r} is nested too deeply, or holds an infinite number"

@@ -4,15 +4,16 @@ Knows no template and no tokens.
 
 JSON keeps the client's key order and its characters (no `\\u` escapes, no Unicode normalisation,
 nothing trimmed), with the separators `", "` and `": "` that the Hermes and Qwen templates were
-trained with. Integers stay integers and floats floats.
+trained with. Integers stay integers and floats floats, and what neither
+holds keeps its digits (`numerals.py`).
 """
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from engine.prompt.call_format import CallFormat
+from engine.prompt.numerals import to_text
 from engine.prompt.types import Tool, ToolCallPart, ToolResultPart
 
 TOOLS_OPEN: Final = (
@@ -26,7 +27,7 @@ TOOLS_CLOSE: Final = "</tools>"
 
 def to_json(value: Any) -> str:
     """`value` as JSON text; equal for equal values with equally ordered keys, in every process."""
-    return json.dumps(value, ensure_ascii=False)
+    return to_text(value, ensure_ascii=False)
 
 
 def tool_data(tool: Tool) -> dict[str, Any]:

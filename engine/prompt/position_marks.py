@@ -9,12 +9,12 @@ content, and marks keep whitespace from being trimmed: `locate` allows for that,
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
+from engine.prompt.numerals import to_text
 from engine.prompt.types import Level, Position
 
 Owner: TypeAlias = tuple[Level, int]
@@ -158,25 +158,23 @@ def to_json_marked(value: Any, **options: Any) -> str:
     """`json.dumps(value, **options)`, with the marks of a `MarkedDict` that is `value` or stands
     directly in it."""
     if isinstance(value, MarkedDict):
-        return value.wrap(json.dumps(value, **options))
+        return value.wrap(to_text(value, **options))
     if not isinstance(value, (dict, list)):
-        return json.dumps(value, **options)
+        return to_text(value, **options)
     items = value.items() if isinstance(value, dict) else enumerate(value)
     marked = {key: item for key, item in items if isinstance(item, MarkedDict)}
     if not marked:
-        return json.dumps(value, **options)
+        return to_text(value, **options)
     shell: Any = value.copy()
     for key, item in marked.items():
         shell[key] = item.wrap("")
     written = {
-        json.dumps(item.wrap(""), ensure_ascii=options.get("ensure_ascii", True)): item.wrap(
-            json.dumps(item, **options)
+        to_text(item.wrap(""), ensure_ascii=options.get("ensure_ascii", True)): item.wrap(
+            to_text(item, **options)
         )
         for item in marked.values()
     }
-    return _STAND_IN.sub(
-        lambda match: written.get(match[0], match[0]), json.dumps(shell, **options)
-    )
+    return _STAND_IN.sub(lambda match: written.get(match[0], match[0]), to_text(shell, **options))
 
 
 def _split(marked: str, marks: PrivateMarks) -> tuple[list[str], list[tuple[Position, int]]]:

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from engine.prompt.numerals import in_msgpack
 from engine.prompt.types import Prompt
 from engine.types import Sampling
 from gateway.errors import Poisonous
@@ -28,7 +29,7 @@ MESSAGE: Final = (
     "tried again; change it, or tell the operator"
 )
 
-_encoder: Final = msgspec.msgpack.Encoder()
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=in_msgpack)
 
 
 class Poison:

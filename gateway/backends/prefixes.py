@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from engine.prompt.numerals import in_json
 from engine.prompt.types import Position, Prompt, unmarked
 from gateway.request import Request
 
@@ -105,7 +106,7 @@ def _pieces(prompt: Prompt) -> Iterator[_Piece]:
             content = raw.encode() if isinstance(raw, str) else msgspec.msgpack.encode(raw)
             yield _Piece(content, position, "messages")
             return
-        encoded = msgspec.json.encode(unmarked(part))
+        encoded = msgspec.json.encode(unmarked(part), enc_hook=in_json)
         if role is None:
             yield _Piece(encoded, position, _where(i + 1 == head_ends, part.cache is not None))
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,6 +19,12 @@ from policies.schema import Policy
 MAX_MODEL_ID: Final = 256
 """Characters of an id that may name a model: patterns match longer ones too, and records keep
 them."""
+
+MAX_LISTED: Final = 8
+"""Ids that an error names."""
+
+SIMILARITY: Final = 0.6
+"""Of an id that may have been meant."""
 
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -59,7 +66,7 @@ class ModelCatalog:
         """Raises `UnknownModel`."""
         model = self._policy.resolve_model(model_id) if len(model_id) <= MAX_MODEL_ID else None
         if model is None:
-            raise UnknownModel(f"model: {model_id[:MAX_MODEL_ID]}", path="model")
+            raise UnknownModel(self._unknown(model_id[:MAX_MODEL_ID]), path="model")
         return ServedModel(model.name, self._backends[model.name])
 
     def upstream_for(self, model_id: str, api: WireName) -> UpstreamMatch | None:
@@ -92,21 +99,8 @@ class ModelCatalog:
 
         Models that have not been loaded yet are left out.
         """
-        names = [model.name for model in self._policy.models]
-        aliases = [
-            alias
-            for model in self._policy.models
-            for alias in model.aliases
-            if not is_pattern(alias)
-        ]
-        proxied = [
-            entry.match
-            for backend in self._policy.backends
-            for entry in backend.models
-            if not is_pattern(entry.match)
-        ]
         found: dict[str, ModelInfo | UpstreamModel] = {}
-        for name in (*names, *aliases, *proxied):
+        for name in self._ids():
             with suppress(UnknownModel, InvalidRequest):
                 found[name] = self.info(name, api)
         return found
@@ -121,3 +115,36 @@ class ModelCatalog:
         if info is None:
             raise UnknownModel(f"model: {model_id}", path="model")
         return info
+
+    def _ids(self) -> tuple[str, ...]:
+        """The ids that are no patterns, in the order of the list."""
+        names = [model.name for model in self._policy.models]
+        aliases = [
+            alias
+            for model in self._policy.models
+            for alias in model.aliases
+            if not is_pattern(alias)
+        ]
+        proxied = [
+            entry.match
+            for backend in self._policy.backends
+            for entry in backend.models
+            if not is_pattern(entry.match)
+        ]
+        return (*names, *aliases, *proxied)
+
+    def _unknown(self, model_id: str) -> str:
+        """The message for an id that nothing answers to: the nearest id, and some that are there.
+        Case, and what stands before a slash or behind a colon, may differ."""
+        listed = tuple(dict.fromkeys(self._ids()))
+        ids = {_plain(name): name for name in reversed(listed)}
+        near = get_close_matches(_plain(model_id), ids, 1, SIMILARITY)
+        meant = f"; did you mean {ids[near[0]]}?" if near else "." if listed else ""
+        more = ", ..." if len(listed) > MAX_LISTED else ""
+        served = f" Served here: {', '.join(listed[:MAX_LISTED])}{more}" if listed else ""
+        return f"model: {model_id}{meant}{served}"
+
+
+def _plain(model_id: str) -> str:
+    """An id as it is compared with others: its last part, without a tag."""
+    return model_id.lower().rpartition("/")[2].partition(":")[0]

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from engine.prompt.numerals import in_json
 from engine.prompt.types import (
     Part,
     Position,
@@ -175,7 +176,7 @@ def _same(one: _Place, other: _Place) -> bool:
 
 def _sorted(content: Tool | Part) -> bytes:
     """Equal for contents that differ in the order of JSON keys alone."""
-    return msgspec.json.encode(content, order="deterministic")
+    return msgspec.json.encode(content, enc_hook=in_json, order="deterministic")
 
 
 def _spaceless(text: str) -> str:
@@ -188,10 +189,10 @@ def _text(content: Tool | Part) -> str:
         case TextPart() | ThinkingPart() | ToolResultPart():
             return content.text
         case ToolCallPart():
-            return msgspec.json.encode(content.arguments).decode()
+            return msgspec.json.encode(content.arguments, enc_hook=in_json).decode()
         case Tool():
             return msgspec.json.encode(
-                [content.name, content.description, content.parameters]
+                [content.name, content.description, content.parameters], enc_hook=in_json
             ).decode()
 
 
@@ -200,5 +201,12 @@ def _places(prompt: Prompt) -> list[_Place]:
     found = []
     for position, part in prompt.parts():
         bare = unmarked(part)
-        found.append(_Place(position, prompt.role_at(position), bare, msgspec.json.encode(bare)))
+        found.append(
+            _Place(
+                position,
+                prompt.role_at(position),
+                bare,
+                msgspec.json.encode(bare, enc_hook=in_json),
+            )
+        )
     return found

@@ -26,6 +26,7 @@ from gateway.dialects.places import marks_of
 from gateway.dialects.registry import DIALECTS
 from gateway.errors import InvalidRequest, UnknownModel
 from gateway.request import Request
+from gateway.wire import json_text
 from gateway.wire.registry import WIRES
 from policies.pricing import Usage, charge, format_usd
 from policies.rules import DialectRules
@@ -162,7 +163,7 @@ class _Side:
 def wire_of(body: bytes) -> str:
     """The name of the format that a body is in, by signs that only one of them has."""
     try:
-        fields = orjson.loads(body)
+        fields = json_text.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"not JSON: {error}") from None
     names = (

@@ -11,7 +11,7 @@ import msgspec
 from engine.prompt.types import Position
 from engine.types import CachePlan, CacheReport
 from gateway.dialects.marks import FinalMarks
-from gateway.dialects.nonce import BILLING_NONCE, NONCE_DROPPED
+from gateway.dialects.nonce import NONCE_DROPPED, without_nonce
 from gateway.dialects.order import ordered
 from gateway.dialects.places import marks_of, with_marks
 from gateway.dialects.words import ErrorWords
@@ -54,15 +54,21 @@ class Dialect:
         final = self.place_marks(request, current, rules, words)
         warnings = [*(problem.warning for problem in request.marker_problems), *final.warnings]
         if request.unseen:
-            raise InvalidRequest(request.unseen[0].message, path=request.unseen[0].path)
+            refused = request.unseen[0]
+            raise InvalidRequest(
+                refused.message,
+                path=refused.path,
+                code=refused.code,
+                unsupported=refused.unsupported,
+            )
         prompt = request.prompt
         if final.marks != current:
             prompt = with_marks(prompt, final.marks)
-        begins = prompt.system[0].text if prompt.system else ""
-        drops_nonce = rules.caching.normalize.billing_nonce == "drop"
-        if drops_nonce and BILLING_NONCE.fullmatch(begins):
-            prompt = msgspec.structs.replace(prompt, system=prompt.system[1:])
-            warnings.append(NONCE_DROPPED)
+        if rules.caching.normalize.billing_nonce == "drop":
+            shorter = without_nonce(prompt)
+            if shorter is not prompt:
+                prompt = shorter
+                warnings.append(NONCE_DROPPED)
         return msgspec.structs.replace(
             request,
             prompt=ordered(prompt, rules),

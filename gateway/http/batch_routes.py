@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import orjson
 import structlog
 
+from engine.prompt.numerals import in_json
 from gateway.calls.exchange import BATCHED, Call, Client, Reply
 from gateway.clock import Clock
 from gateway.errors import GatewayError, InvalidRequest, Overloaded, UnknownPath
@@ -37,6 +39,7 @@ from gateway.state.batches import (
     as_json,
     as_lines,
 )
+from gateway.wire import json_text
 from gateway.wire.anthropic.batch import read_items
 from gateway.wire.anthropic.paging import read_page
 from gateway.wire.base import Wire
@@ -268,7 +271,7 @@ class BatchRoutes:
                 break
             await asyncio.sleep(RETRY_S)
             reply = await self._asked(batch, item)
-        body = orjson.loads(reply.body)
+        body = json_text.loads(reply.body)
         return (
             ("succeeded", {"message": body})
             if reply.status == 200
@@ -276,7 +279,7 @@ class BatchRoutes:
         )
 
     async def _asked(self, batch: Batch, item: BatchItem) -> Reply:
-        client = _Captured(orjson.dumps(item.params))
+        client = _Captured(msgspec.json.encode(item.params, enc_hook=in_json))
         await self.handler.generate(self._call(batch), client)
         assert client.reply is not None
         return client.reply

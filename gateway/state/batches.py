@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
-import orjson
+
+from engine.prompt.numerals import exact_number, in_json
+from gateway.wire import json_text
 
 LIFETIME_S: Final = 24 * 3600.0
 """A request that has not been processed by then has expired."""
@@ -139,7 +141,9 @@ class BatchStore:
         """Write one result, past any limit, as its request was accepted. Raises `OSError` where it
         could not be written."""
         path = self._folder_of(batch) / "results.jsonl"
-        line = orjson.dumps({"custom_id": custom_id, "result": {"type": outcome, **result}}) + b"\n"
+        line = (
+            json_text.dumps({"custom_id": custom_id, "result": {"type": outcome, **result}}) + b"\n"
+        )
         try:
             with open(path, "ab", opener=_private) as file:
                 file.write(line)
@@ -208,7 +212,7 @@ class BatchStore:
 
 def as_lines(items: Iterable[BatchItem]) -> bytes:
     """Requests as they are kept: JSON, one in a line."""
-    return b"".join(msgspec.json.encode(item) + b"\n" for item in items)
+    return b"".join(msgspec.json.encode(item, enc_hook=in_json) + b"\n" for item in items)
 
 
 def as_json(batch: Batch, base: str) -> dict[str, Any]:
@@ -253,9 +257,10 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _read(path: Path, kind: type[S]) -> Iterator[S]:
     """The lines of a file, without those that are damaged."""
+    decoder = msgspec.json.Decoder(kind, float_hook=exact_number)
     for line in _lines(path):
         with suppress(msgspec.MsgspecError):
-            yield msgspec.json.decode(line, type=kind)
+            yield decoder.decode(line)
 
 
 def _mend(path: Path) -> None:

@@ -11,6 +11,7 @@ from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.directives import cache_directives
 from gateway.wire.fields import FieldError, Node, decode_body
+from gateway.wire.misspelt import misspelt
 
 ReadNode: TypeAlias = Callable[[Node], Request]
 
@@ -21,7 +22,8 @@ def read_request(
     read: ReadNode,
     reword: Callable[[FieldError], InvalidRequest],
 ) -> Request:
-    """The request that `read` finds in a JSON body, with `Cache-Control` and the end user added.
+    """The request that `read` finds in a JSON body, with `Cache-Control`, the end user
+    and warnings of misspelt fields added.
 
     Raises `InvalidRequest`; `reword` puts a reader's `FieldError` into the provider's words.
     """
@@ -31,7 +33,10 @@ def read_request(
     except FieldError as error:
         raise reword(error) from None
     return msgspec.structs.replace(
-        request, directives=cache_directives(headers), end_user=_end_user(node.value)
+        request,
+        directives=cache_directives(headers),
+        end_user=_end_user(node.value),
+        warnings=(*request.warnings, *misspelt(node.value)),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 import orjson
 
+from engine.prompt.numerals import Numeral
 from gateway.wire.pieces import loads
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -87,10 +88,11 @@ class Node:
         value = self.value.get(key)
         if value is None:
             return None
-        if type(value) not in (int, float):
+        if type(value) not in (int, float, Numeral):
             raise self._wrong(key, "number")
+        value = float(value)
         self._check_range(key, "number", value, low, high)
-        return float(value)
+        return value
 
     def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
         """A string, one of `choices`; required where there is no default."""
@@ -197,7 +199,7 @@ def type_name(value: object) -> Kind | Literal["null"]:
             return "boolean"
         case int():
             return "integer"
-        case float():
+        case float() | Numeral():
             return "number"
         case str():
             return "string"

@@ -9,6 +9,8 @@ from typing import Any, Final
 import msgspec
 import orjson
 
+from gateway.wire import json_text
+
 _SPACES: Final = re.compile(rb"[ \t\r\n]*")
 
 PIECE_NBYTES: Final = 256 * 1024
@@ -16,10 +18,10 @@ PIECE_NBYTES: Final = 256 * 1024
 
 
 def loads(text: bytes | memoryview) -> Any:
-    """As `orjson.loads`; what is wrong far down in a large text is told with its place in its own
-    part of it."""
+    """As `json_text.loads`; what is wrong far down in a large text is told with its place in its
+    own part of it."""
     if len(text) <= PIECE_NBYTES:
-        return orjson.loads(text)
+        return json_text.loads(text)
     try:
         spaces = _SPACES.match(text)
         assert spaces is not None
@@ -36,4 +38,4 @@ def loads(text: bytes | memoryview) -> Any:
         raise orjson.JSONDecodeError(str(error), "", 0) from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise orjson.JSONDecodeError(type(error).__name__, "", 0) from None
-    return orjson.loads(text)
+    return json_text.loads(text)

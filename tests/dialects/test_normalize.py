@@ -9,10 +9,12 @@ from typing import Any
 import orjson
 import pytest
 
+from engine.prompt.types import TextPart
 from gateway.dialects.places import marks_of
 from gateway.errors import InvalidRequest
 from gateway.request import Request
 from gateway.wire.anthropic import MESSAGES_WIRE
+from gateway.wire.base import Wire
 from gateway.wire.openai import CHAT_WIRE
 from policies.rules import DialectRules
 from policies.sections import NormalizePolicy
@@ -246,6 +248,58 @@ def test_requests_that_differ_in_the_nonce_are_one_prompt() -> None:
 def test_text_that_mentions_the_nonce_stays(system: list[Any]) -> None:
     """Anything but a full match in first place reaches the model unchanged."""
     request = parsed(system=system)
+    assert dialects.normalize(request, ANTHROPIC).prompt == request.prompt
+
+
+GOES_ON = NONCE + "\n\nYou are a helper.\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"system": GOES_ON}, "system/0"),
+        ({"system": [text(GOES_ON, CC), text("s")]}, "system/0"),
+        ({"messages": [{"role": "user", "content": GOES_ON}]}, "messages/0/0"),
+        ({"messages": [{"role": "user", "content": [text(GOES_ON, CC)]}]}, "messages/0/0"),
+        ({"system": GOES_ON.replace("\n\nYou", "\r\n\nYou")}, "system/0"),
+    ],
+)
+@pytest.mark.parametrize("wire", [MESSAGES_WIRE, CHAT_WIRE], ids=["messages", "chat"])
+def test_a_first_line_of_nonce_is_dropped_alone(
+    wire: Wire, fields: dict[str, Any], place: str
+) -> None:
+    """The text goes on as it was, its mark and its place stay."""
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}]} | fields
+    if wire is CHAT_WIRE and "system" in body:
+        system = {"role": "system", "content": body.pop("system")}
+        body["messages"] = [system, *body["messages"]]
+    first, second = (
+        wire.parse(orjson.dumps(body).replace(b"{}", nonce), {}, request_id="r")
+        for nonce in (b"a1b", b"0aaa9")
+    )
+    base = OPENAI if wire is CHAT_WIRE else ANTHROPIC
+    shorter = dialects.normalize(first, base)
+    assert shorter.prompt == dialects.normalize(second, base).prompt
+    assert shorter.warnings == ("billing-nonce-dropped",)
+    texts = {
+        str(at): part.text for at, part in shorter.prompt.parts() if isinstance(part, TextPart)
+    }
+    assert texts[place] == "\nYou are a helper.\n"
+    assert marks_of(first.prompt).keys() <= marks_of(shorter.prompt).keys()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"system": "A header follows.\n" + GOES_ON},
+        {"system": NONCE.replace(";", " ") + "\ntext"},
+        {"system": "s", "messages": [{"role": "user", "content": GOES_ON}]},
+        {"messages": [{"role": "user", "content": NONCE}]},
+    ],
+)
+def test_a_nonce_elsewhere_stays(fields: dict[str, Any]) -> None:
+    """Behind other text, in another form, in a later message, or as all that is said."""
+    request = parsed(**fields)
     assert dialects.normalize(request, ANTHROPIC).prompt == request.prompt
 
 

@@ -222,6 +222,43 @@ def test_models_by_name_and_alias() -> None:
         ModelCatalog(policy, {"a": first})
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("llama3", "model: llama3; did you mean llama-3.2-1b? Served here: smol, b, llama-3.2-1b"),
+        (
+            "meta/Llama-3.2-1B:latest",
+            "model: meta/Llama-3.2-1B:latest; did you mean llama-3.2-1b? "
+            "Served here: smol, b, llama-3.2-1b",
+        ),
+        ("grok", "model: grok. Served here: smol, b, llama-3.2-1b"),
+    ],
+)
+def test_an_unknown_id_is_answered_with_the_known_ones(asked: str, message: str) -> None:
+    """The nearest is named; patterns are no ids."""
+    policy = make_policy(
+        "models: [{name: smol, aliases: [llama-3.2-1b, 'claude-*']}, {name: b, aliases: []}]"
+    )
+    catalog = ModelCatalog(policy, {"smol": ScriptedBackend(), "b": ScriptedBackend()})
+    with pytest.raises(UnknownModel) as caught:
+        catalog.find(asked)
+    assert caught.value.message == message
+
+
+def test_of_many_ids_some_are_named() -> None:
+    """An error stays short, and an id too long to be one is no use for a comparison."""
+    names = [f"m{i}" for i in range(30)]
+    policy = make_policy(
+        f"models: [{', '.join(f'{{name: {name}, aliases: []}}' for name in names)}]"
+    )
+    catalog = ModelCatalog(policy, {name: ScriptedBackend() for name in names})
+    for asked in ("zzzz", "z" * 5000):
+        with pytest.raises(UnknownModel) as caught:
+            catalog.find(asked)
+        assert caught.value.message.endswith("Served here: m0, m1, m2, m3, m4, m5, m6, m7, ...")
+        assert len(caught.value.message) < 400
+
+
 def test_the_list_says_of_each_id_which_model_answers() -> None:
     """An alias shows the model it finds, not the first one; patterns are not shown, and no id
     twice."""

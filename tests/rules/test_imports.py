@@ -34,7 +34,7 @@ class Rule:
 
 
 COMPOSITION = ("gateway.app", "gateway.cli")
-PLANS = ("engine.types", "engine.prompt.types")
+PLANS = ("engine.types", "engine.prompt.types", "engine.prompt.numerals")
 FACTS = ("gateway.request", "gateway.errors", "gateway.models")
 """What every room of the gateway may know of a request."""
 
@@ -55,7 +55,7 @@ RULES = (
     Rule("engine.metric", ()),
     Rule("engine.errors", ()),
     Rule("engine.types", ("engine.prompt.types", "msgspec")),
-    Rule("engine.messages", ("engine.types", "engine.prompt.types", "msgspec")),
+    Rule("engine.messages", (*PLANS, "msgspec")),
     Rule(
         "engine.prompt",
         ("engine.errors", "engine.structures", "msgspec", "jinja2", "tokenizers", "xxhash"),
@@ -206,7 +206,8 @@ RULES = (
         "gateway.state",
         (
             *(*FACTS, "gateway.wire", "gateway.backends.base", "gateway.calls", "gateway.bill"),
-            *("gateway.clock", "engine.messages", "policies", "msgspec", "orjson", "structlog"),
+            *("gateway.clock", "engine.messages", "engine.prompt.numerals", "policies"),
+            *("msgspec", "orjson", "structlog"),
         ),
     ),
     Rule(
@@ -223,7 +224,13 @@ RULES = (
         "gateway.http",
         (
             *(*FACTS, "gateway.wire", "gateway.calls", "gateway.state", "gateway.serve"),
-            *("gateway.budget", "gateway.clock", "gateway.ids", "policies"),
+            *(
+                "gateway.budget",
+                "gateway.clock",
+                "gateway.ids",
+                "engine.prompt.numerals",
+                "policies",
+            ),
             *("aiohttp", "msgspec", "orjson", "structlog"),
         ),
     ),

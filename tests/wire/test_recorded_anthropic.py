@@ -70,7 +70,7 @@ def test_recorded_requests_are_understood() -> None:
 
 
 def test_recorded_errors_of_unknown_models() -> None:
-    """The provider's 404s, word for word."""
+    """The provider's 404s, word for word, and behind them the ids that are served here."""
     catalog = ModelCatalog(POLICY, {"smollm2-135m-instruct": ScriptedBackend()})
     rows = [row for row in ROWS if row["status"] == 404]
     assert len(rows) == 2
@@ -80,6 +80,9 @@ def test_recorded_errors_of_unknown_models() -> None:
         body = orjson.loads(
             WIRE.encode_error(caught.value, request_id=row["response"]["request_id"]).body
         )
+        message, served = body["error"]["message"].split(". Served here: ")
+        assert served == "smollm2-135m-instruct" or served.startswith("smollm2-135m-instruct, ")
+        body["error"]["message"] = message
         assert body == row["response"]
 
 

@@ -239,5 +239,9 @@ def _string(text: str) -> str | None:
 
 
 def _unpacked(text: str) -> str:
-    """Arguments that are no object: a string is taken for what it quotes, null for no arguments."""
-    return "{}" if text == "null" else _string(text) or text
+    """Arguments that are no object: a string is taken for what it quotes; null and blank strings
+    are no arguments."""
+    quoted = "" if text == "null" else _string(text)
+    if quoted is None:
+        return text
+    return quoted if quoted.strip() else "{}"

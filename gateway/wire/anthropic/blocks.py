@@ -7,12 +7,12 @@ business.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from engine.prompt.numerals import to_text
 from engine.prompt.types import (
     CacheMark,
     Message,
@@ -158,10 +158,11 @@ class Blocks:
         citations = node.child("citations")
         self.citing |= citations is not None and citations.flag("enabled")
 
-    def refuse(self, path: Path, message: str) -> None:
+    def refuse(self, path: Path, message: str, code: str | None = None) -> None:
         """The request cannot be served because of `path`, but may still break other rules, which
-        come first."""
-        self.unseen.append(Unseen(".".join(map(str, path)), message))
+        come first. `code` is the word for it that clients know."""
+        unsupported = (str(path[0]),) if code is not None else ()
+        self.unseen.append(Unseen(".".join(map(str, path)), message, code, unsupported))
 
     def _text(self, node: Node) -> TextPart:
         return TextPart(node.text("text"), self.mark(node))
@@ -231,7 +232,7 @@ class Blocks:
                 "description": tool.description,
                 "parameters": tool.parameters,
             }
-            self._definitions[name] = json.dumps(definition, ensure_ascii=False)
+            self._definitions[name] = to_text(definition, ensure_ascii=False)
         self._referenced_room -= len(self._definitions[name])
         if self._referenced_room < 0:
             message = (

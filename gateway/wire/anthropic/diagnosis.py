@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from engine.prompt.numerals import in_json, in_msgpack
 from engine.prompt.types import LEVELS, Level, Prompt, num_common, unmarked
 from gateway.request import Request
 
@@ -54,7 +55,7 @@ class Fingerprint:
 def settings_digest(settings: Any) -> str:
     """Equal for equal JSON values, whatever the order of their keys."""
     return hashlib.blake2b(
-        msgspec.json.encode(settings, order="deterministic"), digest_size=16
+        msgspec.json.encode(settings, enc_hook=in_json, order="deterministic"), digest_size=16
     ).hexdigest()
 
 
@@ -87,7 +88,9 @@ def _fingerprint_parts(prompt: Prompt) -> dict[Level, tuple[FingerprintPart, ...
     found: dict[Level, list[FingerprintPart]] = {level: [] for level in LEVELS}
     for position, part in prompt.parts():
         role, bare = prompt.role_at(position), unmarked(part)
-        encoded = msgspec.msgpack.encode(bare if role is None else [role, bare])
+        encoded = msgspec.msgpack.encode(
+            bare if role is None else [role, bare], enc_hook=in_msgpack
+        )
         digest = hashlib.blake2b(encoded, digest_size=8).digest()
         found[position.level].append(FingerprintPart(digest, len(encoded)))
     return {level: tuple(parts) for level, parts in found.items()}

@@ -13,6 +13,7 @@ import orjson
 
 from engine.types import FinishReason
 from gateway.request import Request
+from gateway.wire import json_text
 from gateway.wire.anthropic.settings import AnthropicOptions
 from gateway.wire.anthropic.signature import Thinking
 from gateway.wire.base import Answer, ToolCall
@@ -43,7 +44,7 @@ def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> b
         "content": _content(request, answer),
         "usage": usage(request, answer.usage, answer.num_thinking),
     }
-    return orjson.dumps(message(request, answer.usage) | filled | end(request, answer))
+    return json_text.dumps(message(request, answer.usage) | filled | end(request, answer))
 
 
 def message_id(request: Request) -> str:
@@ -62,7 +63,7 @@ def call_block(request: Request, index: int, call: ToolCall) -> dict[str, Any]:
     """A `tool_use` block; arguments that are no JSON object are kept as text under
     `INVALID_JSON`."""
     try:
-        arguments = orjson.loads(call.arguments or "{}")
+        arguments = json_text.loads(call.arguments or "{}")
     except orjson.JSONDecodeError:
         arguments = None
     found = arguments if isinstance(arguments, dict) else {INVALID_JSON: call.arguments}

@@ -66,6 +66,8 @@ def error_body(error: GatewayError, *, request_id: str) -> bytes:
     fields: dict[str, Any] = {"type": kind, "message": message}
     if error.code is not None:
         fields["details"] = {"error_code": error.code}
+        if error.unsupported:
+            fields["details"]["unsupported"] = error.unsupported
     return orjson.dumps({"type": "error", "error": fields, "request_id": request_id})
 
 

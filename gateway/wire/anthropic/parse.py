@@ -40,8 +40,12 @@ MAX_STOPS: Final = 1024
 MAX_NAMED: Final = 20
 """Ids that one error repeats."""
 
-CHANGES_THE_ANSWER: Final = ("mcp_servers", "thread")
-"""Fields that would change the prompt or the answer, and that are not supported."""
+CHANGES_THE_ANSWER: Final[Mapping[str, str | None]] = {
+    "mcp_servers": None,
+    "thread": "thread_unsupported_request",
+}
+"""Fields that would change the prompt or the answer, and that are not supported; with the code by
+which the SDK knows to ask again without (anthropic 2.14 `lib/threads/_thread_state.py`)."""
 
 
 def parse(body: bytes, headers: Mapping[str, str], *, request_id: str, counting: bool) -> Request:
@@ -74,9 +78,9 @@ def _request(body: Node, version: str, betas: str, *, request_id: str, counting:
     if not model:
         raise invalid(("model",), "String should have at least 1 character")
     blocks = Blocks(first_version=version == FIRST_VERSION)
-    for name in CHANGES_THE_ANSWER:
+    for name, code in CHANGES_THE_ANSWER.items():
         if body.value.get(name):
-            blocks.refuse((name,), "not supported by this model")
+            blocks.refuse((name,), "not supported by this model", code)
     automatic = blocks.mark(body)
     max_tokens = 0 if counting else _max_tokens(body)
     settings = read_settings(body, max_tokens=max_tokens, counting=counting)

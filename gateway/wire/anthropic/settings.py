@@ -6,13 +6,13 @@ Source: anthropic 2.14 `message_create_params`.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
+from engine.prompt.numerals import to_text
 from engine.prompt.types import Tool
 from engine.types import OutputFormat, ToolChoice
 from gateway.errors import InvalidRequest
@@ -139,7 +139,7 @@ def _read_format(form: Node, settings: AnswerSettings) -> None:
     kind = form.text("type")
     if kind != "json_schema":
         raise unknown_tag(form.path, kind, ("json_schema",))
-    definition = json.dumps(
+    definition = to_text(
         Node(form.value, form.at("json_schema")).json_object("schema"), ensure_ascii=False
     )
     settings.output_format = OutputFormat("json_schema", definition)

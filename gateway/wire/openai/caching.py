@@ -11,9 +11,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
-
 from engine.prompt.types import CacheMark
+from gateway.wire import json_text
 from gateway.wire.fields import Node
 
 TTLS_S: Final[Mapping[str, float]] = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0}
@@ -43,7 +42,7 @@ def caching_parameters(body: Node) -> dict[str, Any]:
     if ttl := request_ttl(body):
         parameters["cache_ttl_s"] = TTLS_S[ttl]
     if managed := body.json_value("context_management"):
-        parameters["context_management"] = hashlib.sha256(orjson.dumps(managed)).hexdigest()
+        parameters["context_management"] = hashlib.sha256(json_text.dumps(managed)).hexdigest()
     if (
         body.has("prompt_cache_retention")
         and body.choice("prompt_cache_retention", RETENTIONS) == "24h"

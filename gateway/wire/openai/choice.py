@@ -5,6 +5,7 @@ They differ in where a function's name stands: nested or flat.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,14 +16,21 @@ from gateway.errors import InvalidRequest
 from gateway.wire.fields import Node, clip
 from gateway.wire.openai.errors import invalid, unsupported_value
 
+NO_OTHERS: Final[Mapping[str, tuple[str, ...]]] = {}
 MODES: Final = ("none", "auto", "required")
 CALLED_BY_CLIENTS: Final = ("function", "custom")
 """Kinds of tools, of which Chat Completions, where names are nested, has the first only."""
 
 
-def tool_choice(body: Node, tools: tuple[Tool, ...], *, nested: bool) -> ToolChoice:
+def tool_choice(
+    body: Node,
+    tools: tuple[Tool, ...],
+    *,
+    nested: bool,
+    names: Mapping[str, tuple[str, ...]] = NO_OTHERS,
+) -> ToolChoice:
     """Raises `InvalidRequest` for a choice of tools that are not there, or that the model cannot be
-    held to."""
+    held to. `names` are the offered names of tools that have another with the client."""
     parallel = body.flag("parallel_tool_calls", default=True)
     value = body.value.get("tool_choice")
     if value is None:
@@ -36,19 +44,21 @@ def tool_choice(body: Node, tools: tuple[Tool, ...], *, nested: bool) -> ToolCho
     kind = choice.text("type")
     if kind == "function" or (kind in CALLED_BY_CLIENTS and not nested):
         name = _name(choice, nested=nested)
-        if name not in {tool.name for tool in tools}:
+        found = _offered(name, {tool.name for tool in tools}, names)
+        if not found:
             raise invalid(
                 choice.path,
                 f"Tool choice '{clip(name)}' not found in 'tools' parameter.",
                 "invalid_value",
             )
-        return ToolChoice("required", (name,), parallel)
+        return ToolChoice("required", found, parallel)
     if kind == "allowed_tools":
         return _allowed(
             _inner(choice, "allowed_tools") if nested else choice,
             tools,
             parallel=parallel,
             nested=nested,
+            others=names,
         )
     raise unsupported_value(choice.at("type"), clip(kind))
 
@@ -68,16 +78,30 @@ def parameters(choice: ToolChoice) -> dict[str, Any]:
     return found
 
 
-def _allowed(allowed: Node, tools: tuple[Tool, ...], *, parallel: bool, nested: bool) -> ToolChoice:
+def _offered(
+    name: str, known: Collection[str], others: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """The offered names of what the client calls `name`: one, or those in several namespaces."""
+    return (name,) if name in known else others.get(name, ())
+
+
+def _allowed(
+    allowed: Node,
+    tools: tuple[Tool, ...],
+    *,
+    parallel: bool,
+    nested: bool,
+    others: Mapping[str, tuple[str, ...]],
+) -> ToolChoice:
     """A choice among some of the tools: all of them is no limit. The provider's own tools are not
     offered here."""
     mode = allowed.choice("mode", ("auto", "required"))
-    names = {
-        _name(tool, nested=nested)
-        for tool in allowed.children("tools")
-        if tool.text("type") in CALLED_BY_CLIENTS
-    }
     known = {tool.name for tool in tools}
+    names: set[str] = set()
+    for tool in allowed.children("tools"):
+        if tool.text("type") in CALLED_BY_CLIENTS:
+            name = _name(tool, nested=nested)
+            names.update(_offered(name, known, others) or (name,))
     if unknown := sorted(names - known):
         raise invalid(
             allowed.at("tools"),

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import orjson
-
 from engine.types import OutputFormat
+from gateway.wire import json_text
 from gateway.wire.fields import Node, clip
 from gateway.wire.openai.errors import missing, unsupported_value
 
@@ -31,7 +30,7 @@ def output_format(node: Node | None, *, nested: bool) -> OutputFormat | None:
                 raise missing(node.at("json_schema"))
             holder.text("name")
             schema = holder.json_object("schema") if holder.has("schema") else {}
-            return OutputFormat("json_schema", orjson.dumps(schema).decode())
+            return OutputFormat("json_schema", json_text.dumps(schema).decode())
     raise unsupported_value(node.at("type"), clip(kind))
 
 

@@ -25,6 +25,7 @@ from engine.prompt.types import (
     ToolResultPart,
 )
 from gateway.errors import InvalidRequest
+from gateway.wire import json_text
 from gateway.wire.fields import MAX_DEPTH, Node, clip, deeper_than
 from gateway.wire.openai.caching import breakpoint_mark, cache_control
 from gateway.wire.openai.errors import (
@@ -175,11 +176,15 @@ def function_tool(function: Node, mark: CacheMark | None) -> Tool:
 
 def decoded_arguments(text: str) -> dict[str, Any] | str:
     """A call's arguments as an object, or the text as it is where it is none (or one nested beyond
-    reason)."""
+    reason). Blank texts, quoted or not, and null are no arguments."""
+    if not text.strip():
+        return {}
     try:
-        value = orjson.loads(text)
+        value = json_text.loads(text)
     except orjson.JSONDecodeError:
         return text
+    if value is None or (type(value) is str and not value.strip()):
+        return {}
     if type(value) is not dict or deeper_than(value, MAX_DEPTH):
         return text
     return value

@@ -82,6 +82,10 @@ GOOD: list[tuple[CallFormat, str, Found]] = [
         [("f", '{"a": [1, {}]}')],
     ),
     (HERMES, '<tool_call>{"id": "1", "name": "f", "arguments": null}</tool_call>', [("f", "{}")]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": ""}</tool_call>', [("f", "{}")]),
+    (HERMES, '<tool_call>{"arguments": " \\n", "name": "f"}</tool_call>', [("f", "{}")]),
+    (LLAMA3, '{"name": "f", "parameters": ""}', [("f", "{}")]),
+    (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": ""}]', [("f", "{}")]),
     (
         HERMES,
         '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.prompt.numerals import in_msgpack
 from engine.prompt.types import Part, Tool, num_common
 from gateway.request import Request
 from gateway.wire.openai.responses.options import Traits, TraitsPair
@@ -86,8 +87,8 @@ def _part_digest(role: bytes, part: Tool | Part) -> bytes:
 
 
 def _digest(value: Any) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode(value)).digest()
+    return hashlib.sha256(msgspec.msgpack.encode(value, enc_hook=in_msgpack)).digest()
 
 
 def _length(part: Tool | Part) -> int:
-    return len(msgspec.msgpack.encode(part))
+    return len(msgspec.msgpack.encode(part, enc_hook=in_msgpack))

@@ -13,6 +13,7 @@ import orjson
 from engine.types import FinishReason, TokenLogprobs
 from gateway.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.request import Request
+from gateway.wire import json_text
 from gateway.wire.base import Answer, AnswerRun, ToolCall
 from gateway.wire.openai import errors
 from gateway.wire.openai.logprobs import token_logprobs
@@ -38,7 +39,7 @@ Item = dict[str, Any]
 
 def encode_answer(request: Request, answer: Answer, *, created_at_s: float) -> bytes:
     """One whole response, and why it ended."""
-    return orjson.dumps(
+    return json_text.dumps(
         finished(request, answer, output(request, answer), created_at_s=created_at_s)
     )
 
@@ -182,21 +183,24 @@ def call_item(request: Request, index: int, number: int, call: ToolCall, status:
     """Call number `number` of the answer: of a function, or of a custom tool with its free text."""
     owner = item_id(request, index)
     if is_custom(request, call):
-        return {
-            "id": f"ctc_{owner}",
-            "type": "custom_tool_call",
-            "call_id": call_id(request, number),
-            "name": call.name,
-            "input": custom_input(call.arguments),
-        }
+        item = {"id": f"ctc_{owner}", "type": "custom_tool_call"}
+        item |= {"call_id": call_id(request, number)} | called(request, call)
+        return item | {"input": custom_input(call.arguments)}
     item = {
         "id": f"fc_{owner}",
         "type": "function_call",
         "status": status,
         "call_id": call_id(request, number),
-        "name": call.name,
     }
-    return item | {"arguments": call.arguments}
+    return item | called(request, call) | {"arguments": call.arguments}
+
+
+def called(request: Request, call: ToolCall) -> dict[str, str]:
+    """The names by which the client knows what is called."""
+    namespace, name = request.options_of(ResponsesOptions).namespaced.get(
+        call.name, ("", call.name)
+    )
+    return {"name": name} | ({"namespace": namespace} if namespace else {})
 
 
 def is_custom(request: Request, call: ToolCall) -> bool:
@@ -213,7 +217,7 @@ def custom_input(arguments: str) -> str:
     """The free text of a custom tool's call, or the arguments as they are where the model did not
     keep to the form."""
     try:
-        value = orjson.loads(arguments)
+        value = json_text.loads(arguments)
     except orjson.JSONDecodeError:
         return arguments
     text = value.get("input") if type(value) is dict else None

@@ -20,6 +20,7 @@ from gateway.wire.openai.errors import empty_array, invalid, missing, unsupporte
 from gateway.wire.openai.messages import INSTRUCTION_ROLES, decoded_arguments, tool_result
 from gateway.wire.openai.responses.options import InputItem, Referred
 from gateway.wire.openai.responses.sealed import MAX_NBYTES, unsealed
+from gateway.wire.openai.responses.tools import joined_name
 
 ROLES: Final = ("user", "assistant", "system", "developer")
 SUMMARY: Final = "Summary of the conversation so far:"
@@ -54,11 +55,11 @@ class ItemReader:
             case "message":
                 return self._message(node)
             case "function_call":
-                call_id, name = node.text("call_id"), node.text("name")
+                call_id, name = node.text("call_id"), self._called(node)
                 arguments = decoded_arguments(node.text("arguments"))
                 return Message("assistant", (ToolCallPart(call_id, name, arguments),))
             case "custom_tool_call":
-                call_id, name = node.text("call_id"), node.text("name")
+                call_id, name = node.text("call_id"), self._called(node)
                 free = {"input": node.text("input")}
                 return Message("assistant", (ToolCallPart(call_id, name, free),))
             case "function_call_output" | "custom_tool_call_output":
@@ -71,6 +72,11 @@ class ItemReader:
             case "item_reference":
                 return self._reference(node, index)
         raise unsupported_value(node.at("type"), clip(kind))
+
+    @staticmethod
+    def _called(node: Node) -> str:
+        """The name by which the model knows the tool that a call was of."""
+        return joined_name(node.text_or("namespace", ""), node.text("name"))
 
     def _reference(self, node: Node, index: int) -> Referred:
         """An item may be named once: a short body must not name a long item many times."""

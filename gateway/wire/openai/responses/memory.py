@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
-import orjson
 
+from engine.prompt.numerals import from_msgpack, in_msgpack
 from engine.prompt.types import Message, Prompt, TextPart, ThinkingPart, ToolCallPart
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.request import Request
+from gateway.wire import json_text
 from gateway.wire.base import Answer, StoredResponse
 from gateway.wire.fields import FieldError, Node, clip
 from gateway.wire.openai.errors import from_field, invalid, param
@@ -61,7 +62,7 @@ class ResponsesMemory:
             if kept is None or kept.prompt is None:
                 message = f"Previous response with id '{options.previous_response_id}' not found."
                 raise invalid(("previous_response_id",), message, "previous_response_not_found")
-            earlier = msgspec.msgpack.decode(kept.prompt, type=Prompt)
+            earlier = msgspec.msgpack.decode(kept.prompt, type=Prompt, ext_hook=from_msgpack)
             request = msgspec.structs.replace(request, prompt=_continued(earlier, request.prompt))
         if options.comparison_response_id:
             kept = find(options.comparison_response_id)
@@ -88,17 +89,17 @@ class ResponsesMemory:
             body = encode.begun(request, created_at_s=created_at_s, status="cancelled")
         else:
             body = encode.failed(request, error, created_at_s=created_at_s)
-        return _kept(request, orjson.dumps(body), request.prompt.messages)
+        return _kept(request, json_text.dumps(body), request.prompt.messages)
 
     def encode_unfinished(self, request: Request, *, begun: bool, created_at_s: float) -> bytes:
         status = "in_progress" if begun else "queued"
-        return orjson.dumps(encode.begun(request, created_at_s=created_at_s, status=status))
+        return json_text.dumps(encode.begun(request, created_at_s=created_at_s, status=status))
 
     def encode_items(self, kept: StoredResponse, query: Mapping[str, str]) -> bytes:
-        return encode_items(orjson.loads(kept.items or b"[]"), query)
+        return encode_items(json_text.loads(kept.items or b"[]"), query)
 
     def encode_deleted(self, kept: StoredResponse) -> bytes:
-        return orjson.dumps({"id": kept.id, "object": "response", "deleted": True})
+        return json_text.dumps({"id": kept.id, "object": "response", "deleted": True})
 
 
 def _resolved(
@@ -142,7 +143,7 @@ def _items_by_id(kept: StoredResponse | None) -> Mapping[str, Any]:
     """All items of a response, by id; those of its answer come before those of its input."""
     if kept is None or kept.body is None:
         return {}
-    items = (*orjson.loads(kept.body)["output"], *orjson.loads(kept.items or b"[]"))
+    items = (*json_text.loads(kept.body)["output"], *json_text.loads(kept.items or b"[]"))
     return {item["id"]: item for item in reversed(items)}
 
 
@@ -166,7 +167,11 @@ def _kept(
     if body is None:
         return StoredResponse(request.response_id, known, nbytes)
     prompt = Prompt(messages=messages, system=request.prompt.system[options.num_instructions :])
-    encoded = (body, orjson.dumps(options.listed), msgspec.msgpack.encode(prompt))
+    encoded = (
+        body,
+        json_text.dumps(options.listed),
+        msgspec.msgpack.encode(prompt, enc_hook=in_msgpack),
+    )
     parts = tuple(bytes(memoryview(part)) for part in encoded)  # without orjson's spare room
     return StoredResponse(request.response_id, known, nbytes + sum(map(len, parts)), *parts)
 

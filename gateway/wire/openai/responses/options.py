@@ -46,7 +46,8 @@ class ResponsesOptions(WireOptions, frozen=True, kw_only=True):
     """Options that only this format reads.
 
     `echo` are the fields that a response repeats of its request, `custom_tools` the names of custom
-    tools. `items` is the input as a tree, `listed` the same as JSON, as `input_items` shows it.
+    tools, `namespaced` the namespaces and own names of tools that the model knows by joined names.
+    `items` is the input as a tree, `listed` the same as JSON, as `input_items` shows it.
     `num_instructions` of the prompt's system blocks are this request's alone. `compared` is known
     once the response `comparison_response_id` has been looked up.
     """
@@ -55,6 +56,7 @@ class ResponsesOptions(WireOptions, frozen=True, kw_only=True):
     comparison_response_id: str = ""
     num_instructions: int = 0
     custom_tools: frozenset[str] = frozenset()
+    namespaced: dict[str, tuple[str, str]] = msgspec.field(default_factory=dict)
     seal_reasoning: bool = False
     items: tuple[InputItem, ...] = ()
     listed: tuple[dict[str, Any], ...] = ()

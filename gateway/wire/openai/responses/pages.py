@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import orjson
-
+from gateway.wire import json_text
 from gateway.wire.fields import is_count
 from gateway.wire.openai.errors import invalid
 
@@ -42,7 +41,7 @@ def encode_items(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -
             )
         ordered = ordered[place + 1 :]
     page = ordered[: int(limit)]
-    return orjson.dumps(
+    return json_text.dumps(
         {
             "object": "list",
             "data": page,

@@ -93,7 +93,7 @@ def _request(body: Node, *, request_id: str, response_id: str) -> Request:
         system = (TextPart(instructions), *system)
     text = body.child("text")
     form = output_format(None if text is None else text.child("format"), nested=False)
-    choice = tool_choice(body, tools.offered, nested=False)
+    choice = tool_choice(body, tools.offered, nested=False, names=tools.names())
     prewarm = caching.flag("prewarm")
     chosen = _sampling(body, include, prewarm=prewarm)
     automatic = cache_control(body)
@@ -116,6 +116,7 @@ def _request(body: Node, *, request_id: str, response_id: str) -> Request:
             comparison_response_id=caching.text_or("comparison_response_id", ""),
             num_instructions=1 if instructions else 0,
             custom_tools=tools.custom,
+            namespaced=tools.namespaced,
             seal_reasoning=ENCRYPTED_REASONING in include,
             items=items,
             listed=listed_input(body, response_id),

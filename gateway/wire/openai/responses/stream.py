@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-import orjson
-
 from engine.types import TokenLogprobs
 from gateway.errors import GatewayError
 from gateway.request import Request
+from gateway.wire import json_text
 from gateway.wire.base import Answer, ToolCall
 from gateway.wire.openai.errors import error_fields
 from gateway.wire.openai.logprobs import token_logprobs
@@ -146,7 +145,8 @@ class ResponseStream:
 
     def _end_call(self) -> bytes:
         if not self._custom:
-            call = {"name": self._call.name, "arguments": self._call.arguments}
+            name = encode.called(self._request, self._call)["name"]
+            call = {"name": name, "arguments": self._call.arguments}
             return self._event("response.function_call_arguments.done", **self._place(), **call)
         text = encode.custom_input(self._call.arguments)
         delta = self._event("response.custom_tool_call_input.delta", **self._place(), delta=text)
@@ -185,4 +185,6 @@ class ResponseStream:
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
-        return encode_event(orjson.dumps({"type": kind, "sequence_number": number} | fields), kind)
+        return encode_event(
+            json_text.dumps({"type": kind, "sequence_number": number} | fields), kind
+        )
