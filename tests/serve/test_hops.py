@@ -14,10 +14,10 @@ MOST = {False: 150, True: 150}
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_one_message(stream: bool) -> None:
-    """From the socket to the record, engine left out; not counted are comprehensions."""
+    """Functions of `gateway`, from the socket to the record; not counted are comprehensions."""
     async with serving(ScriptedBackend()) as served:
         for _ in range(2):  # the first one also fills caches
-            with counting_calls("gateway", "policies") as calls:
+            with counting_calls("gateway") as calls:
                 async with served.http.post(
                     "/v1/messages", json=anthropic_body(stream=stream), headers=ANTHROPIC
                 ) as response:

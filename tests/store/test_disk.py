@@ -247,6 +247,30 @@ def test_the_cap_holds_at_every_instant(tmp_path: Path) -> None:
     assert max(counted) <= cap
 
 
+class Watching(Files):
+    """Notes what the store counts while the name of a new object is made durable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: DiskStore | None = None
+        self.counted: list[int] = []
+
+    def sync_folder(self, path: Path) -> None:
+        if self.store is not None:
+            self.counted.append(self.store.stats.nbytes)
+        super().sync_folder(path)
+
+
+def test_an_object_is_not_counted_beside_its_reservation(tmp_path: Path) -> None:
+    """Whoever reads the counter while a write ends sees the cap kept, too."""
+    files = Watching()
+    with open_store(tmp_path, 2 * MIB, files=files, fsync=True) as store:
+        files.store = store
+        assert store.put_many([Item(b"k" * 32, bytes(3 * MIB // 2), T0 + 60)]) == [True]
+        assert files.counted
+        assert max(files.counted) <= 2 * MIB
+
+
 def test_folders_that_grow_are_counted(tmp_path: Path) -> None:
     """A folder of many long names takes more than one block, which counts too."""
     with open_store(tmp_path) as store:

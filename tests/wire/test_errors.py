@@ -32,6 +32,7 @@ ANTHROPIC: Final = {
     "MethodNotAllowed": (405, "invalid_request_error"),
     "BodyLate": (408, "timeout_error"),
     "BodyTooLarge": (413, "request_too_large"),
+    "UnknownEncoding": (400, "invalid_request_error"),
     "RateLimited": (429, "rate_limit_error"),
     "Overloaded": (529, "overloaded_error"),
     "EngineLost": (529, "overloaded_error"),
@@ -54,6 +55,11 @@ OPENAI: Final = {
     "MethodNotAllowed": (405, "invalid_request_error", "method_not_supported"),
     "BodyLate": (408, "invalid_request_error", "request_timeout"),
     "BodyTooLarge": (413, "invalid_request_error", "request_too_large"),
+    "UnknownEncoding": (
+        415,
+        "invalid_request_error",
+        "request_body_encoding_unsupported",
+    ),
     "RateLimited": (429, "requests", "rate_limit_exceeded"),
     "Overloaded": (503, "server_error", "server_is_overloaded"),
     "EngineLost": (503, "server_error", "server_is_overloaded"),
@@ -73,7 +79,14 @@ def subclasses(cls: type[GatewayError]) -> Iterator[type[GatewayError]]:
 
 def an_error(name: str) -> GatewayError:
     cls = getattr(errors, name)
-    return cls(9000, 8192) if cls is errors.ContextExceeded else cls("what is wrong", path="a.b")
+    arguments: dict[str, tuple[object, ...]] = {
+        "ContextExceeded": (9000, 8192),
+        "UnknownEncoding": ("br",),
+    }
+    made: GatewayError = (
+        cls(*arguments[name]) if name in arguments else cls("what is wrong", path="a.b")
+    )
+    return made
 
 
 def test_every_error_is_in_these_tables() -> None:
@@ -105,6 +118,7 @@ def test_anthropic_shape(name: str) -> None:
     )
     expected = {
         "ContextExceeded": "prompt is too long: 9000 tokens > 8192 maximum",
+        "UnknownEncoding": "Content-Encoding 'br' is not supported; send gzip or none",
         "InvalidRequest": "a.b: what is wrong",
         "BadPrompt": "a.b: what is wrong",
         "BadFormat": "a.b: what is wrong",

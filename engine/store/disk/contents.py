@@ -105,12 +105,17 @@ class FolderContents:
             if self._files.make_folder(folder):
                 self._measure(folder)
 
-    def install(self, record: ObjectRecord, part: Path, *, fsync: bool) -> None:
-        """The finished `part` becomes the object, in the place of an older one. Raises OSError;
-        then there is no object."""
+    def install(
+        self, record: ObjectRecord, part: Path, reserved_nbytes: int, *, fsync: bool
+    ) -> None:
+        """The finished `part` becomes the object, in the place of an older one, and its reservation
+        ends. Raises OSError; then there is no object, and the reservation goes on."""
         path = self._layout.path(record.key)
         self._files.rename(part, path)
-        self._stats.nbytes += record.allocated_nbytes - self._undeleted.pop(path, 0)
+        self._reserved_nbytes -= reserved_nbytes
+        # In one step: whoever looks at the count meanwhile must not see the file twice.
+        undeleted_nbytes = self._undeleted.pop(path, 0)
+        self._stats.nbytes += record.allocated_nbytes - undeleted_nbytes - reserved_nbytes
         replaced = self.index.get(record.key)
         if replaced is not None:
             self.index.remove(replaced)
@@ -123,6 +128,8 @@ class FolderContents:
                 self._files.sync_folder(path.parent)
         except OSError:
             self.remove(record)
+            self._reserved_nbytes += reserved_nbytes
+            self._stats.nbytes += reserved_nbytes
             raise
 
     def release(self, reserved_nbytes: int) -> None:
@@ -141,8 +148,7 @@ class FolderContents:
 
     def abandon(self, part: Path, reserved_nbytes: int) -> None:
         """A part will not be finished: delete it and end its reservation."""
-        self._stats.nbytes += reserved_nbytes
-        self.release(reserved_nbytes)
+        self._reserved_nbytes -= reserved_nbytes
         self._unlink(part, reserved_nbytes)
 
     def remove(self, record: ObjectRecord) -> bool:

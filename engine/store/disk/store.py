@@ -271,8 +271,7 @@ class DiskStore:
             nbytes = self._files.write_new(part, (header, payload), fsync=self._fsync)
             record = ObjectRecord(key, len(payload), nbytes, item.expires_at_s, item.recompute_cost)
             with self._lock:
-                self._contents.install(record, part, fsync=self._fsync)
-                self._contents.release(reserved_nbytes)
+                self._contents.install(record, part, reserved_nbytes, fsync=self._fsync)
                 self._contents.shrink(self._expired_s)
                 self._health.worked("put")
                 return self._contents.index.get(key) is not None
