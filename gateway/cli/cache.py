@@ -59,6 +59,9 @@ KeyOption = Annotated[
         "secret file."
     ),
 ]
+EntryArgument = Annotated[
+    str, Parameter(help="The key that `pcg cache ls` shows, or its first digits.")
+]
 
 
 class Source(Protocol):
@@ -150,9 +153,7 @@ def flush(
 
 @cache_app.command(name="pin")
 def pin_entry(
-    entry: Annotated[
-        str, Parameter(help="The key that `pcg cache ls` shows, or its first digits.")
-    ],
+    entry: EntryArgument,
     /,
     *,
     policy: PolicyOption = None,
@@ -165,9 +166,7 @@ def pin_entry(
 
 @cache_app.command
 def unpin(
-    entry: Annotated[
-        str, Parameter(help="The key that `pcg cache ls` shows, or its first digits.")
-    ],
+    entry: EntryArgument,
     /,
     *,
     policy: PolicyOption = None,
